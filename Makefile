@@ -1,0 +1,76 @@
+# SPDX-License-Identifier: Apache-2.0
+# make demo   the main job, end to end            make test          everything that CI checks
+# make setup  only prepare .venv                  make test-native   the C++ core alone, plain and under TSan and ASan
+# make bench  our figures on this machine         make lock          pin the dependencies anew
+#
+# A fresh machine needs make, gcc/g++, cmake, Java 17 and some python3. Nothing outside this folder is touched.
+
+SHELL := /bin/bash
+.DELETE_ON_ERROR:
+.PHONY: setup demo test check test-native bench stubs lock clean
+
+UV_VERSION := 0.13.7
+UV := .uv/bin/uv
+PY := .venv/bin/python
+export UV_PYTHON_DOWNLOADS ?= never
+export UV_NO_PROGRESS := 1
+export UV_LINK_MODE ?= copy
+
+setup: .venv/.installed
+
+demo: setup
+	$(PY) -m tensorpool demo
+
+test: setup check test-native
+	$(PY) -m pytest
+
+bench: setup
+	$(PY) -m benchmarks.core
+
+check: setup
+	.venv/bin/ruff check .
+	.venv/bin/ruff format --check .
+	.venv/bin/mypy
+	.venv/bin/lint-imports --no-cache
+
+# --- the environment: a local uv, a .venv from the lock file, the native module built into it
+
+$(UV):
+	python3 -m venv .uv
+	.uv/bin/python -m pip install --quiet --disable-pip-version-check uv==$(UV_VERSION)
+
+.venv/.locked: requirements.lock .python-version | $(UV)
+	$(UV) venv --quiet --allow-existing .venv
+	$(UV) pip sync --quiet --python $(PY) --require-hashes requirements.lock
+	@touch $@
+
+NATIVE := CMakeLists.txt $(wildcard native/*.hpp native/*.cpp)
+
+.venv/.installed: .venv/.locked pyproject.toml $(NATIVE)
+	$(UV) pip install --quiet --python $(PY) --no-deps --no-build-isolation --editable .
+	@touch $@
+
+lock: $(UV)
+	$(UV) pip compile --quiet --universal --generate-hashes --no-annotate --no-header --no-emit-index-url \
+	    --python-version 3.12 --all-extras --group dev --output-file requirements.lock pyproject.toml
+
+# The typed face of the native module, generated and checked in; a test fails when it drifts.
+stubs: setup
+	$(PY) -m nanobind.stubgen --quiet -m tensorpool._core -p native/stubs.pattern -o src/tensorpool/_core.pyi
+	$(PY) -m tensorpool.wire.stubs
+
+# The headers without Python: plain, under ThreadSanitizer, under AddressSanitizer and UBSan.
+test-native: $(addprefix test-native-,plain thread address)
+
+test-native-%:
+	@mkdir -p build
+	cmake -S . -B build/native-$* -DTENSORPOOL_NATIVE_TESTS=ON -DTENSORPOOL_SANITIZE=$(SANITIZE_$*) \
+	    -DCMAKE_BUILD_TYPE=RelWithDebInfo > build/native-$*.log 2>&1 || (cat build/native-$*.log; false)
+	cmake --build build/native-$* --parallel 2 > build/native-$*.log 2>&1 || (cat build/native-$*.log; false)
+	ctest --test-dir build/native-$* --output-on-failure
+
+SANITIZE_thread := thread
+SANITIZE_address := address,undefined
+
+clean:
+	rm -rf .venv .uv build .mypy_cache .ruff_cache .pytest_cache

@@ -1,0 +1,202 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The native core next to memcpy: bandwidth of the write and the read path per frame size, and nanoseconds per call.
+
+Everything is measured in one run, in rounds that alternate between memcpy and us, so that a slow moment of the machine
+hits both; a ratio is the median over the rounds. The region is prefaulted and larger than the last-level cache where
+a real ring would be. memcpy is libc's, called through ctypes with the GIL held, as our own copies are.
+
+    python -m benchmarks.core [--json FILE]
+"""
+
+from __future__ import annotations
+
+import argparse
+import ctypes
+import json
+import os
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from tensorpool import _core, aeron
+
+SIZES = {"4 KiB": 4 << 10, "64 KiB": 64 << 10, "640 KiB": 640 << 10, "4 MiB": 4 << 20, "16 MiB": 16 << 20}
+RING_BYTES = 256 << 20
+ROUNDS = 9
+ROUND_BYTES = 192 << 20
+
+TARGETS = {
+    "write 640 KiB / memcpy": (0.95, "at least"),
+    "write 4 MiB / memcpy": (1.3, "at least"),
+    "write 16 MiB / memcpy": (1.3, "at least"),
+    "write of 64 B, ns": (500, "at most"),
+    "validated read, ns": (500, "at most"),
+}
+
+memcpy = ctypes.PyDLL(None).memcpy  # PyDLL: without giving up the GIL around the call
+memcpy.argtypes = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t)
+memcpy.restype = None
+
+
+def mapped(size: int) -> _core.Mapping:
+    """A prefaulted region in /dev/shm whose name is already gone."""
+    with tempfile.NamedTemporaryFile(dir="/dev/shm", prefix="tensorpool-bench-") as file:
+        os.posix_fallocate(file.fileno(), 0, size)
+        mapping = _core.Mapping(file.fileno(), size, writable=True)
+    mapping.prefault()
+    return mapping
+
+
+def make_ring(stride: int, nslots: int) -> tuple[_core.RingWriter, _core.RingReader, _core.Mapping]:
+    header, pool = mapped(64 + nslots * 256), mapped(64 + nslots * stride)
+    pools = [(1, stride, pool)]
+    return _core.RingWriter(header, pools, nslots), _core.RingReader(header, pools, nslots), pool
+
+
+def seconds(work: Callable[[], None]) -> float:
+    started = time.perf_counter()
+    work()
+    return time.perf_counter() - started
+
+
+def bandwidth(size: int) -> dict[str, float]:
+    """GiB/s of memcpy into the region, of our write, of memcpy out of it and of our verified copy; and the ratios."""
+    stride = 1 << (size - 1).bit_length()
+    nslots = 1 << (max(4, RING_BYTES // stride).bit_length() - 1)
+    writer, reader, pool = make_ring(stride, nslots)
+    source = np.random.default_rng(1).integers(0, 255, size, dtype=np.uint8)
+    target = np.empty(size, np.uint8)
+    layout = _core.TensorLayout(1, 1, [size])
+    base = np.frombuffer(pool, np.uint8).ctypes.data + 64
+    slots = [base + index * stride for index in range(nslots)]
+    frames = max(8, ROUND_BYTES // size)
+    source_at, target_at = source.ctypes.data, target.ctypes.data
+
+    def memcpy_in() -> None:
+        for n in range(frames):
+            memcpy(slots[n % nslots], source_at, size)
+
+    def write() -> None:
+        seq = writer.next_seq
+        for n in range(frames):
+            writer.write(seq + n, layout, source)
+
+    def memcpy_out() -> None:
+        for n in range(frames):
+            memcpy(target_at, slots[n % nslots], size)
+
+    def read() -> None:
+        newest = writer.next_seq - 1
+        for n in range(frames):
+            frame = reader.read(newest - n % nslots)
+            assert isinstance(frame, _core.SlotFrame)
+            assert reader.copy_into(frame, target)
+
+    rounds: dict[str, list[float]] = {}
+    for turn in range(ROUNDS + 1):
+        for work in (memcpy_in, write, memcpy_out, read):
+            took = seconds(work)
+            if turn > 0:  # the first round warms up
+                rounds.setdefault(work.__name__, []).append(took)
+    gib = frames * size / (1 << 30)
+    result = {f"{name} GiB/s": gib / statistics.median(times) for name, times in rounds.items()}
+    for ours, theirs in (("write", "memcpy_in"), ("read", "memcpy_out")):
+        pairs = zip(rounds[theirs], rounds[ours], strict=True)
+        result[f"{ours} ratio"] = statistics.median(their / our for their, our in pairs)
+    return result
+
+
+def nanoseconds(call: Callable[[int], object], count: int = 100_000) -> float:
+    """The cost of one call from Python, loop included, median of five loops."""
+
+    def loop() -> None:
+        for n in range(count):
+            call(n)
+
+    loop()
+    return statistics.median(seconds(loop) for _ in range(5)) / count * 1e9
+
+
+def call_costs() -> dict[str, float]:
+    writer, reader, _ = make_ring(64, 1024)
+    layout = _core.TensorLayout(1, 1, [64])
+    data, target = np.zeros(64, np.uint8), np.zeros(64, np.uint8)
+    costs = {"an empty Python call, ns": nanoseconds(lambda n: None)}
+    costs["write of 64 B, ns"] = nanoseconds(lambda n: writer.write(writer.next_seq, layout, data))
+    newest = writer.next_seq - 1
+    costs["validated read, ns"] = nanoseconds(lambda n: reader.read(newest))
+    frame = reader.read(newest)
+    assert isinstance(frame, _core.SlotFrame)
+    costs["intact check, ns"] = nanoseconds(lambda n: reader.intact(frame))
+    costs["verified copy of 64 B, ns"] = nanoseconds(lambda n: reader.copy_into(frame, target))
+    with (
+        tempfile.TemporaryDirectory(dir="/dev/shm", prefix="tensorpool-bench-") as folder,
+        aeron.MediaDriver(str(Path(folder) / "aeron")) as driver,
+    ):
+        client = aeron.connect(driver.aeron_dir)
+        subscription = client.add_subscription("aeron:ipc?term-length=16m", 1100)
+        publication = client.add_publication("aeron:ipc?term-length=16m", 1100)
+        while not publication.is_connected:
+            time.sleep(0.001)
+        sink = aeron.DescriptorSink(1, 200_000)
+
+        def offer(n: int) -> None:
+            if not publication.offer_descriptor(1, 1, n):
+                raise RuntimeError("back pressure in the benchmark")
+
+        def drain() -> None:
+            while subscription.poll_descriptors(sink, 100_000):
+                pass
+            while sink.take() is not None:
+                pass
+
+        offers, polls = [], []
+        for _ in range(7):
+            offers.append(seconds(lambda: [offer(n) for n in range(20_000)] and None) / 20_000 * 1e9)
+            polls.append(seconds(drain) / 20_000 * 1e9)
+            time.sleep(0.02)  # the media driver moves the publisher's limit
+        costs["offer of a descriptor, ns"] = statistics.median(offers)
+        costs["poll and take of a descriptor, ns"] = statistics.median(polls)
+        client.close()
+    return costs
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--json", type=Path, help="also write the figures to this file")
+    options = parser.parse_args()
+    figures: dict[str, Any] = {"bandwidth": {}, "calls": {}}
+
+    columns = ("memcpy in", "our write", "ratio", "memcpy out", "our read", "ratio")
+    print(f"{'frame, GiB/s':>12}" + "".join(f"{column:>12}" for column in columns))
+    measured: dict[str, float] = {}
+    for name, size in SIZES.items():
+        row = bandwidth(size)
+        figures["bandwidth"][name] = row
+        measured[f"write {name} / memcpy"] = row["write ratio"]
+        keys = ("memcpy_in GiB/s", "write GiB/s", "write ratio", "memcpy_out GiB/s", "read GiB/s", "read ratio")
+        print(f"{name:>12}" + "".join(f"{row[key]:>12.2f}" for key in keys))
+    print()
+    figures["calls"] = call_costs()
+    measured |= figures["calls"]
+    for name, value in figures["calls"].items():
+        print(f"{name:<36} {value:8.0f}")
+    print()
+    missed = 0
+    for name, (bound, sense) in TARGETS.items():
+        holds = measured[name] >= bound if sense == "at least" else measured[name] <= bound
+        missed += not holds
+        print(f"{'holds ' if holds else 'MISSED'}  {name}: {measured[name]:.2f}, target {sense} {bound}")
+    if options.json:
+        options.json.write_text(json.dumps(figures, indent=2))
+    return 1 if missed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,329 @@
+// SPDX-License-Identifier: Apache-2.0
+// Aeron's C client behind objects that cannot be misused into a crash. Aeron frees a publication, subscription or
+// counter when it is closed and all of them when the client is; here every call passes a Gate first, so that use
+// after close is an exception, a close inside a handler or from another thread takes effect when the last call has
+// left, and nothing of the parent process is touched after a fork. Callbacks of Aeron's own thread only append to
+// queues: no user code runs there. Aeron's errors are collected, never printed, and never end the process.
+#pragma once
+
+#include <algorithm>
+#include <atomic>
+#include <cstdint>
+#include <cstring>
+#include <ctime>
+#include <deque>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <stdexcept>
+#include <string>
+#include <unordered_map>
+#include <vector>
+
+#include "aeron_api.hpp"
+#include "gate.hpp"
+#include "wake.hpp"
+
+namespace tensorpool::aeron {
+
+class AeronError : public std::runtime_error {
+public:
+    AeronError(const std::string& what, int code) : std::runtime_error(what), code(code) {}
+    int code;
+};
+
+class ClosedError : public std::runtime_error {
+    using std::runtime_error::runtime_error;
+};
+
+// Aeron's message has a line per call frame; ours is one line.
+inline AeronError last_error(const Api& api, const std::string& doing) {
+    const int code = api.errcode();
+    std::string message = api.errmsg();
+    std::replace(message.begin(), message.end(), '\n', ' ');
+    message.erase(message.find_last_not_of(' ') + 1);
+    return {doing + ": " + message, code};
+}
+
+struct ErrorRecord {
+    int code;
+    std::string message;
+};
+
+struct ClientOptions {
+    std::string dir;
+    std::string client_name;
+    std::uint64_t driver_timeout_ms = 10'000;
+    std::uint64_t keepalive_interval_ns = 500'000'000;
+    std::uint64_t resource_linger_ns = 3'000'000'000;
+    std::uint64_t idle_sleep_ns = 4'000'000;
+    bool pre_touch = false;
+};
+
+// Asked while a call waits for the driver; true gives up.
+using Interrupted = std::function<bool()>;
+
+// How many handlers this thread is inside of. Such a thread never waits for a close: it would wait for itself, or for
+// a thread that waits for it.
+inline int& handler_depth() noexcept {
+    thread_local int depth = 0;
+    return depth;
+}
+
+class Resource;
+
+// An image came or went. `monotonic_ns` is the moment Aeron's thread learned of it: the join time of wire §10.1.1.
+struct ImageEvent {
+    bool available;
+    std::int32_t session_id;
+    std::int64_t correlation_id;
+    std::int64_t position;
+    std::uint64_t monotonic_ns;
+    std::string source;
+};
+
+class ClientCore;
+
+// Filled by Aeron's thread, emptied by the polling one.
+struct ImageEvents {
+    static constexpr std::size_t kMaxEvents = 4096;
+    ClientCore* client;
+    const Api& api;
+    std::mutex mutex;
+    std::deque<ImageEvent> queue;
+    std::atomic<bool> pending{false};
+
+    ImageEvents(ClientCore* client, const Api& api) : client(client), api(api) {}
+
+    static void on_available(void* self, Sub*, Image* image) { static_cast<ImageEvents*>(self)->add(image, true); }
+    static void on_unavailable(void* self, Sub*, Image* image) { static_cast<ImageEvents*>(self)->add(image, false); }
+
+    void add(Image* image, bool available) {
+        ImageConstants constants{};
+        if (api.image_constants(image, &constants) < 0) return;
+        const std::lock_guard lock(mutex);
+        if (queue.size() == kMaxEvents) queue.pop_front();  // a subscription that nobody polls
+        queue.push_back({available, constants.session_id, constants.correlation_id,
+                         available ? constants.join_position : api.image_position(image), monotonic_ns(),
+                         constants.source_identity ? constants.source_identity : ""});
+        pending.store(true, std::memory_order_release);
+    }
+
+    bool take(ImageEvent& event) {
+        if (!pending.load(std::memory_order_acquire)) return false;
+        const std::lock_guard lock(mutex);
+        if (queue.empty()) return false;
+        event = std::move(queue.front());
+        queue.pop_front();
+        if (queue.empty()) pending.store(false, std::memory_order_release);
+        return true;
+    }
+};
+
+// The connection to a media driver. Its resources each stay inside its gate for as long as they live, so it is torn
+// down by whoever closes the last of them.
+class ClientCore : public std::enable_shared_from_this<ClientCore> {
+public:
+    ClientCore(const Api& api, const ClientOptions& options) : api_(api), dir_(options.dir) {
+        if (api_.context_init(&context_) < 0) throw last_error(api_, "aeron_context_init");
+        api_.context_set_dir(context_, options.dir.c_str());
+        api_.context_set_client_name(context_, options.client_name.c_str());
+        api_.context_set_driver_timeout_ms(context_, options.driver_timeout_ms);
+        api_.context_set_keepalive_interval_ns(context_, options.keepalive_interval_ns);
+        api_.context_set_resource_linger_duration_ns(context_, options.resource_linger_ns);
+        set_idle_sleep(options.idle_sleep_ns);
+        api_.context_set_pre_touch_mapped_memory(context_, options.pre_touch);
+        api_.context_set_error_handler(context_, &ClientCore::on_error, this);
+        if (api_.init(&client_, context_) < 0) {
+            const AeronError error = last_error(api_, "cannot connect to a media driver at " + options.dir);
+            api_.context_close(context_);
+            throw error;
+        }
+        if (api_.start(client_) < 0) {
+            const AeronError error = last_error(api_, "cannot start the Aeron client for " + options.dir);
+            api_.close(client_);
+            api_.context_close(context_);
+            throw error;
+        }
+    }
+    ~ClientCore() {
+        if (gate_.shut()) tear_down();
+    }
+    ClientCore(const ClientCore&) = delete;
+    ClientCore& operator=(const ClientCore&) = delete;
+
+    // Closes every resource, then the client. Waits for calls that other threads are inside of.
+    void close();
+
+    const Api& api() const noexcept { return api_; }
+    const std::string& dir() const noexcept { return dir_; }
+    Gate& gate() noexcept { return gate_; }
+    Client* raw() const noexcept { return client_; }
+    void leave() {
+        if (gate_.leave()) tear_down();
+    }
+
+    // True once closed by us, by a fork, or by Aeron itself (the media driver died or timed this client out).
+    bool is_closed() {
+        if (!gate_.enter()) return true;
+        const bool closed = api_.is_closed(client_);
+        leave();
+        return closed;
+    }
+
+    std::vector<ErrorRecord> take_errors() {
+        const std::lock_guard lock(mutex_);
+        return std::exchange(errors_, {});
+    }
+
+    void adopt(const std::shared_ptr<Resource>& resource) {
+        const std::lock_guard lock(mutex_);
+        std::erase_if(resources_, [](const auto& weak) { return weak.expired(); });
+        resources_.push_back(resource);
+    }
+
+    std::shared_ptr<ImageEvents> retain_images() {
+        auto events = std::make_shared<ImageEvents>(this, api_);
+        const std::lock_guard lock(mutex_);
+        images_.emplace(events.get(), events);
+        return events;
+    }
+    void release_images(ImageEvents* events) {
+        const std::lock_guard lock(mutex_);
+        images_.erase(events);
+    }
+
+    // Waits for an asynchronous add; `poll` is one of Aeron's *_poll functions.
+    template <typename Handle, typename Poll>
+    Handle* await(Async* async, Poll poll, const std::string& what, const Interrupted& interrupted) {
+        Handle* handle = nullptr;
+        while (true) {
+            const int done = poll(&handle, async);
+            if (done < 0) throw last_error(api_, "cannot add " + what);
+            if (done > 0) return handle;
+            if (api_.is_closed(client_)) throw AeronError("cannot add " + what + ": the media driver is gone", 0);
+            if (interrupted()) throw AeronError("adding " + what + " was interrupted", 0);
+            const timespec pause{0, 200'000};
+            nanosleep(&pause, nullptr);
+        }
+    }
+
+private:
+    static constexpr std::size_t kMaxErrors = 64;  // a dead driver can repeat itself without end
+
+    // How often Aeron's own thread looks for the driver's answers. Since 1.50 only the idle strategy's arguments count.
+    void set_idle_sleep(std::uint64_t nanoseconds) {
+        using SetText = int (*)(Context*, const char*);
+        const auto set_arguments = reinterpret_cast<SetText>(api_.find("aeron_context_set_idle_strategy_init_args"));
+        const auto set_strategy = reinterpret_cast<SetText>(api_.find("aeron_context_set_idle_strategy"));
+        if (set_arguments == nullptr || set_strategy == nullptr) {
+            api_.context_set_idle_sleep_duration_ns(context_, nanoseconds);
+            return;
+        }
+        set_arguments(context_, std::to_string(nanoseconds).c_str());
+        set_strategy(context_, "sleep-ns");
+    }
+
+    static void on_error(void* self, int code, const char* message) {
+        auto* const core = static_cast<ClientCore*>(self);
+        const std::lock_guard lock(core->mutex_);
+        if (core->errors_.size() < kMaxErrors) core->errors_.push_back({code, message ? message : ""});
+    }
+
+    void tear_down() {
+        api_.close(client_);
+        api_.context_close(context_);
+        {
+            const std::lock_guard lock(mutex_);
+            images_.clear();
+        }
+        gate_.finish();
+    }
+
+    const Api& api_;
+    const std::string dir_;
+    Context* context_ = nullptr;
+    Client* client_ = nullptr;
+    Gate gate_;
+    std::mutex mutex_;
+    std::vector<ErrorRecord> errors_;
+    std::vector<std::weak_ptr<Resource>> resources_;
+    std::unordered_map<ImageEvents*, std::shared_ptr<ImageEvents>> images_;
+};
+
+// What a client owns: a publication, a subscription, a counter.
+class Resource : public std::enable_shared_from_this<Resource> {
+public:
+    Resource(std::shared_ptr<ClientCore> client, std::string name)
+        : client_(std::move(client)), name_(std::move(name)) {
+        if (!client_->gate().enter()) throw ClosedError("the Aeron client is closed");
+    }
+    virtual ~Resource() = default;
+    Resource(const Resource&) = delete;
+    Resource& operator=(const Resource&) = delete;
+
+    // Takes effect now, or when the last call has left, which is waited for outside of handlers.
+    void close() {
+        if (gate_.shut())
+            finish();
+        else if (handler_depth() == 0)
+            gate_.wait_finished();
+    }
+    bool is_closed() const noexcept { return gate_.is_shut(); }
+    const std::string& name() const noexcept { return name_; }
+
+protected:
+    class Inside {
+    public:
+        explicit Inside(Resource& resource) : resource_(resource) {
+            if (resource_.gate_.enter()) return;
+            throw ClosedError(resource_.name_ + (resource_.gate_.is_foreign()
+                                                     ? " belongs to the process that was forked; connect again here"
+                                                     : " is closed"));
+        }
+        ~Inside() {
+            if (resource_.gate_.leave()) resource_.finish();
+        }
+        Inside(const Inside&) = delete;
+        Inside& operator=(const Inside&) = delete;
+
+    private:
+        Resource& resource_;
+    };
+
+    // For destructors of subclasses: nobody can be inside any more.
+    void close_now() noexcept {
+        if (gate_.shut()) finish();
+    }
+
+    virtual void tear_down() noexcept = 0;
+
+    const Api& api() const noexcept { return client_->api(); }
+    Gate gate_;
+    std::shared_ptr<ClientCore> client_;
+
+private:
+    void finish() noexcept {
+        tear_down();
+        gate_.finish();
+        client_->leave();
+    }
+    const std::string name_;
+};
+
+inline void ClientCore::close() {
+    const bool alone = gate_.shut();
+    std::vector<std::weak_ptr<Resource>> resources;
+    {
+        const std::lock_guard lock(mutex_);
+        resources.swap(resources_);
+    }
+    for (const auto& weak : resources)
+        if (const auto resource = weak.lock()) resource->close();
+    if (alone)
+        tear_down();
+    else if (handler_depth() == 0)
+        gate_.wait_finished();
+}
+
+}  // namespace tensorpool::aeron

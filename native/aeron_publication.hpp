@@ -1,0 +1,126 @@
+// SPDX-License-Identifier: Apache-2.0
+// Appending messages to an Aeron log: whole, gathered from parts, or written in place.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <string>
+
+#include "aeron_client.hpp"
+
+namespace tensorpool::aeron {
+
+class Publication final : public Resource {
+public:
+    static std::shared_ptr<Publication> add(const std::shared_ptr<ClientCore>& client, const std::string& channel,
+                                            std::int32_t stream_id, bool exclusive, const Interrupted& interrupted) {
+        auto publication = std::shared_ptr<Publication>(new Publication(client, channel, stream_id));
+        const Api& api = client->api();
+        Async* async = nullptr;
+        const std::string& what = publication->name();
+        if (exclusive) {
+            if (api.async_add_exclusive_publication(&async, client->raw(), channel.c_str(), stream_id) < 0)
+                throw last_error(api, "cannot add " + what);
+            publication->xpub_ =
+                client->await<XPub>(async, api.async_add_exclusive_publication_poll, what, interrupted);
+            api.exclusive_publication_constants(publication->xpub_, &publication->constants_);
+        } else {
+            if (api.async_add_publication(&async, client->raw(), channel.c_str(), stream_id) < 0)
+                throw last_error(api, "cannot add " + what);
+            publication->pub_ = client->await<Pub>(async, api.async_add_publication_poll, what, interrupted);
+            api.publication_constants(publication->pub_, &publication->constants_);
+        }
+        client->adopt(publication);
+        return publication;
+    }
+    ~Publication() override { close_now(); }
+
+    // Each returns the new position, kNotConnected, kBackPressured or kAdminAction. A term rotation is retried at once.
+    std::int64_t offer(std::span<const std::uint8_t> message) {
+        const Inside inside(*this);
+        check_length(message.size(), constants_.max_message_length);
+        return settled([&] {
+            return pub_ ? api().publication_offer(pub_, message.data(), message.size(), nullptr, nullptr)
+                        : api().exclusive_publication_offer(xpub_, message.data(), message.size(), nullptr, nullptr);
+        });
+    }
+
+    std::int64_t offerv(std::span<const IoVec> parts) {
+        const Inside inside(*this);
+        std::size_t length = 0;
+        for (const IoVec& part : parts) length += part.length;
+        check_length(length, constants_.max_message_length);
+        return settled([&] {
+            return pub_ ? api().publication_offerv(pub_, parts.data(), parts.size(), nullptr, nullptr)
+                        : api().exclusive_publication_offerv(xpub_, parts.data(), parts.size(), nullptr, nullptr);
+        });
+    }
+
+    // Claims a range of the log, lets `fill` write the message there, and commits it.
+    template <typename Fill>
+    std::int64_t claim(std::size_t length, Fill&& fill) {
+        const Inside inside(*this);
+        check_length(length, constants_.max_payload_length);
+        BufferClaim range{};
+        const std::int64_t result = settled([&] {
+            return pub_ ? api().publication_try_claim(pub_, length, &range)
+                        : api().exclusive_publication_try_claim(xpub_, length, &range);
+        });
+        if (result <= 0) return result;
+        fill(range.data);
+        api().buffer_claim_commit(&range);
+        return result;
+    }
+
+    bool is_connected() {
+        const Inside inside(*this);
+        return pub_ ? api().publication_is_connected(pub_) : api().exclusive_publication_is_connected(xpub_);
+    }
+    std::int64_t position() {
+        const Inside inside(*this);
+        return pub_ ? api().publication_position(pub_) : api().exclusive_publication_position(xpub_);
+    }
+    std::int32_t session_id() const noexcept { return constants_.session_id; }
+    std::int32_t stream_id() const noexcept { return constants_.stream_id; }
+    std::size_t max_message_length() const noexcept { return constants_.max_message_length; }
+    std::size_t max_payload_length() const noexcept { return constants_.max_payload_length; }
+    std::size_t term_buffer_length() const noexcept { return constants_.term_buffer_length; }
+    const std::string& channel() const noexcept { return channel_; }
+
+private:
+    Publication(const std::shared_ptr<ClientCore>& client, const std::string& channel, std::int32_t stream_id)
+        : Resource(client, "publication " + channel + " stream " + std::to_string(stream_id)), channel_(channel) {}
+
+    template <typename Offer>
+    std::int64_t settled(Offer&& offer) {
+        std::int64_t result = offer();
+        for (int again = 0; result == kAdminAction && again < 8; ++again) result = offer();
+        if (result > 0 || result >= kAdminAction) return result;
+        if (result == kPublicationClosed)
+            throw AeronError(name() + " was closed by Aeron: the media driver is gone or timed this client out", 0);
+        if (result == kMaxPositionExceeded)
+            throw AeronError(name() + " reached the end of its log; close it and add it again", 0);
+        throw last_error(api(), name());
+    }
+
+    void check_length(std::size_t length, std::size_t limit) const {
+        if (length > limit)
+            throw std::invalid_argument(name() + ": a message of " + std::to_string(length) +
+                                        " bytes exceeds the limit of " + std::to_string(limit) +
+                                        (limit == constants_.max_payload_length ? " (one fragment)"
+                                                                                : " (term-length / 8)"));
+    }
+
+    void tear_down() noexcept override {
+        if (pub_) api().publication_close(pub_, nullptr, nullptr);
+        if (xpub_) api().exclusive_publication_close(xpub_, nullptr, nullptr);
+    }
+
+    Pub* pub_ = nullptr;
+    XPub* xpub_ = nullptr;
+    PublicationConstants constants_{};
+    const std::string channel_;
+};
+
+}  // namespace tensorpool::aeron

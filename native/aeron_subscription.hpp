@@ -1,0 +1,186 @@
+// SPDX-License-Identifier: Apache-2.0
+// Reading messages from an Aeron log: fragments assembled per session, delivered to a sink on the polling thread.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <exception>
+#include <memory>
+#include <span>
+#include <string>
+#include <unordered_map>
+#include <utility>
+
+#include "aeron_client.hpp"
+#include "misuse.hpp"
+
+namespace tensorpool::aeron {
+
+// What a subscription saw of a message besides its bytes.
+struct MessageInfo {
+    std::int32_t session_id;
+    std::int32_t stream_id;
+    std::int64_t reserved_value;
+    std::int64_t position;
+};
+
+// Takes whole messages during a poll. False ends the poll after this message; the rest stays in the log.
+class Sink {
+public:
+    virtual ~Sink() = default;
+    virtual bool on_message(std::span<const std::uint8_t> message, const MessageInfo& info) = 0;
+    virtual void on_image(const ImageEvent&) {}
+};
+
+class Subscription final : public Resource {
+public:
+    static std::shared_ptr<Subscription> add(const std::shared_ptr<ClientCore>& client, const std::string& channel,
+                                             std::int32_t stream_id, const Interrupted& interrupted) {
+        auto subscription = std::shared_ptr<Subscription>(new Subscription(client, channel, stream_id));
+        const Api& api = client->api();
+        ImageEvents* const images = subscription->images_.get();
+        Async* async = nullptr;
+        if (api.async_add_subscription(&async, client->raw(), channel.c_str(), stream_id, &ImageEvents::on_available,
+                                       images, &ImageEvents::on_unavailable, images) < 0)
+            throw last_error(api, "cannot add " + subscription->name());
+        subscription->sub_ =
+            client->await<Sub>(async, api.async_add_subscription_poll, subscription->name(), interrupted);
+        client->adopt(subscription);
+        return subscription;
+    }
+    ~Subscription() override { close_now(); }
+
+    // Tells the sink which images came and went, then hands it at most `limit` fragments as whole messages; returns
+    // how many fragments were consumed. One thread at a time, and not from inside the sink.
+    int poll(Sink& sink, std::size_t limit) {
+        const Inside inside(*this);
+        const Polling polling(*this);
+        for (ImageEvent event; images_->take(event);) {
+            if (!event.available) forget_session(event.session_id);
+            sink.on_image(event);
+        }
+        sink_ = &sink;
+        stop_ = false;
+        failure_ = nullptr;
+        const int fragments = api().subscription_controlled_poll(sub_, &Subscription::on_fragment, this, limit);
+        sink_ = nullptr;
+        if (failure_) std::rethrow_exception(std::exchange(failure_, nullptr));
+        if (fragments < 0) throw last_error(api(), name());
+        return fragments;
+    }
+
+    bool is_connected() {
+        const Inside inside(*this);
+        return api().subscription_is_connected(sub_);
+    }
+    int image_count() {
+        const Inside inside(*this);
+        return api().subscription_image_count(sub_);
+    }
+    std::int32_t stream_id() const noexcept { return stream_id_; }
+    const std::string& channel() const noexcept { return channel_; }
+    std::size_t partial_sessions() const noexcept { return assemblers_.size(); }
+
+private:
+    struct Polling {
+        explicit Polling(Subscription& subscription) : subscription(subscription) {
+            if (subscription.polled_.exchange(true, std::memory_order_acquire))
+                throw Misuse(subscription.name() + " is already being polled; one thread polls a subscription");
+            ++handler_depth();
+        }
+        ~Polling() {
+            --handler_depth();
+            subscription.polled_.store(false, std::memory_order_release);  // pairs with the exchange above
+        }
+        Polling(const Polling&) = delete;
+        Polling& operator=(const Polling&) = delete;
+        Subscription& subscription;
+    };
+
+    Subscription(const std::shared_ptr<ClientCore>& client, const std::string& channel, std::int32_t stream_id)
+        : Resource(client, "subscription " + channel + " stream " + std::to_string(stream_id)),
+          images_(client->retain_images()),
+          channel_(channel),
+          stream_id_(stream_id) {}
+
+    // After a stop nothing more is consumed: ABORT leaves the fragment in the log, also on the other images.
+    static Action on_fragment(void* self, const std::uint8_t* data, std::size_t length, Header* header) {
+        auto* const subscription = static_cast<Subscription*>(self);
+        if (subscription->stop_) return kAbort;
+        HeaderValues values{};
+        subscription->api().header_values(header, &values);
+        if ((values.flags & kUnfragmented) == kUnfragmented) return on_message(self, data, length, header);
+        try {
+            Assembler* const assembler = subscription->assembler_for(values.session_id);
+            return subscription->api().image_controlled_fragment_assembler_handler(assembler, data, length, header);
+        } catch (...) {
+            return subscription->fail();
+        }
+    }
+
+    static Action on_message(void* self, const std::uint8_t* data, std::size_t length, Header* header) {
+        auto* const subscription = static_cast<Subscription*>(self);
+        HeaderValues values{};
+        subscription->api().header_values(header, &values);
+        const MessageInfo info{values.session_id, values.stream_id, values.reserved_value,
+                               subscription->api().header_position(header)};
+        try {
+            if (subscription->sink_->on_message({data, length}, info) && !subscription->gate_.is_shut())
+                return kContinue;
+        } catch (...) {
+            return subscription->fail();
+        }
+        subscription->stop_ = true;
+        return kBreak;
+    }
+
+    Action fail() noexcept {
+        failure_ = std::current_exception();
+        stop_ = true;
+        return kBreak;
+    }
+
+    // One assembler per session that ever fragmented, gone with its image: memory is bounded by the live images.
+    Assembler* assembler_for(std::int32_t session_id) {
+        const auto found = assemblers_.find(session_id);
+        if (found != assemblers_.end()) return found->second;
+        Assembler* assembler = nullptr;
+        if (api().image_controlled_fragment_assembler_create(&assembler, &Subscription::on_message, this) < 0)
+            throw last_error(api(), name());
+        return assemblers_.emplace(session_id, assembler).first->second;
+    }
+    void forget_session(std::int32_t session_id) {
+        const auto found = assemblers_.find(session_id);
+        if (found == assemblers_.end()) return;
+        api().image_controlled_fragment_assembler_delete(found->second);
+        assemblers_.erase(found);
+    }
+
+    // Image callbacks may still come until Aeron says that the close is complete: the queue outlives this object.
+    void tear_down() noexcept override {
+        for (const auto& [session_id, assembler] : assemblers_)
+            api().image_controlled_fragment_assembler_delete(assembler);
+        assemblers_.clear();
+        if (sub_)
+            api().subscription_close(
+                sub_,
+                [](void* images) {
+                    auto* const events = static_cast<ImageEvents*>(images);
+                    events->client->release_images(events);
+                },
+                images_.get());
+        // An add that was given up may still complete: then the client keeps the queue until it closes.
+    }
+
+    Sub* sub_ = nullptr;
+    Sink* sink_ = nullptr;
+    bool stop_ = false;
+    std::exception_ptr failure_;
+    std::atomic<bool> polled_{false};
+    std::unordered_map<std::int32_t, Assembler*> assemblers_;
+    std::shared_ptr<ImageEvents> images_;
+    const std::string channel_;
+    const std::int32_t stream_id_;
+};
+
+}  // namespace tensorpool::aeron

@@ -1,0 +1,83 @@
+// SPDX-License-Identifier: Apache-2.0
+// FrameDescriptor (schema 900, template 4) encoded and decoded where Python would be too slow: once per frame.
+// Wire §10.2.1, §16; decisions A4, A6.
+#pragma once
+
+#include <cstdint>
+#include <deque>
+#include <span>
+
+#include "aeron_subscription.hpp"
+#include "layout.hpp"
+
+namespace tensorpool {
+
+struct FrameDescriptor {
+    std::uint32_t stream_id = 0;
+    std::uint64_t epoch = 0;
+    std::uint64_t seq = 0;
+    std::uint64_t timestamp_ns = kNullU64;
+    std::uint32_t meta_version = kNullU32;
+    std::uint64_t trace_id = 0;
+
+    static constexpr std::uint64_t kNullU64 = ~std::uint64_t{0};
+    static constexpr std::uint32_t kNullU32 = ~std::uint32_t{0};
+    static constexpr std::size_t kBytes = 48;
+    static constexpr std::uint64_t kHeader = 0x0001'0384'0004'0028;  // block 40, template 4, schema 900, version 1
+
+    void encode(std::uint8_t* at) const noexcept {
+        store<std::uint64_t>(at, kHeader);
+        store<std::uint32_t>(at + 8, stream_id);
+        store<std::uint64_t>(at + 12, epoch);
+        store<std::uint64_t>(at + 20, seq);
+        store<std::uint64_t>(at + 28, timestamp_ns);
+        store<std::uint32_t>(at + 36, meta_version);
+        store<std::uint64_t>(at + 40, trace_id);
+    }
+
+    // False for anything that is not exactly a version-1 FrameDescriptor.
+    bool decode(std::span<const std::uint8_t> message) noexcept {
+        if (message.size() != kBytes || load<std::uint64_t>(message.data()) != kHeader) return false;
+        stream_id = load<std::uint32_t>(message.data() + 8);
+        epoch = load<std::uint64_t>(message.data() + 12);
+        seq = load<std::uint64_t>(message.data() + 20);
+        timestamp_ns = load<std::uint64_t>(message.data() + 28);
+        meta_version = load<std::uint32_t>(message.data() + 36);
+        trace_id = load<std::uint64_t>(message.data() + 40);
+        return true;
+    }
+};
+
+// Keeps the descriptors of one stream from a shared descriptor stream; everything else costs no Python at all.
+class DescriptorSink final : public aeron::Sink {
+public:
+    DescriptorSink(std::uint32_t stream_id, std::size_t capacity) : stream_id_(stream_id), capacity_(capacity) {}
+
+    bool on_message(std::span<const std::uint8_t> message, const aeron::MessageInfo&) override {
+        FrameDescriptor descriptor;
+        if (!descriptor.decode(message)) return ++foreign_, true;
+        if (descriptor.stream_id != stream_id_) return ++filtered_, true;
+        queue_.push_back(descriptor);
+        return queue_.size() < capacity_;  // full: the rest waits in the log
+    }
+
+    bool take(FrameDescriptor& descriptor) noexcept {
+        if (queue_.empty()) return false;
+        descriptor = queue_.front();
+        queue_.pop_front();
+        return true;
+    }
+    bool is_full() const noexcept { return queue_.size() >= capacity_; }
+    std::size_t size() const noexcept { return queue_.size(); }
+    std::uint64_t filtered() const noexcept { return filtered_; }
+    std::uint64_t foreign() const noexcept { return foreign_; }
+
+private:
+    const std::uint32_t stream_id_;
+    const std::size_t capacity_;
+    std::deque<FrameDescriptor> queue_;
+    std::uint64_t filtered_ = 0;
+    std::uint64_t foreign_ = 0;
+};
+
+}  // namespace tensorpool

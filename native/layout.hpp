@@ -1,0 +1,63 @@
+// SPDX-License-Identifier: Apache-2.0
+// Where things are in a region file: constants and unaligned little-endian access, nothing else.
+// Wire §6, §7.1, §8.1, §8.2, §9; decisions A1, A2, A7, A8.
+#pragma once
+
+#include <bit>
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+
+namespace tensorpool {
+
+static_assert(std::endian::native == std::endian::little, "§15.1: regions are little-endian; this host is not");
+static_assert(sizeof(void*) == 8, "regions exceed 4 GiB: a 64-bit host is needed");
+
+inline constexpr std::size_t kSuperblockBytes = 64;  // §6: a constant, never derived from a blockLength
+inline constexpr std::size_t kSlotBytes = 256;       // §8.1
+inline constexpr int kMaxDims = 8;                   // §8.2
+
+// Byte offsets inside a 256-byte header slot. dims and strides are packed and unaligned (A2).
+namespace slot {
+inline constexpr std::size_t kSeqCommit = 0;
+inline constexpr std::size_t kValuesLenBytes = 8;
+inline constexpr std::size_t kPayloadSlot = 12;
+inline constexpr std::size_t kPoolId = 16;
+inline constexpr std::size_t kPayloadOffset = 18;
+inline constexpr std::size_t kTimestampNs = 22;
+inline constexpr std::size_t kMetaVersion = 30;
+inline constexpr std::size_t kPad = 34;
+inline constexpr std::size_t kHeaderLength = 60;  // u32 length prefix of headerBytes
+inline constexpr std::size_t kEmbedded = 64;      // the embedded SBE message header, 8 bytes
+inline constexpr std::size_t kDtype = 72;
+inline constexpr std::size_t kMajorOrder = 74;
+inline constexpr std::size_t kNdims = 76;
+inline constexpr std::size_t kPadAlign = 77;
+inline constexpr std::size_t kProgressUnit = 78;
+inline constexpr std::size_t kProgressStride = 79;
+inline constexpr std::size_t kDims = 83;
+inline constexpr std::size_t kStrides = 115;
+inline constexpr std::size_t kTail = 147;  // pad to the end of the slot
+}  // namespace slot
+
+// The embedded TensorHeader message header: blockLength 184, templateId 52, schemaId 900, version 1 (§8.3, A22).
+inline constexpr std::uint32_t kEmbeddedLength = 192;
+inline constexpr std::uint64_t kEmbeddedHeader = 0x0001'0384'0034'00B8;
+
+static_assert(slot::kStrides + 4 * kMaxDims == slot::kTail);
+static_assert(slot::kEmbedded + kEmbeddedLength == kSlotBytes);
+static_assert(slot::kTail + 109 == kSlotBytes);
+
+template <typename T>
+inline T load(const std::uint8_t* at) noexcept {
+    T value;
+    std::memcpy(&value, at, sizeof value);
+    return value;
+}
+
+template <typename T>
+inline void store(std::uint8_t* at, T value) noexcept {
+    std::memcpy(at, &value, sizeof value);
+}
+
+}  // namespace tensorpool

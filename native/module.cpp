@@ -1,0 +1,717 @@
+// SPDX-License-Identifier: Apache-2.0
+// tensorpool._core: Python bindings of the headers beside this file, and nothing else.
+#include <nanobind/nanobind.h>
+#include <nanobind/stl/optional.h>
+#include <nanobind/stl/pair.h>
+#include <nanobind/stl/shared_ptr.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/tuple.h>
+#include <nanobind/stl/variant.h>
+#include <nanobind/stl/vector.h>
+
+#include "aeron_counter.hpp"
+#include "aeron_publication.hpp"
+#include "descriptor.hpp"
+#include "mapping.hpp"
+#include "media_driver.hpp"
+#include "ring.hpp"
+
+namespace nb = nanobind;
+using namespace nb::literals;
+using namespace tensorpool;
+
+namespace {
+
+// --- buffers
+
+class Buffer {
+public:
+    Buffer(nb::handle object, int flags) {
+        if (PyObject_GetBuffer(object.ptr(), &view_, flags) != 0) throw nb::python_error();
+    }
+    ~Buffer() { PyBuffer_Release(&view_); }
+    Buffer(const Buffer&) = delete;
+    Buffer& operator=(const Buffer&) = delete;
+    std::span<const std::uint8_t> bytes() const noexcept {
+        return {static_cast<const std::uint8_t*>(view_.buf), static_cast<std::size_t>(view_.len)};
+    }
+    std::span<std::uint8_t> writable_bytes() const noexcept {
+        return {static_cast<std::uint8_t*>(view_.buf), static_cast<std::size_t>(view_.len)};
+    }
+
+private:
+    Py_buffer view_{};
+};
+
+int mapping_getbuffer(PyObject* self, Py_buffer* view, int flags) {
+    const Mapping* const mapping = nb::inst_ptr<Mapping>(self);
+    const std::span<std::uint8_t> bytes = mapping->bytes();
+    return PyBuffer_FillInfo(view, self, bytes.data(), static_cast<Py_ssize_t>(bytes.size()), !mapping->is_writable(),
+                             flags);
+}
+
+void check_word(const Mapping& mapping, std::size_t offset) {
+    if (offset % 8 != 0 || mapping.bytes().size() < 8 || offset > mapping.bytes().size() - 8)
+        throw nb::value_error("offset must be a multiple of 8 inside the mapping");
+}
+
+PyType_Slot mapping_slots[] = {{Py_bf_getbuffer, reinterpret_cast<void*>(mapping_getbuffer)}, {0, nullptr}};
+
+// --- rings: regions stay mapped for as long as a ring or a view refers to them
+
+using PoolArgument = std::tuple<std::uint16_t, std::uint32_t, nb::object>;
+
+Mapping& as_mapping(const nb::object& region) {
+    Mapping* mapping = nullptr;
+    if (!nb::try_cast(region, mapping) || mapping == nullptr) throw nb::type_error("a region must be a Mapping");
+    return *mapping;
+}
+
+struct Regions {
+    Regions(nb::object header, const std::vector<PoolArgument>& pools, bool writable) : header_(std::move(header)) {
+        check(header_, writable);
+        for (const auto& [pool_id, stride_bytes, region] : pools) {
+            check(region, writable);
+            pools_.push_back(region);
+            geometry_.push_back({pool_id, stride_bytes, as_mapping(region).bytes()});
+        }
+    }
+    static void check(const nb::object& region, bool writable) {
+        if (writable && !as_mapping(region).is_writable()) throw nb::value_error("a writer needs writable mappings");
+    }
+    RingGeometry geometry(std::uint32_t nslots) const { return {as_mapping(header_).bytes(), geometry_, nslots}; }
+
+    // The region of the i-th pool of a geometry, which sorts them.
+    nb::object region_of(const Pool& pool) const {
+        for (std::size_t i = 0; i < geometry_.size(); ++i)
+            if (geometry_[i].pool_id == pool.pool_id) return pools_[i];
+        return nb::none();
+    }
+
+    nb::object header_;
+    std::vector<nb::object> pools_;
+    std::vector<Pool> geometry_;
+};
+
+// Below this the GIL is held: giving it up can cost a whole switch interval to get back.
+constexpr std::size_t kReleaseGilFromBytes = std::size_t{8} << 20;
+
+struct PyRingWriter {
+    PyRingWriter(nb::object header, const std::vector<PoolArgument>& pools, std::uint32_t nslots)
+        : regions(std::move(header), pools, true), writer(regions.geometry(nslots)) {}
+    RingWriter& own() {
+        if (generation != fork_generation())
+            throw aeron::ClosedError("this ring's writer belongs to the process that was forked; attach again here");
+        return writer;
+    }
+    Regions regions;
+    RingWriter writer;
+    std::size_t release_gil_from_bytes = kReleaseGilFromBytes;
+    std::uint32_t generation = fork_generation();
+};
+
+struct PyRingReader {
+    PyRingReader(nb::object header, const std::vector<PoolArgument>& pools, std::uint32_t nslots)
+        : regions(std::move(header), pools, false), reader(regions.geometry(nslots)) {}
+    Regions regions;
+    RingReader reader;
+    std::size_t release_gil_from_bytes = kReleaseGilFromBytes;
+};
+
+nb::object drop_object(Drop drop) {
+    return nb::cast(drop);
+}
+
+template <typename Container>
+nb::tuple to_tuple(const Container& values, std::size_t count) {
+    nb::list list;
+    for (std::size_t i = 0; i < count; ++i) list.append(values[i]);
+    return nb::tuple(list);
+}
+
+std::shared_ptr<TensorLayout> make_layout(int dtype, int major_order, const std::vector<std::int32_t>& dims,
+                                          const std::vector<std::int32_t>& strides, int progress_unit,
+                                          std::uint32_t progress_stride_bytes) {
+    if (dims.size() > kMaxDims || (!strides.empty() && strides.size() != dims.size()))
+        throw nb::value_error(dims.size() > kMaxDims ? "a tensor has at most 8 dimensions"
+                                                     : "strides must be as many as dims, or none");
+    const auto fits = [](int value, int high) { return value >= 0 && value <= high; };
+    if (!fits(dtype, 0x7fff) || !fits(major_order, 0x7fff) || !fits(progress_unit, 0xff))
+        throw nb::value_error("dtype, major_order and progress_unit are the numbers of the specification");
+    auto layout = std::make_shared<TensorLayout>();
+    layout->dtype = static_cast<std::int16_t>(dtype);
+    layout->major_order = static_cast<std::int16_t>(major_order);
+    layout->ndims = static_cast<std::uint8_t>(dims.size());
+    layout->progress_unit = static_cast<std::uint8_t>(progress_unit);
+    layout->progress_stride_bytes = progress_stride_bytes;
+    std::copy(dims.begin(), dims.end(), layout->dims.begin());
+    std::copy(strides.begin(), strides.end(), layout->strides.begin());
+    switch (layout->resolve()) {
+        case Drop::NONE: return layout;
+        case Drop::BAD_NDIMS: throw nb::value_error("a tensor has 1 to 8 dimensions; reshape a scalar to (1,)");
+        case Drop::BAD_DTYPE: throw nb::value_error("dtype is not one that a frame can carry");
+        case Drop::BAD_MAJOR_ORDER: throw nb::value_error("major_order is 1 (row) or 2 (column)");
+        case Drop::BAD_DIMS: throw nb::value_error("dims must not be negative and a frame stays below 4 GiB");
+        case Drop::BAD_STRIDES: throw nb::value_error("strides must be positive, without overlap, and follow major_order");
+        default: throw nb::value_error("progress_stride_bytes must be the real distance of rows or columns");
+    }
+}
+
+// --- Aeron
+
+aeron::Api& loaded_api(bool required = true) {
+    static aeron::Api api{};
+    if (required && api.libraries.empty()) throw aeron::LoadError("Aeron is not loaded; call load_aeron first");
+    return api;
+}
+
+// Accepted, or one of three reasons to try again. False when not accepted.
+struct OfferResult {
+    std::int64_t code;
+    const char* name;
+};
+constexpr OfferResult kOfferResults[] = {{1, "ACCEPTED"},
+                                         {aeron::kNotConnected, "NOT_CONNECTED"},
+                                         {aeron::kBackPressured, "BACK_PRESSURED"},
+                                         {aeron::kAdminAction, "ADMIN_ACTION"}};
+PyObject* offer_results[4];  // one Python object each, made at import and kept
+
+nb::object to_offer_result(std::int64_t result) { return nb::borrow(offer_results[result > 0 ? 0 : -result]); }
+
+// Lets Ctrl-C through while a call waits for the driver without the GIL.
+aeron::Interrupted signals() {
+    return [calls = 0]() mutable {
+        if (++calls % 64 != 0) return false;
+        const nb::gil_scoped_acquire gil;
+        if (PyErr_CheckSignals() != 0) throw nb::python_error();
+        return false;
+    };
+}
+
+class PySink final : public aeron::Sink {
+public:
+    PySink(nb::handle on_message, nb::handle on_image) : on_message_(on_message), on_image_(on_image) {}
+    bool on_message(std::span<const std::uint8_t> message, const aeron::MessageInfo& info) override {
+        // A copy: a view of Aeron's log would dangle in the hands of a handler that keeps it.
+        on_message_(nb::bytes(reinterpret_cast<const char*>(message.data()), message.size()), info);
+        return true;
+    }
+    void on_image(const aeron::ImageEvent& event) override {
+        if (!on_image_.is_none()) on_image_(event);
+    }
+
+private:
+    nb::handle on_message_;
+    nb::handle on_image_;
+};
+
+// Adds the image listener, which Python code gives once, to a sink that takes messages.
+class ListeningSink final : public aeron::Sink {
+public:
+    ListeningSink(aeron::Sink& sink, nb::handle on_image) : sink_(sink), on_image_(on_image) {}
+    bool on_message(std::span<const std::uint8_t> message, const aeron::MessageInfo& info) override {
+        return sink_.on_message(message, info);
+    }
+    void on_image(const aeron::ImageEvent& event) override {
+        if (!on_image_.is_none()) on_image_(event);
+    }
+
+private:
+    aeron::Sink& sink_;
+    nb::handle on_image_;
+};
+
+struct PySubscription {
+    std::shared_ptr<aeron::Subscription> subscription;
+    nb::object on_image;
+};
+
+std::size_t positive(std::int64_t limit) {
+    if (limit < 1) throw nb::value_error("limit must be positive");
+    return static_cast<std::size_t>(limit);
+}
+
+void raise(const char* name, const nb::tuple& arguments) {
+    const nb::object type = nb::module_::import_("tensorpool.errors").attr(name);
+    PyErr_SetObject(type.ptr(), arguments.ptr());
+}
+
+void translate(const std::exception_ptr& thrown, void*) {
+    try {
+        std::rethrow_exception(thrown);
+    } catch (const aeron::AeronError& error) {
+        raise("TransportError", nb::make_tuple(error.what(), error.code));
+    } catch (const aeron::LoadError& error) {
+        raise("TransportError", nb::make_tuple(error.what(), 0));
+    } catch (const aeron::ClosedError& error) {
+        raise("Closed", nb::make_tuple(error.what()));
+    } catch (const Misuse& error) {
+        raise("LocalProtocolError", nb::make_tuple(error.what()));
+    } catch (const std::system_error& error) {
+        const nb::object arguments = nb::make_tuple(error.code().value(), error.what());
+        PyErr_SetObject(PyExc_OSError, arguments.ptr());
+    }
+}
+
+void bind_rings(nb::module_& m) {
+    nb::enum_<Drop>(m, "DropReason", nb::is_arithmetic(), "Why a frame was not delivered.")
+        .value("NOT_COMMITTED", Drop::NOT_COMMITTED, "the producer is still writing this very frame")
+        .value("OVERWRITTEN", Drop::OVERWRITTEN, "the slot moved on to a later frame, before or during the read")
+        .value("STALE", Drop::STALE, "the slot still holds an earlier frame")
+        .value("BAD_EMBEDDED_HEADER", Drop::BAD_EMBEDDED_HEADER)
+        .value("BAD_PAYLOAD_OFFSET", Drop::BAD_PAYLOAD_OFFSET)
+        .value("BAD_PAYLOAD_SLOT", Drop::BAD_PAYLOAD_SLOT)
+        .value("BAD_POOL", Drop::BAD_POOL)
+        .value("BAD_LENGTH", Drop::BAD_LENGTH)
+        .value("BAD_DTYPE", Drop::BAD_DTYPE)
+        .value("BAD_MAJOR_ORDER", Drop::BAD_MAJOR_ORDER)
+        .value("BAD_NDIMS", Drop::BAD_NDIMS)
+        .value("BAD_DIMS", Drop::BAD_DIMS)
+        .value("BAD_STRIDES", Drop::BAD_STRIDES)
+        .value("BAD_PROGRESS", Drop::BAD_PROGRESS)
+        .value("NO_POOL", Drop::NO_POOL, "larger than every pool of the stream");
+    m.def("is_late", &is_late, "drop"_a, "Whether QosConsumer.drops_late counts this reason.");
+
+    nb::class_<Mapping>(m, "Mapping", nb::type_slots(mapping_slots),
+                        "A mapped file; exports the buffer protocol and is unmapped with its last view. Made by "
+                        "tensorpool.shm only.")
+        .def(nb::init<int, std::size_t, bool>(), "fd"_a, "length"_a, nb::kw_only(), "writable"_a)
+        .def("__len__", [](const Mapping& self) { return self.bytes().size(); })
+        .def_prop_ro("is_writable", &Mapping::is_writable)
+        .def("prefault", &Mapping::prefault, nb::call_guard<nb::gil_scoped_release>(),
+             "Bring every page in; the GIL is released meanwhile.")
+        .def("lock", &Mapping::lock, nb::call_guard<nb::gil_scoped_release>(), "mlock the pages.")
+        .def(
+            "load_u64",
+            [](const Mapping& self, std::size_t offset) {
+                check_word(self, offset);
+                return std::atomic_ref(*reinterpret_cast<std::uint64_t*>(self.bytes().data() + offset))
+                    .load(std::memory_order_acquire);
+            },
+            "offset"_a, "Load an aligned u64 with acquire ordering.")
+        .def(
+            "store_u64",
+            [](const Mapping& self, std::size_t offset, std::uint64_t value) {
+                if (!self.is_writable()) throw nb::value_error("the mapping is read-only");
+                check_word(self, offset);
+                std::atomic_ref(*reinterpret_cast<std::uint64_t*>(self.bytes().data() + offset))
+                    .store(value, std::memory_order_release);
+            },
+            "offset"_a, "value"_a, "Store an aligned u64 with release ordering.");
+
+    nb::class_<TensorLayout>(m, "TensorLayout",
+                             "dtype, order, shape and strides of a payload, checked once. Strides of 0 are inferred.")
+        .def(nb::new_(&make_layout), "dtype"_a, "major_order"_a, "dims"_a, "strides"_a = std::vector<std::int32_t>{},
+             "progress_unit"_a = 0, "progress_stride_bytes"_a = 0)
+        .def_prop_ro("dtype", [](const TensorLayout& self) { return static_cast<int>(self.dtype); })
+        .def_prop_ro("major_order", [](const TensorLayout& self) { return static_cast<int>(self.major_order); })
+        .def_prop_ro("shape", [](const TensorLayout& self) { return to_tuple(self.dims, self.ndims); },
+                     nb::sig("def shape(self) -> tuple[int, ...]"))
+        .def_prop_ro("byte_strides", [](const TensorLayout& self) { return to_tuple(self.byte_strides, self.ndims); },
+                     nb::sig("def byte_strides(self) -> tuple[int, ...]"))
+        .def_ro("extent_bytes", &TensorLayout::extent_bytes)
+        .def_prop_ro("progress_unit", [](const TensorLayout& self) { return static_cast<int>(self.progress_unit); })
+        .def_ro("progress_stride_bytes", &TensorLayout::progress_stride_bytes);
+
+    nb::class_<SlotFrame>(m, "SlotFrame", "A frame that passed every check when it was read.")
+        .def_ro("seq", &SlotFrame::seq)
+        .def_ro("timestamp_ns", &SlotFrame::timestamp_ns)
+        .def_ro("meta_version", &SlotFrame::meta_version)
+        .def_ro("slot", &SlotFrame::slot)
+        .def_ro("pool", &SlotFrame::pool, "Index into the reader's pools.")
+        .def_ro("values_len_bytes", &SlotFrame::values_len_bytes)
+        .def_ro("payload_offset", &SlotFrame::payload_offset, "Where the payload starts in its pool's mapping.")
+        .def_prop_ro("layout", [](const SlotFrame& self) { return std::const_pointer_cast<TensorLayout>(self.layout); });
+
+    nb::class_<PyRingWriter>(m, "RingWriter", "The producer's side of a ring, bound once to writable mappings.")
+        .def(nb::init<nb::object, const std::vector<PoolArgument>&, std::uint32_t>(), "header"_a, "pools"_a, "nslots"_a,
+             nb::sig("def __init__(self, header: Mapping, pools: collections.abc.Sequence[tuple[int, int, Mapping]], nslots: int) -> None"),
+             "`pools` are (pool_id, stride_bytes, mapping).")
+        .def(
+            "write",
+            [](PyRingWriter& self, std::uint64_t seq, const TensorLayout& layout, nb::handle data,
+               std::uint64_t timestamp_ns, std::uint32_t meta_version) {
+                const Buffer buffer(data, PyBUF_ANY_CONTIGUOUS);
+                RingWriter& writer = self.own();
+                if (buffer.bytes().size() < self.release_gil_from_bytes)
+                    return writer.write(seq, layout, buffer.bytes(), timestamp_ns, meta_version);
+                const nb::gil_scoped_release release;
+                return writer.write(seq, layout, buffer.bytes(), timestamp_ns, meta_version);
+            },
+            "seq"_a, "layout"_a, "data"_a, "timestamp_ns"_a = 0, "meta_version"_a = 0,
+            nb::sig("def write(self, seq: int, layout: TensorLayout, data: collections.abc.Buffer, timestamp_ns: int = 0, "
+                    "meta_version: int = 0) -> bool"),
+            "Copy a contiguous buffer into the slot of `seq` and commit it. False: no pool is large enough.")
+        .def(
+            "begin",
+            [](PyRingWriter& self, std::uint64_t seq, const TensorLayout& layout, std::uint64_t timestamp_ns,
+               std::uint32_t meta_version, bool header_first) -> std::optional<std::pair<nb::object, std::size_t>> {
+                RingWriter& writer = self.own();
+                const std::size_t pool = writer.begin(seq, layout, timestamp_ns, meta_version, header_first);
+                if (pool == RingGeometry::npos) return std::nullopt;
+                const Pool& chosen = writer.geometry().pools()[pool];
+                return std::pair(self.regions.region_of(chosen),
+                                 RingGeometry::payload_offset(chosen, writer.geometry().index_of(seq)));
+            },
+            "seq"_a, "layout"_a, "timestamp_ns"_a = 0, "meta_version"_a = 0, "header_first"_a = false,
+            nb::sig("def begin(self, seq: int, layout: TensorLayout, timestamp_ns: int = 0, meta_version: int = 0, "
+                    "header_first: bool = False) -> tuple[Mapping, int] | None"),
+            "Open the slot of `seq` for writing in place: the pool's mapping and the payload's offset in it. None: no "
+            "pool is large enough.")
+        .def(
+            "commit",
+            [](PyRingWriter& self, std::uint64_t timestamp_ns, std::uint32_t meta_version) {
+                self.own().commit(timestamp_ns, meta_version);
+            },
+            "timestamp_ns"_a = 0, "meta_version"_a = 0, "Commit the open claim.")
+        .def("abandon", [](PyRingWriter& self) { self.own().abandon(); },
+             "Give the open claim up: readers drop the slot, and the seq may be used again.")
+        .def("wake", [](PyRingWriter& self) { self.own().wake(monotonic_ns()); },
+             "Wake readers that sleep on the newest frame's slot; rate-limited.")
+        .def_prop_ro("next_seq", [](const PyRingWriter& self) { return self.writer.next_seq(); })
+        .def_prop_ro("is_claimed", [](const PyRingWriter& self) { return self.writer.is_claimed(); })
+        .def_prop_ro("written", [](const PyRingWriter& self) { return self.writer.written(); })
+        .def_prop_ro("no_pool_drops", [](const PyRingWriter& self) { return self.writer.no_pool_drops(); })
+        .def_prop_ro("nslots", [](const PyRingWriter& self) { return self.writer.geometry().nslots(); })
+        .def_rw("release_gil_from_bytes", &PyRingWriter::release_gil_from_bytes);
+
+    nb::class_<PyRingReader>(m, "RingReader", "The consumer's side of a ring, bound once; read-only mappings suffice.")
+        .def(nb::init<nb::object, const std::vector<PoolArgument>&, std::uint32_t>(), "header"_a, "pools"_a, "nslots"_a,
+             nb::sig("def __init__(self, header: Mapping, pools: collections.abc.Sequence[tuple[int, int, Mapping]], nslots: int) -> None"),
+             "`pools` are (pool_id, stride_bytes, mapping).")
+        .def(
+            "read",
+            [](PyRingReader& self, std::uint64_t seq) -> nb::object {
+                SlotFrame frame;
+                const Drop drop = self.reader.read(seq, frame);
+                return drop == Drop::NONE ? nb::cast(std::move(frame)) : drop_object(drop);
+            },
+            "seq"_a, nb::sig("def read(self, seq: int) -> SlotFrame | DropReason"),
+            "Validate the slot of `seq`; never waits.")
+        .def(
+            "copy_into",
+            [](const PyRingReader& self, const SlotFrame& frame, nb::handle out) {
+                const Buffer buffer(out, PyBUF_ANY_CONTIGUOUS | PyBUF_WRITABLE);
+                if (buffer.bytes().size() != frame.values_len_bytes)
+                    throw nb::value_error("the output buffer must have exactly values_len_bytes bytes");
+                if (buffer.bytes().size() < self.release_gil_from_bytes)
+                    return self.reader.copy(frame, buffer.writable_bytes().data());
+                const nb::gil_scoped_release release;
+                return self.reader.copy(frame, buffer.writable_bytes().data());
+            },
+            "frame"_a, "out"_a, nb::sig("def copy_into(self, frame: SlotFrame, out: collections.abc.Buffer) -> bool"),
+            "Copy the payload; True when it stayed whole.")
+        .def("intact", [](const PyRingReader& self, const SlotFrame& frame) { return self.reader.intact(frame); },
+             "frame"_a, "Whether the frame has not been overwritten so far.")
+        .def("newest", [](const PyRingReader& self) { return self.reader.newest(); },
+             "The newest committed seq, or None.")
+        .def("is_committed", [](const PyRingReader& self, std::uint64_t seq) { return self.reader.is_committed(seq); },
+             "seq"_a, "Whether `seq` is committed, or its slot has moved on to a later frame.")
+        .def(
+            "wait",
+            [](const PyRingReader& self, std::uint64_t seq, std::uint64_t timeout_ns) {
+                const nb::gil_scoped_release release;
+                return self.reader.wait(seq, timeout_ns);
+            },
+            "seq"_a, "timeout_ns"_a, "Sleep until is_committed(seq); False on timeout.")
+        .def_prop_ro(
+            "drops",
+            [](const PyRingReader& self) {
+                nb::dict counts;
+                for (std::size_t i = 1; i < kDropCount; ++i)
+                    if (self.reader.drops()[i] != 0)
+                        counts[nb::cast(static_cast<Drop>(i))] = self.reader.drops()[i];
+                return counts;
+            },
+            nb::sig("def drops(self) -> dict[DropReason, int]"), "How many reads failed, by reason.")
+        .def_prop_ro("accepted", [](const PyRingReader& self) { return self.reader.drops()[0]; })
+        .def_prop_ro(
+            "pools",
+            [](const PyRingReader& self) {
+                nb::list pools;
+                for (const Pool& pool : self.reader.geometry().pools())
+                    pools.append(nb::make_tuple(pool.pool_id, pool.stride_bytes, self.regions.region_of(pool)));
+                return pools;
+            },
+            nb::sig("def pools(self) -> list[tuple[int, int, Mapping]]"), "In the order that SlotFrame.pool indexes.")
+        .def_prop_ro("nslots", [](const PyRingReader& self) { return self.reader.geometry().nslots(); })
+        .def_rw("release_gil_from_bytes", &PyRingReader::release_gil_from_bytes);
+}
+
+void bind_aeron(nb::module_& m) {
+    m.def(
+        "load_aeron",
+        [](const std::vector<std::string>& paths) {
+            aeron::Api& api = loaded_api(false);
+            if (api.libraries.empty()) api = aeron::load(paths);
+        },
+        "paths"_a, "Resolve Aeron's C API from these shared objects; once per process.");
+    m.def("aeron_version", [] { return std::string(loaded_api().version_full()); });
+    m.def(
+        "aeron_default_dir",
+        [] {
+            char path[4096] = {};
+            if (loaded_api().default_path(path, sizeof path) < 0) throw aeron::last_error(loaded_api(), "default path");
+            return std::string(path);
+        },
+        "The directory that Aeron uses when none is named.");
+    m.def(
+        "is_driver_active",
+        [](const std::string& dir, std::int64_t timeout_ms) {
+            const nb::gil_scoped_release release;
+            return loaded_api().is_driver_active(dir.c_str(), timeout_ms, [](const char*) {});
+        },
+        "dir"_a, "timeout_ms"_a, "Whether a media driver has given a sign of life at `dir` within the timeout.");
+    m.def("monotonic_ns", &monotonic_ns, "CLOCK_MONOTONIC.");
+
+    nb::class_<aeron::MediaDriver>(m, "MediaDriver", nb::is_weak_referenceable(), "Aeron's C media driver inside this process.")
+        .def(nb::new_([](const std::vector<std::pair<std::string, aeron::Setting>>& settings) {
+                 const nb::gil_scoped_release release;
+                 return std::make_shared<aeron::MediaDriver>(loaded_api(), settings);
+             }),
+             "settings"_a, "`settings` are (name, value) for aeron_driver_context_set_<name>.")
+        .def("close", &aeron::MediaDriver::close, nb::call_guard<nb::gil_scoped_release>())
+        .def_prop_ro("is_closed", &aeron::MediaDriver::is_closed);
+
+    auto offer_result = nb::class_<OfferResult>(
+        m, "OfferResult", "What became of an offer: true when accepted, else why it should be tried again or dropped.");
+    offer_result.def("__bool__", [](const OfferResult& self) { return self.code > 0; })
+        .def("__repr__", [](const OfferResult& self) { return std::string("OfferResult.") + self.name; })
+        .def_ro("code", &OfferResult::code, "1, or Aeron's own number.")
+        .def_prop_ro("name", [](const OfferResult& self) { return self.name; });
+    for (int i = 0; i < 4; ++i) {
+        nb::object object = nb::cast(kOfferResults[i]);
+        offer_result.attr(kOfferResults[i].name) = object;
+        offer_results[i] = object.release().ptr();
+    }
+
+    nb::class_<aeron::MessageInfo>(m, "MessageInfo", "What a subscription saw of a message besides its bytes.")
+        .def_ro("session_id", &aeron::MessageInfo::session_id)
+        .def_ro("stream_id", &aeron::MessageInfo::stream_id)
+        .def_ro("reserved_value", &aeron::MessageInfo::reserved_value)
+        .def_ro("position", &aeron::MessageInfo::position);
+
+    nb::class_<aeron::ImageEvent>(m, "ImageEvent", "An image came (available) or went.")
+        .def_ro("available", &aeron::ImageEvent::available)
+        .def_ro("session_id", &aeron::ImageEvent::session_id)
+        .def_ro("correlation_id", &aeron::ImageEvent::correlation_id)
+        .def_ro("position", &aeron::ImageEvent::position)
+        .def_ro("monotonic_ns", &aeron::ImageEvent::monotonic_ns, "When Aeron's own thread learned of it.")
+        .def_ro("source", &aeron::ImageEvent::source);
+
+    nb::class_<FrameDescriptor>(m, "Descriptor", "A FrameDescriptor as the native poll decoded it; absent fields are None.")
+        .def_ro("stream_id", &FrameDescriptor::stream_id)
+        .def_ro("epoch", &FrameDescriptor::epoch)
+        .def_ro("seq", &FrameDescriptor::seq)
+        .def_prop_ro("timestamp_ns",
+                     [](const FrameDescriptor& self) {
+                         return self.timestamp_ns == FrameDescriptor::kNullU64 ? std::nullopt
+                                                                               : std::optional(self.timestamp_ns);
+                     })
+        .def_prop_ro("meta_version",
+                     [](const FrameDescriptor& self) {
+                         return self.meta_version == FrameDescriptor::kNullU32 ? std::nullopt
+                                                                               : std::optional(self.meta_version);
+                     })
+        .def_prop_ro("trace_id", [](const FrameDescriptor& self) {
+            const bool absent = self.trace_id == 0 || self.trace_id == FrameDescriptor::kNullU64;  // A4
+            return absent ? std::nullopt : std::optional(self.trace_id);
+        });
+
+    nb::class_<DescriptorSink>(m, "DescriptorSink", "Keeps the descriptors of one stream; the rest never reaches Python.")
+        .def(nb::init<std::uint32_t, std::size_t>(), "stream_id"_a, "capacity"_a = 1024)
+        .def("take",
+             [](DescriptorSink& self) {
+                 FrameDescriptor descriptor;
+                 return self.take(descriptor) ? std::optional(descriptor) : std::nullopt;
+             })
+        .def("__len__", &DescriptorSink::size)
+        .def_prop_ro("filtered", &DescriptorSink::filtered, "Descriptors of other streams.")
+        .def_prop_ro("foreign", &DescriptorSink::foreign, "Messages that are not version-1 FrameDescriptors.");
+
+    nb::class_<aeron::Publication>(m, "Publication")
+        .def(
+            "offer",
+            [](aeron::Publication& self, nb::handle message) {
+                const Buffer buffer(message, PyBUF_SIMPLE);
+                return to_offer_result(self.offer(buffer.bytes()));
+            },
+            "message"_a, nb::sig("def offer(self, message: collections.abc.Buffer) -> OfferResult"),
+            "Append a message to the log, fragmented where it exceeds the MTU.")
+        .def(
+            "offerv",
+            [](aeron::Publication& self, nb::sequence parts) {
+                std::vector<std::unique_ptr<Buffer>> buffers;
+                std::vector<aeron::IoVec> vectors;
+                for (nb::handle part : parts) {
+                    buffers.push_back(std::make_unique<Buffer>(part, PyBUF_SIMPLE));
+                    vectors.push_back({buffers.back()->bytes().data(), buffers.back()->bytes().size()});
+                }
+                return to_offer_result(self.offerv(vectors));
+            },
+            "parts"_a, nb::sig("def offerv(self, parts: collections.abc.Sequence[collections.abc.Buffer]) -> OfferResult"),
+            "Gather the parts into one message.")
+        .def(
+            "try_claim",
+            [](aeron::Publication& self, nb::handle message) {
+                const Buffer buffer(message, PyBUF_SIMPLE);
+                const std::span<const std::uint8_t> bytes = buffer.bytes();
+                return to_offer_result(
+                    self.claim(bytes.size(), [&](std::uint8_t* at) { std::memcpy(at, bytes.data(), bytes.size()); }));
+            },
+            "message"_a, nb::sig("def try_claim(self, message: collections.abc.Buffer) -> OfferResult"),
+            "Write a message of one fragment straight into the log: claim, fill and commit in one call.")
+        .def(
+            "offer_descriptor",
+            [](aeron::Publication& self, std::uint32_t stream_id, std::uint64_t epoch, std::uint64_t seq,
+               std::optional<std::uint64_t> timestamp_ns, std::optional<std::uint32_t> meta_version,
+               std::uint64_t trace_id) {
+                const FrameDescriptor descriptor{stream_id,
+                                                 epoch,
+                                                 seq,
+                                                 timestamp_ns.value_or(FrameDescriptor::kNullU64),
+                                                 meta_version.value_or(FrameDescriptor::kNullU32),
+                                                 trace_id};
+                return to_offer_result(
+                    self.claim(FrameDescriptor::kBytes, [&](std::uint8_t* at) { descriptor.encode(at); }));
+            },
+            "stream_id"_a, "epoch"_a, "seq"_a, "timestamp_ns"_a = nb::none(), "meta_version"_a = nb::none(),
+            "trace_id"_a = 0, nb::sig("def offer_descriptor(self, stream_id: int, epoch: int, seq: int, timestamp_ns: int | "
+                                      "None = None, meta_version: int | None = None, trace_id: int = 0) -> OfferResult"),
+            "Encode a FrameDescriptor straight into the log.")
+        .def("close", &aeron::Publication::close, nb::call_guard<nb::gil_scoped_release>())
+        .def_prop_ro("is_closed", &aeron::Publication::is_closed)
+        .def_prop_ro("is_connected", &aeron::Publication::is_connected)
+        .def_prop_ro("position", &aeron::Publication::position)
+        .def_prop_ro("channel", &aeron::Publication::channel)
+        .def_prop_ro("stream_id", &aeron::Publication::stream_id)
+        .def_prop_ro("session_id", &aeron::Publication::session_id)
+        .def_prop_ro("max_message_length", &aeron::Publication::max_message_length)
+        .def_prop_ro("max_payload_length", &aeron::Publication::max_payload_length)
+        .def_prop_ro("term_buffer_length", &aeron::Publication::term_buffer_length);
+
+    nb::class_<PySubscription>(m, "Subscription")
+        .def(
+            "poll",
+            [](PySubscription& self, nb::callable handler, std::int64_t limit) {
+                PySink sink(handler, self.on_image);
+                return self.subscription->poll(sink, positive(limit));
+            },
+            "handler"_a, "limit"_a = 10,
+            nb::sig("def poll(self, handler: collections.abc.Callable[[bytes, MessageInfo], object], limit: int = 10) -> int"),
+            "Give whole messages to the handler; returns the number of fragments consumed. When the handler raises, "
+            "the poll ends, what was not yet delivered stays in the log, and the exception is the caller's.")
+        .def(
+            "poll_descriptors",
+            [](PySubscription& self, DescriptorSink& sink, std::int64_t limit) {
+                if (sink.is_full()) return 0;
+                ListeningSink listening(sink, self.on_image);
+                return self.subscription->poll(listening, positive(limit));
+            },
+            "sink"_a, "limit"_a = 10, "Give messages to a native sink; returns the number of fragments consumed.")
+        .def("close", [](PySubscription& self) { self.subscription->close(); }, nb::call_guard<nb::gil_scoped_release>())
+        .def_prop_ro("is_closed", [](const PySubscription& self) { return self.subscription->is_closed(); })
+        .def_prop_ro("is_connected", [](PySubscription& self) { return self.subscription->is_connected(); })
+        .def_prop_ro("image_count", [](PySubscription& self) { return self.subscription->image_count(); })
+        .def_prop_ro("channel", [](const PySubscription& self) { return self.subscription->channel(); })
+        .def_prop_ro("stream_id", [](const PySubscription& self) { return self.subscription->stream_id(); })
+        .def_prop_ro("partial_sessions", [](const PySubscription& self) { return self.subscription->partial_sessions(); },
+                     "Sessions for which a fragment assembler is kept.");
+
+    nb::class_<aeron::Counter>(m, "Counter")
+        .def_prop_rw("value", &aeron::Counter::get, &aeron::Counter::set)
+        .def("add", &aeron::Counter::add_and_get, "delta"_a, "Add and return the sum.")
+        .def("close", &aeron::Counter::close, nb::call_guard<nb::gil_scoped_release>())
+        .def_prop_ro("is_closed", &aeron::Counter::is_closed);
+
+    nb::class_<aeron::CounterReading>(m, "CounterReading")
+        .def_ro("counter_id", &aeron::CounterReading::counter_id)
+        .def_ro("type_id", &aeron::CounterReading::type_id)
+        .def_ro("value", &aeron::CounterReading::value)
+        .def_prop_ro("label",
+                     [](const aeron::CounterReading& self) {
+                         return nb::steal<nb::str>(PyUnicode_DecodeUTF8(
+                             self.label.data(), static_cast<Py_ssize_t>(self.label.size()), "replace"));
+                     })
+        .def_prop_ro("key", [](const aeron::CounterReading& self) {
+            return nb::bytes(self.key.data(), self.key.size());
+        });
+
+    nb::class_<aeron::ClientCore>(m, "Client", nb::is_weak_referenceable(), "A connection to a media driver.")
+        .def(nb::new_([](const std::string& dir, const std::string& client_name, std::uint64_t driver_timeout_ms,
+                         std::uint64_t keepalive_interval_ns, std::uint64_t resource_linger_ns,
+                         std::uint64_t idle_sleep_ns, bool pre_touch) {
+                 const aeron::ClientOptions options{dir,           client_name,  driver_timeout_ms, keepalive_interval_ns,
+                                                    resource_linger_ns, idle_sleep_ns, pre_touch};
+                 const nb::gil_scoped_release release;
+                 return std::make_shared<aeron::ClientCore>(loaded_api(), options);
+             }),
+             "dir"_a, nb::kw_only(), "client_name"_a = "tensorpool", "driver_timeout_ms"_a = 10'000,
+             "keepalive_interval_ns"_a = 500'000'000, "resource_linger_ns"_a = 3'000'000'000,
+             "idle_sleep_ns"_a = 4'000'000, "pre_touch"_a = false)
+        .def(
+            "add_publication",
+            [](const std::shared_ptr<aeron::ClientCore>& self, const std::string& channel, std::int32_t stream_id,
+               bool exclusive) {
+                const nb::gil_scoped_release release;
+                return aeron::Publication::add(self, channel, stream_id, exclusive, signals());
+            },
+            "channel"_a, "stream_id"_a, "exclusive"_a = false)
+        .def(
+            "add_subscription",
+            [](const std::shared_ptr<aeron::ClientCore>& self, const std::string& channel, std::int32_t stream_id,
+               nb::object on_image) {
+                std::shared_ptr<aeron::Subscription> subscription;
+                {
+                    const nb::gil_scoped_release release;
+                    subscription = aeron::Subscription::add(self, channel, stream_id, signals());
+                }
+                return PySubscription{std::move(subscription), std::move(on_image)};
+            },
+            "channel"_a, "stream_id"_a, "on_image"_a = nb::none(),
+            nb::sig("def add_subscription(self, channel: str, stream_id: int, on_image: collections.abc.Callable[[ImageEvent], object] | "
+                    "None = None) -> Subscription"),
+            "`on_image` is called by poll, on the polling thread.")
+        .def(
+            "add_counter",
+            [](const std::shared_ptr<aeron::ClientCore>& self, std::int32_t type_id, nb::bytes key,
+               const std::string& label) {
+                const std::string owned(key.c_str(), key.size());
+                if (owned.size() > 112 || label.size() > 380)
+                    throw nb::value_error("a counter's key has at most 112 bytes, its label 380");
+                const nb::gil_scoped_release release;
+                return aeron::Counter::add(
+                    self, type_id, {reinterpret_cast<const std::uint8_t*>(owned.data()), owned.size()}, label, signals());
+            },
+            "type_id"_a, "key"_a, "label"_a)
+        .def("counters", &aeron::read_counters, "Every counter of the media driver.")
+        .def(
+            "take_errors",
+            [](aeron::ClientCore& self) {
+                nb::list errors;
+                for (const aeron::ErrorRecord& error : self.take_errors())
+                    errors.append(nb::make_tuple(error.code, error.message));
+                return errors;
+            },
+            nb::sig("def take_errors(self) -> list[tuple[int, str]]"),
+            "What Aeron reported since the last call: (code, message), at most 64.")
+        .def("close", &aeron::ClientCore::close, nb::call_guard<nb::gil_scoped_release>(),
+             "Close all resources, then the client; waits for calls that other threads are inside of.")
+        .def_prop_ro("is_closed", &aeron::ClientCore::is_closed,
+                     "True after close, after a fork, and when the media driver is gone.")
+        .def_prop_ro("dir", &aeron::ClientCore::dir);
+}
+
+}  // namespace
+
+NB_MODULE(_core, m) {
+    m.doc() = "The native core of tensorpool: rings in shared memory and Aeron's C API.";
+    nb::set_leak_warnings(false);  // objects alive at interpreter exit are not a mistake of the user
+    nb::register_exception_translator(translate);
+    m.attr("SUPERBLOCK_BYTES") = kSuperblockBytes;
+    m.attr("SLOT_BYTES") = kSlotBytes;
+    m.attr("MAX_DIMS") = kMaxDims;
+    m.attr("MAX_SEQ") = kMaxSeq;
+    bind_rings(m);
+    bind_aeron(m);
+}

@@ -1,0 +1,390 @@
+// SPDX-License-Identifier: Apache-2.0
+// A header ring with its payload pools, bound once: the writer's and the reader's side of the slot protocol.
+// Regions are spans of mapped memory that the caller keeps alive and has validated (superblock, size).
+// Wire §8, §9, §15.4, §15.5, §15.18, §15.21; decisions B1-B4, B13-B18, B21.
+#pragma once
+
+#include <algorithm>
+#include <atomic>
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <span>
+#include <stdexcept>
+#include <string>
+#include <vector>
+
+#include "copy.hpp"
+#include "drops.hpp"
+#include "misuse.hpp"
+#include "seqlock.hpp"
+#include "tensor.hpp"
+#include "wake.hpp"
+
+namespace tensorpool {
+
+// A pool's mapped region. A reader's memory is mapped read-only; nothing in RingReader writes through the span.
+struct Pool {
+    std::uint16_t pool_id = 0;
+    std::uint32_t stride_bytes = 0;
+    std::span<std::uint8_t> region;
+};
+
+// Slot arithmetic over regions whose sizes were checked against it. Throws std::invalid_argument when they do not fit.
+class RingGeometry {
+public:
+    RingGeometry(std::span<std::uint8_t> header, std::vector<Pool> pools, std::uint32_t nslots)
+        : header_(header), pools_(std::move(pools)), mask_(nslots - 1) {
+        if (!std::has_single_bit(nslots)) throw std::invalid_argument(text("nslots", nslots, "a power of two"));
+        require("header ring", header_, nslots, kSlotBytes);
+        if (pools_.empty()) throw std::invalid_argument("a ring needs at least one payload pool");
+        for (const Pool& pool : pools_) {
+            if (pool.stride_bytes < 64 || !std::has_single_bit(pool.stride_bytes))
+                throw std::invalid_argument(text("stride_bytes", pool.stride_bytes, "a power of two from 64"));
+            require("pool " + std::to_string(pool.pool_id), pool.region, nslots, pool.stride_bytes);
+        }
+        // B18: among equal strides the lowest id comes first.
+        std::sort(pools_.begin(), pools_.end(), [](const Pool& a, const Pool& b) {
+            return a.stride_bytes != b.stride_bytes ? a.stride_bytes < b.stride_bytes : a.pool_id < b.pool_id;
+        });
+        for (std::size_t i = 0; i < pools_.size(); ++i)
+            for (std::size_t j = i + 1; j < pools_.size(); ++j)
+                if (pools_[i].pool_id == pools_[j].pool_id)
+                    throw std::invalid_argument("pool id " + std::to_string(pools_[i].pool_id) + " occurs twice");
+    }
+
+    std::uint32_t nslots() const noexcept { return mask_ + 1; }
+    std::uint32_t index_of(std::uint64_t seq) const noexcept { return static_cast<std::uint32_t>(seq) & mask_; }
+    const std::vector<Pool>& pools() const noexcept { return pools_; }
+    std::uint32_t largest_stride_bytes() const noexcept { return pools_.back().stride_bytes; }
+
+    std::uint8_t* slot(std::uint32_t index) const noexcept {
+        return header_.data() + kSuperblockBytes + std::size_t{index} * kSlotBytes;
+    }
+    static std::size_t payload_offset(const Pool& pool, std::uint32_t index) noexcept {
+        return kSuperblockBytes + std::size_t{index} * pool.stride_bytes;  // B21: past the superblock
+    }
+    static std::uint8_t* payload(const Pool& pool, std::uint32_t index) noexcept {
+        return pool.region.data() + payload_offset(pool, index);
+    }
+
+    // §9: the smallest pool that holds it; npos when none does.
+    static constexpr std::size_t npos = static_cast<std::size_t>(-1);
+    std::size_t pool_for(std::uint64_t bytes) const noexcept {
+        for (std::size_t i = 0; i < pools_.size(); ++i)
+            if (pools_[i].stride_bytes >= bytes) return i;
+        return npos;
+    }
+    std::size_t pool_by_id(std::uint16_t id) const noexcept {
+        for (std::size_t i = 0; i < pools_.size(); ++i)
+            if (pools_[i].pool_id == id) return i;
+        return npos;
+    }
+
+private:
+    static std::string text(const char* what, std::uint64_t value, const char* wanted) {
+        return std::string(what) + " is " + std::to_string(value) + ", must be " + wanted;
+    }
+    static void require(const std::string& what, std::span<std::uint8_t> region, std::uint32_t nslots,
+                        std::uint64_t slot_bytes) {
+        const std::uint64_t needed = kSuperblockBytes + std::uint64_t{nslots} * slot_bytes;
+        if (region.size() < needed)
+            throw std::invalid_argument(what + " has " + std::to_string(region.size()) + " bytes, needs " +
+                                        std::to_string(needed));
+    }
+
+    std::span<std::uint8_t> header_;
+    std::vector<Pool> pools_;
+    std::uint32_t mask_;
+};
+
+// The producer's side. One thread at a time; calls from a second one are refused, never interleaved.
+//
+//   idle ──write──► idle            begin, copy, header, commit in one call
+//   idle ──begin──► claimed ──commit──► idle
+//                       └────abandon──► idle     the slot stays in-progress: readers drop it, the seq may be used again
+class RingWriter {
+public:
+    explicit RingWriter(RingGeometry geometry) : geometry_(std::move(geometry)) {}
+
+    const RingGeometry& geometry() const noexcept { return geometry_; }
+    std::uint64_t next_seq() const noexcept { return next_seq_; }
+    bool is_claimed() const noexcept { return claimed_; }
+    std::uint64_t written() const noexcept { return written_; }
+    std::uint64_t no_pool_drops() const noexcept { return no_pool_drops_; }
+
+    // Publishes `bytes` as frame `seq`. False: no pool holds it, counted (§9). `bytes` must be the layout's extent.
+    bool write(std::uint64_t seq, const TensorLayout& layout, std::span<const std::uint8_t> bytes,
+               std::uint64_t timestamp_ns, std::uint32_t meta_version) {
+        const Busy busy(*this);
+        const std::size_t pool_index = open(seq, layout);
+        if (bytes.size() != layout.extent_bytes)
+            throw std::invalid_argument("the payload has " + std::to_string(bytes.size()) + " bytes, its layout " +
+                                        std::to_string(layout.extent_bytes));
+        if (pool_index == RingGeometry::npos) return ++no_pool_drops_, false;
+        const Pool& pool = geometry_.pools()[pool_index];
+        const std::uint32_t index = geometry_.index_of(seq);
+        std::uint8_t* const slot = geometry_.slot(index);
+        CommitWord word(slot);
+        word.begin(seq);
+        const bool streaming =
+            prefers_streaming(bytes.size(), std::size_t{geometry_.nslots()} * pool.stride_bytes);
+        copy_payload(RingGeometry::payload(pool, index), bytes.data(), bytes.size(), streaming);
+        write_header(slot, layout, pool, index, timestamp_ns, meta_version);
+        word.commit(seq);
+        finish(seq);
+        return true;
+    }
+
+    // Opens the slot of `seq` for writing in place and returns the pool's index, or npos when none fits (counted).
+    // `header_first` writes the header now, for readers of partial frames (B4).
+    std::size_t begin(std::uint64_t seq, const TensorLayout& layout, std::uint64_t timestamp_ns,
+                      std::uint32_t meta_version, bool header_first) {
+        const Busy busy(*this);
+        const std::size_t pool_index = open(seq, layout);
+        if (pool_index == RingGeometry::npos) return ++no_pool_drops_, pool_index;
+        const std::uint32_t index = geometry_.index_of(seq);
+        std::uint8_t* const slot = geometry_.slot(index);
+        CommitWord(slot).begin(seq);
+        streaming_fence();  // the owner of the claim may use streaming stores, which could pass the in-progress word
+        if (header_first) write_header(slot, layout, geometry_.pools()[pool_index], index, timestamp_ns, meta_version);
+        claimed_ = true;
+        claim_seq_ = seq;
+        claim_pool_ = pool_index;
+        claim_layout_ = layout;
+        return pool_index;
+    }
+
+    void commit(std::uint64_t timestamp_ns, std::uint32_t meta_version) {
+        const Busy busy(*this);
+        if (!claimed_) throw Misuse("no claim is open on this ring");
+        const std::uint32_t index = geometry_.index_of(claim_seq_);
+        std::uint8_t* const slot = geometry_.slot(index);
+        streaming_fence();  // the owner of the claim may have used streaming stores or DMA (§8.3)
+        write_header(slot, claim_layout_, geometry_.pools()[claim_pool_], index, timestamp_ns, meta_version);
+        CommitWord(slot).commit(claim_seq_);
+        claimed_ = false;
+        finish(claim_seq_);
+    }
+
+    void abandon() {
+        const Busy busy(*this);
+        if (!claimed_) throw Misuse("no claim is open on this ring");
+        claimed_ = false;
+    }
+
+    // Wakes readers that sleep on the newest frame's slot, at most once per kWakeEveryNs.
+    void wake(std::uint64_t now_ns) {
+        const Busy busy(*this);
+        if (written_ == 0 || now_ns - last_wake_ns_ < kWakeEveryNs) return;
+        last_wake_ns_ = now_ns;
+        wake_all(CommitWord(geometry_.slot(geometry_.index_of(next_seq_ - 1))).low_half());
+    }
+
+private:
+    struct Busy {
+        explicit Busy(RingWriter& writer) : writer_(writer) {
+            if (writer_.busy_.exchange(true, std::memory_order_acquire))
+                throw Misuse("this ring is being written by another thread; a ring has one writer");
+        }
+        ~Busy() { writer_.busy_.store(false, std::memory_order_release); }  // pairs with the exchange above
+        Busy(const Busy&) = delete;
+        Busy& operator=(const Busy&) = delete;
+        RingWriter& writer_;
+    };
+
+    std::size_t open(std::uint64_t seq, const TensorLayout& layout) const {
+        if (claimed_)
+            throw Misuse("frame " + std::to_string(claim_seq_) +
+                                   " is claimed and not committed; commit or abandon it first");
+        if (seq > kMaxSeq) throw std::invalid_argument("seq " + std::to_string(seq) + " exceeds 2^63 - 1");
+        if (seq < next_seq_)
+            throw std::invalid_argument("seq " + std::to_string(seq) + " goes back; the next one is " +
+                                        std::to_string(next_seq_));
+        return geometry_.pool_for(layout.extent_bytes);
+    }
+
+    // Bytes 8..255; the commit word is only ever stored atomically (B2).
+    static void write_header(std::uint8_t* slot, const TensorLayout& layout, const Pool& pool, std::uint32_t index,
+                             std::uint64_t timestamp_ns, std::uint32_t meta_version) noexcept {
+        std::uint8_t image[kSlotBytes];
+        store<std::uint32_t>(image + slot::kValuesLenBytes, static_cast<std::uint32_t>(layout.extent_bytes));
+        store<std::uint32_t>(image + slot::kPayloadSlot, index);
+        store<std::uint16_t>(image + slot::kPoolId, pool.pool_id);
+        store<std::uint32_t>(image + slot::kPayloadOffset, 0);
+        store<std::uint64_t>(image + slot::kTimestampNs, timestamp_ns);
+        store<std::uint32_t>(image + slot::kMetaVersion, meta_version);
+        write_tensor_header(image, layout);
+        copy_racing(slot + 8, image + 8, kSlotBytes - 8);
+    }
+
+    void finish(std::uint64_t seq) noexcept {
+        next_seq_ = seq + 1;
+        ++written_;
+    }
+
+    RingGeometry geometry_;
+    std::uint64_t next_seq_ = 0;
+    std::uint64_t written_ = 0;
+    std::uint64_t no_pool_drops_ = 0;
+    std::uint64_t last_wake_ns_ = 0;
+    bool claimed_ = false;
+    std::uint64_t claim_seq_ = 0;
+    std::size_t claim_pool_ = 0;
+    TensorLayout claim_layout_;
+    std::atomic<bool> busy_{false};
+};
+
+// A frame that passed every check at the moment of the read. Its payload may be overwritten at any time: ask intact().
+struct SlotFrame {
+    std::uint64_t seq = 0;
+    std::uint64_t timestamp_ns = 0;
+    std::uint32_t meta_version = 0;
+    std::uint32_t slot = 0;
+    std::uint32_t pool = 0;  // index into geometry().pools()
+    std::uint32_t values_len_bytes = 0;
+    std::size_t payload_offset = 0;  // into the pool's region
+    std::uint64_t reader = 0;        // which reader made it: its offsets mean nothing to another
+    std::shared_ptr<const TensorLayout> layout;
+};
+
+// The consumer's side: reads only, never waits for a commit (§15.21), trusts no header value before it was checked.
+class RingReader {
+public:
+    explicit RingReader(RingGeometry geometry) : geometry_(std::move(geometry)) {}
+
+    const RingGeometry& geometry() const noexcept { return geometry_; }
+    const DropCounts& drops() const noexcept { return drops_; }
+
+    // §15.18, B3: copy the slot, re-check the commit word, then parse the copy.
+    Drop read(std::uint64_t seq, SlotFrame& out) {
+        const Drop drop = read_slot(seq, out);
+        ++drops_[static_cast<std::size_t>(drop)];
+        return drop;
+    }
+
+    // Copies the payload and says whether it stayed whole; `to` holds values_len_bytes.
+    bool copy(const SlotFrame& frame, std::uint8_t* to) const {
+        check_own(frame);
+        const Pool& pool = geometry_.pools()[frame.pool];
+        copy_payload(to, pool.region.data() + frame.payload_offset, frame.values_len_bytes,
+                     prefers_streaming(frame.values_len_bytes, frame.values_len_bytes));
+        return intact(frame);
+    }
+
+    bool intact(const SlotFrame& frame) const {
+        check_own(frame);
+        return CommitWord(geometry_.slot(frame.slot)).recheck() == committed(frame.seq);
+    }
+
+    // The newest committed frame. A full scan: for joining a stream that is already running.
+    std::optional<std::uint64_t> newest() const noexcept {
+        std::optional<std::uint64_t> newest;
+        for (std::uint32_t i = 0; i < geometry_.nslots(); ++i) {
+            const std::uint64_t word = CommitWord(geometry_.slot(i)).peek();
+            if ((word & 1) == 0) continue;
+            const std::uint64_t seq = word >> 1;
+            if (geometry_.index_of(seq) == i && (!newest || seq > *newest)) newest = seq;
+        }
+        return newest;
+    }
+
+    bool is_committed(std::uint64_t seq) const noexcept {
+        return has_reached(CommitWord(geometry_.slot(geometry_.index_of(seq))).peek(), seq);
+    }
+
+    // Sleeps until frame `seq`, or a later one in its slot, is committed; false on timeout. See wake.hpp.
+    bool wait(std::uint64_t seq, std::uint64_t timeout_ns) const noexcept {
+        const CommitWord word(geometry_.slot(geometry_.index_of(seq)));
+        const std::uint64_t start = monotonic_ns();
+        while (true) {
+            const std::uint64_t seen = word.peek();
+            if (has_reached(seen, seq)) return true;
+            const std::uint64_t elapsed = monotonic_ns() - start;
+            if (elapsed >= timeout_ns) return false;
+            if (elapsed < kGraceNs)
+                sched_yield();
+            else
+                sleep_on(word.low_half(), static_cast<std::uint32_t>(seen),
+                         std::min(timeout_ns - elapsed, kLongestSleepNs));
+        }
+    }
+
+private:
+    static bool has_reached(std::uint64_t word, std::uint64_t seq) noexcept {
+        return seq <= kMaxSeq && word >= committed(seq);
+    }
+
+    Drop read_slot(std::uint64_t seq, SlotFrame& out) {
+        if (seq > kMaxSeq) return Drop::STALE;
+        const std::uint32_t index = geometry_.index_of(seq);
+        const std::uint8_t* const slot = geometry_.slot(index);
+        const CommitWord word(slot);
+        const std::uint64_t seen = word.peek();
+        if (seen != committed(seq)) return not_held(seen, seq);
+        alignas(64) std::uint8_t image[kSlotBytes];
+        copy_racing(image, slot, kSlotBytes);
+        if (word.recheck() != seen) return Drop::OVERWRITTEN;
+
+        const auto values_len = load<std::uint32_t>(image + slot::kValuesLenBytes);
+        if (load<std::uint32_t>(image + slot::kPayloadOffset) != 0) return Drop::BAD_PAYLOAD_OFFSET;
+        if (load<std::uint32_t>(image + slot::kPayloadSlot) != index) return Drop::BAD_PAYLOAD_SLOT;  // B15
+        const Drop header = same_layout(image) ? Drop::NONE : parse(image);
+        if (header != Drop::NONE) return header;
+        const TensorLayout& layout = *layout_;
+        std::size_t pool = geometry_.pool_by_id(load<std::uint16_t>(image + slot::kPoolId));
+        if (values_len == 0) {
+            pool = pool == RingGeometry::npos ? 0 : pool;  // B17: ignored for an empty payload
+        } else {
+            if (pool == RingGeometry::npos) return Drop::BAD_POOL;  // B16
+            if (values_len > geometry_.pools()[pool].stride_bytes) return Drop::BAD_LENGTH;
+            if (layout.has_zero_dim()) return Drop::BAD_LENGTH;             // B13
+            if (layout.extent_bytes > values_len) return Drop::BAD_LENGTH;  // B14
+        }
+        out.seq = seq;
+        out.timestamp_ns = load<std::uint64_t>(image + slot::kTimestampNs);
+        out.meta_version = load<std::uint32_t>(image + slot::kMetaVersion);
+        out.slot = index;
+        out.pool = static_cast<std::uint32_t>(pool);
+        out.values_len_bytes = values_len;
+        out.payload_offset = RingGeometry::payload_offset(geometry_.pools()[pool], index);
+        out.reader = id_;
+        out.layout = layout_;
+        return Drop::NONE;
+    }
+
+    static Drop not_held(std::uint64_t word, std::uint64_t seq) noexcept {
+        if (word == in_progress(seq)) return Drop::NOT_COMMITTED;
+        return word >> 1 > seq ? Drop::OVERWRITTEN : Drop::STALE;
+    }
+
+    // Streams keep their shape: the last layout is parsed once and compared from then on.
+    static constexpr std::size_t kLayoutBytes = slot::kTail - slot::kHeaderLength;
+    bool same_layout(const std::uint8_t* image) const noexcept {
+        return layout_ && std::memcmp(image + slot::kHeaderLength, layout_bytes_, kLayoutBytes) == 0;
+    }
+    Drop parse(const std::uint8_t* image) {
+        auto parsed = std::make_shared<TensorLayout>();
+        const Drop drop = parse_tensor_header(image, *parsed);
+        if (drop != Drop::NONE) return drop;
+        layout_ = std::move(parsed);
+        std::memcpy(layout_bytes_, image + slot::kHeaderLength, kLayoutBytes);
+        return Drop::NONE;
+    }
+
+    void check_own(const SlotFrame& frame) const {
+        if (frame.reader != id_) throw Misuse("frame " + std::to_string(frame.seq) + " was read by another reader");
+    }
+    static std::uint64_t next_id() noexcept {
+        static std::atomic<std::uint64_t> last{0};
+        return last.fetch_add(1, std::memory_order_relaxed) + 1;
+    }
+
+    RingGeometry geometry_;
+    const std::uint64_t id_ = next_id();
+    DropCounts drops_{};
+    std::shared_ptr<const TensorLayout> layout_;
+    std::uint8_t layout_bytes_[kLayoutBytes];
+};
+
+}  // namespace tensorpool

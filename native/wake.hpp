@@ -1,0 +1,55 @@
+// SPDX-License-Identifier: Apache-2.0
+// Sleeping until a slot is committed, without a word that readers would have to write.
+//
+// A reader sleeps in FUTEX_WAIT on the low half of the commit word it expects to change; its read-only mapping is
+// enough. The writer cannot see sleepers, and a wake-up costs about half a microsecond even when nobody sleeps, so it
+// wakes at most once per kWakeEveryNs. A reader therefore keeps polling for kGraceNs after each frame before it
+// sleeps: what the writer leaves unannounced inside its window falls into the reader's. Peers that never wake
+// anybody are met by bounded sleeps.
+#pragma once
+
+#include <cerrno>
+#include <climits>
+#include <cstdint>
+#include <ctime>
+
+#include <sched.h>
+
+#if defined(__linux__)
+#include <linux/futex.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+#endif
+
+namespace tensorpool {
+
+inline constexpr std::uint64_t kWakeEveryNs = 50'000;
+inline constexpr std::uint64_t kGraceNs = 80'000;
+inline constexpr std::uint64_t kLongestSleepNs = 2'000'000;
+
+inline std::uint64_t monotonic_ns() noexcept {
+    timespec now;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return static_cast<std::uint64_t>(now.tv_sec) * 1'000'000'000u + static_cast<std::uint64_t>(now.tv_nsec);
+}
+
+// Sleeps while *word == expected, at most `nanoseconds`. Returns early on a wake-up or a signal.
+inline void sleep_on(const std::uint32_t* word, std::uint32_t expected, std::uint64_t nanoseconds) noexcept {
+    const timespec timeout{static_cast<time_t>(nanoseconds / 1'000'000'000u),
+                           static_cast<long>(nanoseconds % 1'000'000'000u)};
+#if defined(__linux__)
+    syscall(SYS_futex, word, FUTEX_WAIT, expected, &timeout, nullptr, 0);
+#else
+    if (__atomic_load_n(word, __ATOMIC_ACQUIRE) == expected) nanosleep(&timeout, nullptr);
+#endif
+}
+
+inline void wake_all(const std::uint32_t* word) noexcept {
+#if defined(__linux__)
+    syscall(SYS_futex, word, FUTEX_WAKE, INT_MAX, nullptr, nullptr, 0);
+#else
+    (void)word;
+#endif
+}
+
+}  // namespace tensorpool

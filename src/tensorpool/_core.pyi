@@ -1,0 +1,495 @@
+"""
+The native core of tensorpool: rings in shared memory and Aeron's C API.
+"""
+
+from collections.abc import Buffer, Callable, Sequence
+import enum
+
+
+SUPERBLOCK_BYTES: int = 64
+
+SLOT_BYTES: int = 256
+
+MAX_DIMS: int = 8
+
+MAX_SEQ: int = 9223372036854775807
+
+class DropReason(enum.IntEnum):
+    """Why a frame was not delivered."""
+
+    NOT_COMMITTED = 1
+    """the producer is still writing this very frame"""
+
+    OVERWRITTEN = 2
+    """the slot moved on to a later frame, before or during the read"""
+
+    STALE = 3
+    """the slot still holds an earlier frame"""
+
+    BAD_EMBEDDED_HEADER = 4
+
+    BAD_PAYLOAD_OFFSET = 5
+
+    BAD_PAYLOAD_SLOT = 6
+
+    BAD_POOL = 7
+
+    BAD_LENGTH = 8
+
+    BAD_DTYPE = 9
+
+    BAD_MAJOR_ORDER = 10
+
+    BAD_NDIMS = 11
+
+    BAD_DIMS = 12
+
+    BAD_STRIDES = 13
+
+    BAD_PROGRESS = 14
+
+    NO_POOL = 15
+    """larger than every pool of the stream"""
+
+def is_late(drop: DropReason) -> bool:
+    """Whether QosConsumer.drops_late counts this reason."""
+
+class Mapping:
+    """
+    A mapped file; exports the buffer protocol and is unmapped with its last view. Made by tensorpool.shm only.
+    """
+
+    def __init__(self, fd: int, length: int, *, writable: bool) -> None: ...
+
+    def __buffer__(self, flags: int, /) -> memoryview: ...
+
+    def __len__(self) -> int: ...
+
+    @property
+    def is_writable(self) -> bool: ...
+
+    def prefault(self) -> None:
+        """Bring every page in; the GIL is released meanwhile."""
+
+    def lock(self) -> None:
+        """mlock the pages."""
+
+    def load_u64(self, offset: int) -> int:
+        """Load an aligned u64 with acquire ordering."""
+
+    def store_u64(self, offset: int, value: int) -> None:
+        """Store an aligned u64 with release ordering."""
+
+class TensorLayout:
+    """
+    dtype, order, shape and strides of a payload, checked once. Strides of 0 are inferred.
+    """
+
+    def __init__(self, dtype: int, major_order: int, dims: Sequence[int], strides: Sequence[int] = [], progress_unit: int = 0, progress_stride_bytes: int = 0) -> None: ...
+
+    @property
+    def dtype(self) -> int: ...
+
+    @property
+    def major_order(self) -> int: ...
+
+    @property
+    def shape(self) -> tuple[int, ...]: ...
+
+    @property
+    def byte_strides(self) -> tuple[int, ...]: ...
+
+    @property
+    def extent_bytes(self) -> int: ...
+
+    @property
+    def progress_unit(self) -> int: ...
+
+    @property
+    def progress_stride_bytes(self) -> int: ...
+
+class SlotFrame:
+    """A frame that passed every check when it was read."""
+
+    @property
+    def seq(self) -> int: ...
+
+    @property
+    def timestamp_ns(self) -> int: ...
+
+    @property
+    def meta_version(self) -> int: ...
+
+    @property
+    def slot(self) -> int: ...
+
+    @property
+    def pool(self) -> int:
+        """Index into the reader's pools."""
+
+    @property
+    def values_len_bytes(self) -> int: ...
+
+    @property
+    def payload_offset(self) -> int:
+        """Where the payload starts in its pool's mapping."""
+
+    @property
+    def layout(self) -> TensorLayout: ...
+
+class RingWriter:
+    """The producer's side of a ring, bound once to writable mappings."""
+
+    def __init__(self, header: Mapping, pools: Sequence[tuple[int, int, Mapping]], nslots: int) -> None:
+        """`pools` are (pool_id, stride_bytes, mapping)."""
+
+    def write(self, seq: int, layout: TensorLayout, data: Buffer, timestamp_ns: int = 0, meta_version: int = 0) -> bool:
+        """
+        Copy a contiguous buffer into the slot of `seq` and commit it. False: no pool is large enough.
+        """
+
+    def begin(self, seq: int, layout: TensorLayout, timestamp_ns: int = 0, meta_version: int = 0, header_first: bool = False) -> tuple[Mapping, int] | None:
+        """
+        Open the slot of `seq` for writing in place: the pool's mapping and the payload's offset in it. None: no pool is large enough.
+        """
+
+    def commit(self, timestamp_ns: int = 0, meta_version: int = 0) -> None:
+        """Commit the open claim."""
+
+    def abandon(self) -> None:
+        """
+        Give the open claim up: readers drop the slot, and the seq may be used again.
+        """
+
+    def wake(self) -> None:
+        """Wake readers that sleep on the newest frame's slot; rate-limited."""
+
+    @property
+    def next_seq(self) -> int: ...
+
+    @property
+    def is_claimed(self) -> bool: ...
+
+    @property
+    def written(self) -> int: ...
+
+    @property
+    def no_pool_drops(self) -> int: ...
+
+    @property
+    def nslots(self) -> int: ...
+
+    @property
+    def release_gil_from_bytes(self) -> int: ...
+
+    @release_gil_from_bytes.setter
+    def release_gil_from_bytes(self, arg: int, /) -> None: ...
+
+class RingReader:
+    """The consumer's side of a ring, bound once; read-only mappings suffice."""
+
+    def __init__(self, header: Mapping, pools: Sequence[tuple[int, int, Mapping]], nslots: int) -> None:
+        """`pools` are (pool_id, stride_bytes, mapping)."""
+
+    def read(self, seq: int) -> SlotFrame | DropReason:
+        """Validate the slot of `seq`; never waits."""
+
+    def copy_into(self, frame: SlotFrame, out: Buffer) -> bool:
+        """Copy the payload; True when it stayed whole."""
+
+    def intact(self, frame: SlotFrame) -> bool:
+        """Whether the frame has not been overwritten so far."""
+
+    def newest(self) -> int | None:
+        """The newest committed seq, or None."""
+
+    def is_committed(self, seq: int) -> bool:
+        """Whether `seq` is committed, or its slot has moved on to a later frame."""
+
+    def wait(self, seq: int, timeout_ns: int) -> bool:
+        """Sleep until is_committed(seq); False on timeout."""
+
+    @property
+    def drops(self) -> dict[DropReason, int]:
+        """How many reads failed, by reason."""
+
+    @property
+    def accepted(self) -> int: ...
+
+    @property
+    def pools(self) -> list[tuple[int, int, Mapping]]:
+        """In the order that SlotFrame.pool indexes."""
+
+    @property
+    def nslots(self) -> int: ...
+
+    @property
+    def release_gil_from_bytes(self) -> int: ...
+
+    @release_gil_from_bytes.setter
+    def release_gil_from_bytes(self, arg: int, /) -> None: ...
+
+def load_aeron(paths: Sequence[str]) -> None:
+    """Resolve Aeron's C API from these shared objects; once per process."""
+
+def aeron_version() -> str: ...
+
+def aeron_default_dir() -> str:
+    """The directory that Aeron uses when none is named."""
+
+def is_driver_active(dir: str, timeout_ms: int) -> bool:
+    """
+    Whether a media driver has given a sign of life at `dir` within the timeout.
+    """
+
+def monotonic_ns() -> int:
+    """CLOCK_MONOTONIC."""
+
+class MediaDriver:
+    """Aeron's C media driver inside this process."""
+
+    def __init__(self, settings: Sequence[tuple[str, int | str]]) -> None:
+        """`settings` are (name, value) for aeron_driver_context_set_<name>."""
+
+    def close(self) -> None: ...
+
+    @property
+    def is_closed(self) -> bool: ...
+
+class OfferResult:
+    """
+    What became of an offer: true when accepted, else why it should be tried again or dropped.
+    """
+
+    def __bool__(self) -> bool: ...
+
+    def __repr__(self) -> str: ...
+
+    @property
+    def code(self) -> int:
+        """1, or Aeron's own number."""
+
+    @property
+    def name(self) -> str: ...
+
+    ACCEPTED: OfferResult = ...
+
+    NOT_CONNECTED: OfferResult = ...
+
+    BACK_PRESSURED: OfferResult = ...
+
+    ADMIN_ACTION: OfferResult = ...
+
+class MessageInfo:
+    """What a subscription saw of a message besides its bytes."""
+
+    @property
+    def session_id(self) -> int: ...
+
+    @property
+    def stream_id(self) -> int: ...
+
+    @property
+    def reserved_value(self) -> int: ...
+
+    @property
+    def position(self) -> int: ...
+
+class ImageEvent:
+    """An image came (available) or went."""
+
+    @property
+    def available(self) -> bool: ...
+
+    @property
+    def session_id(self) -> int: ...
+
+    @property
+    def correlation_id(self) -> int: ...
+
+    @property
+    def position(self) -> int: ...
+
+    @property
+    def monotonic_ns(self) -> int:
+        """When Aeron's own thread learned of it."""
+
+    @property
+    def source(self) -> str: ...
+
+class Descriptor:
+    """
+    A FrameDescriptor as the native poll decoded it; absent fields are None.
+    """
+
+    @property
+    def stream_id(self) -> int: ...
+
+    @property
+    def epoch(self) -> int: ...
+
+    @property
+    def seq(self) -> int: ...
+
+    @property
+    def timestamp_ns(self) -> int | None: ...
+
+    @property
+    def meta_version(self) -> int | None: ...
+
+    @property
+    def trace_id(self) -> int | None: ...
+
+class DescriptorSink:
+    """Keeps the descriptors of one stream; the rest never reaches Python."""
+
+    def __init__(self, stream_id: int, capacity: int = 1024) -> None: ...
+
+    def take(self) -> Descriptor | None: ...
+
+    def __len__(self) -> int: ...
+
+    @property
+    def filtered(self) -> int:
+        """Descriptors of other streams."""
+
+    @property
+    def foreign(self) -> int:
+        """Messages that are not version-1 FrameDescriptors."""
+
+class Publication:
+    def offer(self, message: Buffer) -> OfferResult:
+        """Append a message to the log, fragmented where it exceeds the MTU."""
+
+    def offerv(self, parts: Sequence[Buffer]) -> OfferResult:
+        """Gather the parts into one message."""
+
+    def try_claim(self, message: Buffer) -> OfferResult:
+        """
+        Write a message of one fragment straight into the log: claim, fill and commit in one call.
+        """
+
+    def offer_descriptor(self, stream_id: int, epoch: int, seq: int, timestamp_ns: int | None = None, meta_version: int | None = None, trace_id: int = 0) -> OfferResult:
+        """Encode a FrameDescriptor straight into the log."""
+
+    def close(self) -> None: ...
+
+    @property
+    def is_closed(self) -> bool: ...
+
+    @property
+    def is_connected(self) -> bool: ...
+
+    @property
+    def position(self) -> int: ...
+
+    @property
+    def channel(self) -> str: ...
+
+    @property
+    def stream_id(self) -> int: ...
+
+    @property
+    def session_id(self) -> int: ...
+
+    @property
+    def max_message_length(self) -> int: ...
+
+    @property
+    def max_payload_length(self) -> int: ...
+
+    @property
+    def term_buffer_length(self) -> int: ...
+
+class Subscription:
+    def poll(self, handler: Callable[[bytes, MessageInfo], object], limit: int = 10) -> int:
+        """
+        Give whole messages to the handler; returns the number of fragments consumed. When the handler raises, the poll ends, what was not yet delivered stays in the log, and the exception is the caller's.
+        """
+
+    def poll_descriptors(self, sink: DescriptorSink, limit: int = 10) -> int:
+        """
+        Give messages to a native sink; returns the number of fragments consumed.
+        """
+
+    def close(self) -> None: ...
+
+    @property
+    def is_closed(self) -> bool: ...
+
+    @property
+    def is_connected(self) -> bool: ...
+
+    @property
+    def image_count(self) -> int: ...
+
+    @property
+    def channel(self) -> str: ...
+
+    @property
+    def stream_id(self) -> int: ...
+
+    @property
+    def partial_sessions(self) -> int:
+        """Sessions for which a fragment assembler is kept."""
+
+class Counter:
+    @property
+    def value(self) -> int: ...
+
+    @value.setter
+    def value(self, arg: int, /) -> None: ...
+
+    def add(self, delta: int) -> int:
+        """Add and return the sum."""
+
+    def close(self) -> None: ...
+
+    @property
+    def is_closed(self) -> bool: ...
+
+class CounterReading:
+    @property
+    def counter_id(self) -> int: ...
+
+    @property
+    def type_id(self) -> int: ...
+
+    @property
+    def value(self) -> int: ...
+
+    @property
+    def label(self) -> str: ...
+
+    @property
+    def key(self) -> bytes: ...
+
+class Client:
+    """A connection to a media driver."""
+
+    def __init__(self, dir: str, *, client_name: str = 'tensorpool', driver_timeout_ms: int = 10000, keepalive_interval_ns: int = 500000000, resource_linger_ns: int = 3000000000, idle_sleep_ns: int = 4000000, pre_touch: bool = False) -> None: ...
+
+    def add_publication(self, channel: str, stream_id: int, exclusive: bool = False) -> Publication: ...
+
+    def add_subscription(self, channel: str, stream_id: int, on_image: Callable[[ImageEvent], object] | None = None) -> Subscription:
+        """`on_image` is called by poll, on the polling thread."""
+
+    def add_counter(self, type_id: int, key: bytes, label: str) -> Counter: ...
+
+    def counters(self) -> list[CounterReading]:
+        """Every counter of the media driver."""
+
+    def take_errors(self) -> list[tuple[int, str]]:
+        """What Aeron reported since the last call: (code, message), at most 64."""
+
+    def close(self) -> None:
+        """
+        Close all resources, then the client; waits for calls that other threads are inside of.
+        """
+
+    @property
+    def is_closed(self) -> bool:
+        """True after close, after a fork, and when the media driver is gone."""
+
+    @property
+    def dir(self) -> str: ...

@@ -1,0 +1,56 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The seam over Aeron: nothing above this package knows how messages travel."""
+
+from tensorpool.aeron.agent import (
+    Agent,
+    AgentInvoker,
+    AgentRunner,
+    AgentTerminated,
+    BackoffIdle,
+    IdleStrategy,
+    SleepingIdle,
+    YieldingIdle,
+)
+from tensorpool.aeron.library import version
+from tensorpool.aeron.media_driver import MediaDriver
+from tensorpool.aeron.transport import (
+    Client,
+    Counter,
+    CounterReading,
+    Descriptor,
+    DescriptorSink,
+    ImageEvent,
+    MessageInfo,
+    OfferResult,
+    Publication,
+    Subscription,
+    connect,
+    default_aeron_dir,
+    is_driver_active,
+)
+
+__all__ = [
+    "Agent",
+    "AgentInvoker",
+    "AgentRunner",
+    "AgentTerminated",
+    "BackoffIdle",
+    "Client",
+    "Counter",
+    "CounterReading",
+    "Descriptor",
+    "DescriptorSink",
+    "IdleStrategy",
+    "ImageEvent",
+    "MediaDriver",
+    "MessageInfo",
+    "OfferResult",
+    "Publication",
+    "SleepingIdle",
+    "Subscription",
+    "YieldingIdle",
+    "connect",
+    "default_aeron_dir",
+    "is_driver_active",
+    "version",
+]

@@ -1,0 +1,72 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which Aeron we use: the shared object inside pyaeron's wheel, or the libraries that TENSORPOOL_LIBAERON names.
+
+Only the C API of that object is called; pyaeron's Python layer is never imported.
+"""
+
+from __future__ import annotations
+
+import atexit
+import importlib.util
+import itertools
+import os
+from pathlib import Path
+from typing import Protocol
+from weakref import WeakValueDictionary
+
+from tensorpool import _core
+from tensorpool.errors import TransportError
+
+ENVIRONMENT_VARIABLE = "TENSORPOOL_LIBAERON"
+
+
+class Closable(Protocol):
+    """What has to be closed before the interpreter ends."""
+
+    def close(self) -> None: ...
+
+
+_open: WeakValueDictionary[int, Closable] = WeakValueDictionary()
+_order = itertools.count()
+
+
+def load() -> None:
+    """Make Aeron's C API available; cheap when it already is.
+
+    Raises `TransportError` when no library is found, or one lacks a function that we call.
+    """
+    _core.load_aeron([str(path) for path in library_paths()])
+
+
+def library_paths() -> list[Path]:
+    """The shared objects that hold the C client and the C media driver."""
+    named = os.environ.get(ENVIRONMENT_VARIABLE)
+    if named:
+        return [Path(path) for path in named.split(os.pathsep) if path]
+    spec = importlib.util.find_spec("pyaeron")
+    for folder in (spec.submodule_search_locations or []) if spec else []:
+        found = sorted(Path(folder).glob("_pyaeron*.so"))
+        if found:
+            return found[:1]
+    raise TransportError(
+        "no Aeron found: install pyaeron (its wheel carries libaeron), or name libaeron and libaeron_driver in "
+        f"{ENVIRONMENT_VARIABLE}, separated by '{os.pathsep}'"
+    )
+
+
+def version() -> str:
+    """Aeron's own version text."""
+    load()
+    return _core.aeron_version()
+
+
+def close_at_exit(closable: Closable) -> None:
+    """Have `closable` closed when the interpreter ends, should its owner forget: no leftovers in /dev/shm."""
+    _open[next(_order)] = closable
+
+
+@atexit.register
+def _close_all() -> None:
+    # The newest first: agents before the clients they use, clients before the media driver that serves them.
+    for _, closable in sorted(_open.items(), reverse=True):
+        closable.close()

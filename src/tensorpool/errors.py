@@ -1,0 +1,102 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What can go wrong, as one tree.
+
+    TensorPoolError
+    ├─ ConfigError            a setting: key path, given value, accepted range
+    ├─ ProtocolError          abstract
+    │  ├─ LocalProtocolError    we tried what the specification forbids
+    │  └─ RemoteProtocolError   the peer did
+    │     └─ DecodeError          bytes that are not the message they claim to be
+    ├─ RegionRejected         a shared-memory region that fails a check
+    ├─ TransportError         Aeron's failure, wrapped once
+    └─ Closed                 you used it after close()
+
+Loss is not an error: it is counted with a reason and never raised. Back pressure is a falsy result.
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+
+class TensorPoolError(Exception):
+    """Base of everything that tensorpool raises on purpose. Travels between processes: all of them can be pickled."""
+
+    text = ""  # what str() shows; the arguments stay as they were given
+
+    def __str__(self) -> str:
+        return self.text or super().__str__()
+
+
+class ConfigError(TensorPoolError):
+    """A setting that cannot be used: `key` is its path, `value` what was given, `accepted` what would do."""
+
+    def __init__(self, key: str, value: object, accepted: str) -> None:
+        super().__init__(key, value, accepted)
+        self.text = f"{key} = {value!r} is not usable; accepted: {accepted}"
+        self.key = key
+        self.value = value
+        self.accepted = accepted
+
+
+class ProtocolError(TensorPoolError):
+    """Somebody broke a rule of the specifications. Catch one of the two subclasses to know who."""
+
+
+class LocalProtocolError(ProtocolError):
+    """This process tried what the specification forbids; nothing was sent or written."""
+
+
+class RemoteProtocolError(ProtocolError):
+    """A peer sent what the specification forbids; we fail closed."""
+
+
+class DecodeFault(StrEnum):
+    """Which rule the bytes of a message broke, for code that answers the sender or counts its faults."""
+
+    TRUNCATED = "truncated"
+    TRAILING_BYTES = "trailing bytes"
+    SCHEMA = "schema"
+    TEMPLATE = "template"
+    VERSION = "version"
+    BLOCK_LENGTH = "block length"
+    VALUE = "value"
+
+
+class DecodeError(RemoteProtocolError):
+    """Bytes that are not the message they claim to be: `what` is wrong, at byte `offset` of the buffer.
+
+    `fault` is the kind of mistake; `field` names the field, group or data it is in, "" when it is in none.
+    """
+
+    def __init__(self, what: str, offset: int, fault: DecodeFault = DecodeFault.VALUE, field: str = "") -> None:
+        super().__init__(what, offset, fault, field)
+        self.text = f"{what} (at byte {offset})"
+        self.what = what
+        self.offset = offset
+        self.fault = fault
+        self.field = field
+
+
+class RegionRejected(TensorPoolError):
+    """A region that must not be mapped: `check` names the failed validation of `uri`."""
+
+    def __init__(self, uri: str, check: str, detail: str) -> None:
+        super().__init__(uri, check, detail)
+        self.text = f"{uri}: {check}: {detail}"
+        self.uri = uri
+        self.check = check
+        self.detail = detail
+
+
+class TransportError(TensorPoolError):
+    """Aeron could not do it: `code` is Aeron's error code, 0 where there is none."""
+
+    def __init__(self, message: str, code: int = 0) -> None:
+        super().__init__(message, code)
+        self.text = message
+        self.code = code
+
+
+class Closed(TensorPoolError):
+    """You used an object after `close()`, or in a process that was forked from its owner."""

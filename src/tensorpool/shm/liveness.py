@@ -1,0 +1,72 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Does the owner of a region still live? The facts, without a verdict.
+
+A pid alone proves nothing: it may have been given to another process since, or belong to another container.
+So callers get what the process table says and what the activity stamp says, and decide with both (C11).
+Wire §15.14, §15.21a.7; decisions C8, C9, C11.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from typing import Final
+
+import msgspec
+
+from tensorpool.wire.control import ShmRegionSuperblock
+
+_MAX_PID: Final = 2**31 - 1
+
+
+class Liveness(msgspec.Struct, frozen=True):
+    """What is known of a region's owner."""
+
+    pid: int
+    is_process_alive: bool  # the process that wrote the superblock, not one that has its number by now
+    activity_age_ns: int | None  # None: stamped in the future, hence before the last boot, hence stale (C8)
+
+    def is_active(self, window_ns: int) -> bool:
+        """Whether the last sign of life is at most `window_ns` old."""
+        return self.activity_age_ns is not None and self.activity_age_ns <= window_ns
+
+
+def liveness_of(superblock: ShmRegionSuperblock, now_ns: int) -> Liveness:
+    """The facts at `now_ns`, which must be read after the superblock was, from the clock that stamps it."""
+    age_ns = now_ns - superblock.activity_timestamp_ns
+    is_alive = is_process_alive(superblock.pid, superblock.start_timestamp_ns)
+    return Liveness(superblock.pid, is_alive, age_ns if age_ns >= 0 else None)
+
+
+def is_process_alive(pid: int, since_ns: int) -> bool:
+    """Whether the process that had `pid` at the monotonic time `since_ns` still runs. In doubt it does."""
+    if not 0 < pid <= _MAX_PID:
+        return False
+    try:
+        os.kill(pid, 0)  # asks, sends nothing
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        pass  # it exists and is another user's
+    stat = _process_stat(pid)
+    if stat is None:
+        return True
+    state, started_ns = stat
+    return state not in ("Z", "X") and started_ns <= since_ns
+
+
+def _process_stat(pid: int) -> tuple[str, int] | None:
+    """State and monotonic start time; None without a readable /proc.
+
+    The kernel keeps the start by a clock that runs on while the machine sleeps. Taking today's difference of
+    the clocks may place it too early, never too late; so does the kernel's rounding.
+    """
+    try:
+        with open(f"/proc/{pid}/stat", encoding="utf-8", errors="replace") as file:
+            # The name comes second, in parentheses, and may itself hold spaces and parentheses.
+            fields = file.read().rpartition(")")[2].split()
+    except OSError:
+        return None
+    asleep_ns = time.clock_gettime_ns(time.CLOCK_BOOTTIME) - time.monotonic_ns()
+    ticks = int(fields[19])
+    return fields[0], ticks * 1_000_000_000 // os.sysconf("SC_CLK_TCK") - asleep_ns

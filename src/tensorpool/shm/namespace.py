@@ -1,0 +1,186 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Namespaces: a directory per user and deployment, owned by one driver at a time.
+
+    <base_dir>/                      shared by all users, sticky like /tmp
+        tensorpool-<user>/           ours
+            <namespace>/             one driver's, guarded by driver.lock
+                <stream_id>/<epoch>/ see `epochs`
+
+The user is the effective one, never an environment variable. A directory that somebody else planted where
+ours belongs is refused. Wire §15.21a.3, §15.21a.6; decisions D1–D4, D9, D11.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import os
+import re
+from typing import Final
+
+from tensorpool.errors import ConfigError, RegionRejected
+from tensorpool.shm.permission import FILE_MODE, check_file_mode, directory_mode, explain_denial, user_name
+from tensorpool.wire.region_uri import RegionUri
+
+DEFAULT_NAMESPACE: Final = "default"
+LOCK_NAME: Final = "driver.lock"
+FOLDER_FLAGS: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+
+_USER_PREFIX: Final = "tensorpool-"
+_BASE_MODE: Final = 0o1777  # every user may add a tree of its own, and none may touch another's
+_COMPONENT: Final = re.compile(r"[A-Za-z0-9._-]{1,200}")
+
+
+def namespace_path(base_dir: str, namespace: str = DEFAULT_NAMESPACE) -> str:
+    """Where this user's namespace lies, with every link of the base resolved.
+
+    >>> namespace_path("/dev/shm/tensorpool", "lab1")
+    '/dev/shm/tensorpool/tensorpool-ann/lab1'
+
+    Raises ConfigError for a namespace or a base that cannot be part of a region URI.
+    """
+    if not _is_component(namespace):
+        accepted = "letters, digits, '.', '_' and '-', but neither '.' nor '..'"
+        raise ConfigError("shm.namespace", namespace, accepted)
+    base = os.path.realpath(base_dir) if os.path.isabs(base_dir) else base_dir
+    try:
+        RegionUri(base)
+    except RegionRejected as rejected:
+        raise ConfigError("shm.base_dir", base_dir, rejected.detail) from None
+    return os.path.join(base, _USER_PREFIX + user_component(os.geteuid()), namespace)
+
+
+def user_component(uid: int) -> str:
+    """The account's name where it is safe as a file name, else its number."""
+    name = user_name(uid)
+    return name if _is_component(name) else str(uid)
+
+
+def make_namespace(base_dir: str, namespace: str = DEFAULT_NAMESPACE, *, file_mode: int = FILE_MODE) -> str:
+    """Create what is missing of a namespace's directories and return its path.
+
+    Our own directories get the mode that suits `file_mode`; those that root prepared keep theirs, and all
+    keep their group. Raises ConfigError.
+    """
+    mode = directory_mode(check_file_mode(file_mode))
+    path = namespace_path(base_dir, namespace)
+    user_dir = os.path.dirname(path)
+    base = os.path.dirname(user_dir)
+    try:
+        if not os.path.isdir(base):
+            os.makedirs(os.path.dirname(base), exist_ok=True)
+            _ensure_at(base, _BASE_MODE)
+        _ensure_at(user_dir, mode)
+        _ensure_at(path, mode)
+    except OSError as error:
+        accepted = f"a directory below which this user may create its own; {error.strerror}"
+        raise ConfigError("shm.base_dir", base_dir, accepted) from error
+    return path
+
+
+def find_namespaces(base_dir: str) -> list[str]:
+    """The namespaces of all users below a base, for those who look after leftovers.
+
+    Passes over what this process may not read.
+    """
+    base = os.path.realpath(base_dir)
+    users = [os.path.join(base, name) for name in _directories(base) if name.startswith(_USER_PREFIX)]
+    return sorted(os.path.join(user_dir, name) for user_dir in users for name in _directories(user_dir))
+
+
+def ensure_directory(name: str, dir_fd: int, mode: int) -> None:
+    """Make sure that `name` is a directory of ours with exactly `mode`, or one of root's as root left it.
+
+    Raises OSError where somebody else's directory, a link or a file is in its place.
+    """
+    with contextlib.suppress(FileExistsError):
+        os.mkdir(name, 0o700, dir_fd=dir_fd)
+    fd = os.open(name, FOLDER_FLAGS, dir_fd=dir_fd)
+    try:
+        owner = os.fstat(fd).st_uid
+        if owner == os.geteuid():
+            os.fchmod(fd, mode)
+        elif owner != 0:
+            text = f"it belongs to {user_name(owner)}, who could replace our files; have it removed"
+            raise FileExistsError(errno.EEXIST, text, name)
+    finally:
+        os.close(fd)
+
+
+class NamespaceLock:
+    """Held by the one driver of a namespace, for as long as it lives.
+
+    The kernel drops it with the process, however that ends; `release` also removes the file. Raises
+    ConfigError, which names the holder's pid, while another driver has it.
+    """
+
+    def __init__(self, folder_fd: int, path: str) -> None:
+        self._folder_fd = folder_fd
+        fd = _try_lock(folder_fd, path)
+        while fd is None:
+            fd = _try_lock(folder_fd, path)
+        self._fd = fd
+
+    def release(self) -> None:
+        """Let the next driver have it."""
+        if _is_at_its_path(self._fd, self._folder_fd):  # else somebody removed it, and another may hold a new one
+            os.unlink(LOCK_NAME, dir_fd=self._folder_fd)
+        os.close(self._fd)
+
+
+def _try_lock(folder_fd: int, path: str) -> int | None:
+    """The lock's descriptor; None when its last holder removed the file just as we locked it."""
+    flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
+    with contextlib.ExitStack() as undo:
+        fd = os.open(LOCK_NAME, flags, 0o600, dir_fd=folder_fd)
+        undo.callback(os.close, fd)
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            holder = os.pread(fd, 20, 0).decode("ascii", "replace").strip() or "unknown"
+            accepted = (
+                f"a namespace without a running driver: pid {holder} holds {path}/{LOCK_NAME}; "
+                "stop that driver or choose another namespace"
+            )
+            raise ConfigError("shm.namespace", os.path.basename(path), accepted) from None
+        if not _is_at_its_path(fd, folder_fd):
+            return None
+        os.ftruncate(fd, 0)
+        os.pwrite(fd, f"{os.getpid()}\n".encode(), 0)
+        undo.pop_all()
+        return fd
+
+
+def _is_at_its_path(fd: int, folder_fd: int) -> bool:
+    try:
+        found = os.stat(LOCK_NAME, dir_fd=folder_fd, follow_symlinks=False)
+    except FileNotFoundError:
+        return False
+    return os.path.samestat(found, os.fstat(fd))
+
+
+def _ensure_at(path: str, mode: int) -> None:
+    parent, name = os.path.split(path)
+    try:
+        fd = os.open(parent, FOLDER_FLAGS)
+        try:
+            ensure_directory(name, fd, mode)
+        finally:
+            os.close(fd)
+    except PermissionError as error:
+        raise PermissionError(error.errno, explain_denial(parent, writable=True)) from error
+    except OSError as error:
+        raise OSError(error.errno, f"{path}: {error.strerror}") from error
+
+
+def _directories(path: str) -> list[str]:
+    try:
+        with os.scandir(path) as entries:
+            return [entry.name for entry in entries if entry.is_dir(follow_symlinks=False)]
+    except OSError:
+        return []
+
+
+def _is_component(text: str) -> bool:
+    return _COMPONENT.fullmatch(text) is not None and text not in (".", "..")

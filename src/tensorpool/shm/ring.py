@@ -1,0 +1,103 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The regions of one epoch, mapped together: a header ring and all its pools, or nothing.
+
+Bound once to the native reader or writer, which hold the mappings from then on.
+Wire §15.1, §15.5, §15.22; Driver Model §3; decisions C9, C10, C16.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+from tensorpool._core import Mapping, RingReader, RingWriter
+from tensorpool.shm.containment import AllowedBases
+from tensorpool.shm.layout import LAYOUT_VERSION, RingSpec
+from tensorpool.shm.region import Region, map_region
+
+
+class MappedRing:
+    """A header ring with its pools, in the order of `spec.pools`."""
+
+    __slots__ = ("header", "pools", "spec")
+
+    def __init__(self, spec: RingSpec, header: Region, pools: tuple[Region, ...]) -> None:
+        self.spec: Final = spec
+        self.header: Final = header
+        self.pools: Final = pools
+
+    @property
+    def stream_id(self) -> int:
+        return self.header.spec.stream_id
+
+    @property
+    def epoch(self) -> int:
+        return self.header.spec.epoch
+
+    @property
+    def layout_version(self) -> int:
+        return self.header.spec.layout_version
+
+    @property
+    def regions(self) -> tuple[Region, ...]:
+        """The header ring, then the pools."""
+        return (self.header, *self.pools)
+
+    @property
+    def activity_timestamp_ns(self) -> int:
+        """The oldest sign of life among the regions: one that nobody refreshes makes the whole stale."""
+        return min(region.activity_timestamp_ns for region in self.regions)
+
+    def refresh_activity(self, now_ns: int) -> None:
+        """Give a sign of life in every region; the driver's duty at announce cadence (C9)."""
+        for region in self.regions:
+            region.refresh_activity(now_ns)
+
+    def revalidate(self) -> None:
+        """See `Region.revalidate`. Raises RegionRejected for the first region that is not what it was."""
+        for region in self.regions:
+            region.revalidate()
+
+    def prefault(self) -> None:
+        """Bring every page into this process: the first lap around the ring then costs no page faults."""
+        for region in self.regions:
+            region.mapping.prefault()
+
+    def reader(self) -> RingReader:
+        """The consumer's side."""
+        return RingReader(self.header.mapping, self._pool_mappings(), self.spec.nslots)
+
+    def writer(self) -> RingWriter:
+        """The producer's side. Raises ValueError for regions that were mapped read-only."""
+        return RingWriter(self.header.mapping, self._pool_mappings(), self.spec.nslots)
+
+    def _pool_mappings(self) -> list[tuple[int, int, Mapping]]:
+        return [(pool.spec.pool_id, pool.spec.stride_bytes, pool.mapping) for pool in self.pools]
+
+
+def map_ring(
+    spec: RingSpec,
+    uris: Sequence[str],
+    bases: AllowedBases,
+    *,
+    stream_id: int,
+    epoch: int,
+    layout_version: int = LAYOUT_VERSION,
+    writable: bool = False,
+) -> MappedRing:
+    """Map what an announce or attach response names: `uris` are the header ring's, then the pools' in order.
+
+        spec = RingSpec.announced(answer.header_nslots, answer.header_slot_bytes, answer.payload_pools)
+        uris = [answer.header_region_uri, *(pool.region_uri for pool in answer.payload_pools)]
+        ring = map_ring(spec, uris, bases, stream_id=answer.stream_id, epoch=answer.epoch)
+
+    Raises RegionRejected, with nothing mapped, when one of them fails a check (§15.22: never a part).
+    """
+    regions: list[Region] = []
+    try:
+        for uri, region in zip(uris, spec.regions(stream_id, epoch, layout_version), strict=True):
+            regions.append(map_region(uri, region, bases, writable=writable))
+    except BaseException:
+        regions.clear()  # unmapped now: a kept traceback keeps this frame
+        raise
+    return MappedRing(spec, regions[0], tuple(regions[1:]))

@@ -1,0 +1,87 @@
+# SPDX-License-Identifier: Apache-2.0
+"""No read that the slot protocol accepts holds a mixture of two frames, and the test that says so can fail.
+
+Real processes: one writes, three read (tests/native/torn_reads.cpp). TENSORPOOL_STRESS_SECONDS sets how long
+in total, TENSORPOOL_STRESS_SEED repeats a run; benchmarks/torn_reads.py is the long form.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from tests.native.mutants import MUTANTS, STREAM_ALWAYS, Mutant, is_caught
+from tests.native.programs import Edit, build, headers, run
+
+SECONDS = float(os.environ.get("TENSORPOOL_STRESS_SECONDS", "60"))
+SEED = int(os.environ.get("TENSORPOOL_STRESS_SEED", time.time_ns() % 1_000_000_007))
+
+
+@pytest.mark.spec("WIRE-15.13-02", "WIRE-8.3-04", "WIRE-8.3-06", "WIRE-8.3-15", "WIRE-8.3-17")  # whole frames only
+@pytest.mark.spec("WIRE-8.3-09", "WIRE-15.3-02")  # what changed during the read is dropped, once, as late
+@pytest.mark.timeout(SECONDS + 60)
+@pytest.mark.parametrize(
+    ("edits", "share"),
+    [
+        pytest.param((), 2 / 3, id="as-built"),
+        pytest.param((STREAM_ALWAYS,), 1 / 3, id="streaming-stores-only"),
+    ],
+)
+def test_no_torn_read_is_accepted_while_every_slot_is_overwritten(edits: tuple[Edit, ...], share: float) -> None:
+    """Frames of 64 B to 4 MiB are whole when accepted; what changes during the read is dropped as late."""
+    result = run(
+        build("torn_reads", edits),
+        *("--seconds", str(SECONDS * share)),
+        *("--seed", str(SEED)),
+        timeout=SECONDS + 30,
+    )
+    report = result.report
+    print(report)
+    assert report["torn_header"] == report["torn_payload"] == 0, report
+    assert report["unexplained"] == report["crashed"] == 0, report
+    assert set(report["drops"]) <= {"NOT_COMMITTED", "OVERWRITTEN", "STALE"}, report
+    assert report["adds_up"], report
+    assert report["attempts"] == report["accepted"] + report["raced"] + sum(report["drops"].values()), report
+    assert result.code == 0, report
+    # It was a test: every size was delivered, and frames did change under the readers' hands.
+    assert all(report["accepted_by_size"].values()), report
+    assert all(report["raced_by_size"].values()), report
+    assert report["raced_header"] > 0, report
+    assert report["mixed_discarded"] > 100, report
+    assert not edits or report["streamed"] > 0, report
+
+
+@pytest.mark.spec("WIRE-8.3-03", "WIRE-8.3-07", "WIRE-15.3-03")
+def test_no_reordering_that_a_weaker_machine_may_do_makes_a_read_torn() -> None:
+    """Acquire, release and fences stand where they must: nothing that they permit is accepted and torn."""
+    result = run(build("litmus"))
+    assert result.report["torn_outcomes"] == 0, result.report
+    assert result.report["programs"] >= 8
+    assert result.code == 0
+
+
+@pytest.fixture(scope="module")
+def built_mutants() -> None:
+    """All of them at once: one by one they would keep a single core busy for a minute."""
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        list(pool.map(lambda mutant: build(mutant.program, mutant.edits), MUTANTS))
+
+
+@pytest.mark.timeout(240)
+@pytest.mark.usefixtures("built_mutants")
+@pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.name)
+def test_a_known_mistake_is_caught(mutant: Mutant) -> None:
+    """The same programs, built with one mistake in the headers, find it within seconds."""
+    result = mutant.attack(seconds=15)
+    assert is_caught(result), f"{mutant.mistake}: {result.report}"
+
+
+def test_an_edit_that_does_not_apply_is_an_error() -> None:
+    """A mutant whose text is gone from the headers cannot pass for one that was caught."""
+    with pytest.raises(LookupError, match="0 times"):
+        headers((Edit("ring.hpp", "no such text", ""),))
+    with pytest.raises(LookupError, match="not once"):
+        headers((Edit("ring.hpp", "const", ""),))

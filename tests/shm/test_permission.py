@@ -1,0 +1,31 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Modes: what directories need so that files of a mode can be reached."""
+
+from __future__ import annotations
+
+import pytest
+
+from tensorpool.errors import ConfigError
+from tensorpool.shm.permission import check_file_mode, directory_mode, group_name, user_name
+
+
+@pytest.mark.parametrize(
+    ("file_mode", "expected"),
+    [(0o600, 0o700), (0o640, 0o750), (0o660, 0o2770), (0o664, 0o2775), (0o666, 0o2777), (0o620, 0o2730)],
+)
+def test_directories_get_matching_search_bits_and_setgid_for_a_writing_group(file_mode: int, expected: int) -> None:
+    """x wherever there is r or w; setgid when the group may write."""
+    assert directory_mode(file_mode) == expected
+
+
+@pytest.mark.parametrize("mode", [0o400, 0o060, 0o770, 0o4660, 0o10660, -1])
+def test_modes_that_regions_cannot_have_are_refused(mode: int) -> None:
+    """The owner must read and write, and nobody executes a region."""
+    with pytest.raises(ConfigError, match=r"shm.permissions_mode = .* accepted: 600, 640, 660"):
+        check_file_mode(mode)
+
+
+def test_ids_without_a_name_are_numbers() -> None:
+    """In a container the other side's ids often have none."""
+    assert (user_name(0), group_name(0)) == ("root", "root")
+    assert (user_name(123456789), group_name(123456789)) == ("123456789", "123456789")

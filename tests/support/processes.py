@@ -1,0 +1,100 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Real processes for tests: started with the test's interpreter, reaped by pid whatever happens."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def wait_until(condition: Callable[[], object], what: str, *, timeout_s: float = 30.0) -> None:
+    """Wait for a condition, never for time; `what` is the sentence of the failure."""
+    deadline = time.monotonic() + timeout_s
+    while not condition():
+        if time.monotonic() > deadline:
+            raise AssertionError(f"not within {timeout_s:.0f} s: {what}")
+        time.sleep(0.002)
+
+
+class Process:
+    """A child running a Python script or module, with its output captured to a pipe."""
+
+    def __init__(self, *arguments: str, **environment: str) -> None:
+        self._popen = subprocess.Popen(
+            [sys.executable, *arguments],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            env=os.environ | {"PYTHONPATH": str(ROOT)} | environment,
+        )
+
+    @property
+    def pid(self) -> int:
+        return self._popen.pid
+
+    def read_line(self) -> str:
+        """The next line of output; empty when the process has ended."""
+        assert self._popen.stdout is not None
+        return self._popen.stdout.readline().rstrip("\n")
+
+    def write_line(self, text: str) -> None:
+        assert self._popen.stdin is not None
+        self._popen.stdin.write(text + "\n")
+        self._popen.stdin.flush()
+
+    def send(self, number: signal.Signals) -> None:
+        self._popen.send_signal(number)
+
+    def finish(self, *, stdin: str | None = None, timeout_s: float = 60.0) -> tuple[int, str]:
+        """Wait for the end: exit code (negative: the signal) and the rest of the output."""
+        output, _ = self._popen.communicate(stdin, timeout=timeout_s)
+        return self._popen.returncode, output
+
+    def reap(self) -> None:
+        if self._popen.poll() is None:
+            with contextlib.suppress(ProcessLookupError):
+                self._popen.send_signal(signal.SIGCONT)
+                self._popen.kill()
+        self._popen.wait()
+        for stream in (self._popen.stdin, self._popen.stdout):
+            if stream is not None:
+                with contextlib.suppress(BrokenPipeError):
+                    stream.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.reap()
+
+
+def run_script(text: str, *arguments: str, timeout_s: float = 60.0, **environment: str) -> tuple[int, str]:
+    """Run a script in a process of its own: exit code and output. A negative code is a signal: a crash."""
+    with Process("-X", "faulthandler", "-c", text, *arguments, **environment) as process:
+        return process.finish(timeout_s=timeout_s)
+
+
+@contextlib.contextmanager
+def private_directory(prefix: str = "tp-test-") -> Iterator[Path]:
+    """A directory of this test's own in /dev/shm, removed afterwards."""
+    import shutil
+    import tempfile
+
+    path = Path(tempfile.mkdtemp(prefix=prefix, dir="/dev/shm"))
+    try:
+        yield path
+    finally:
+        shutil.rmtree(path, ignore_errors=True)
