@@ -9,6 +9,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from tensorpool.driver import Driver, DriverConfig, local
     from tensorpool.errors import (
         Closed,
         ConfigError,
@@ -25,15 +26,22 @@ __all__ = [
     "Closed",
     "ConfigError",
     "DecodeError",
+    "Driver",
+    "DriverConfig",
     "LocalProtocolError",
     "ProtocolError",
     "RegionRejected",
     "RemoteProtocolError",
     "TensorPoolError",
     "TransportError",
+    "local",
 ]
 
-_HOMES = dict.fromkeys(__all__, "tensorpool.errors")
+_HOMES = dict.fromkeys(__all__, "tensorpool.errors") | {
+    "Driver": "tensorpool.driver",
+    "DriverConfig": "tensorpool.driver",
+    "local": "tensorpool.driver",
+}
 
 
 def __getattr__(name: str) -> object:

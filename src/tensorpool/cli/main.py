@@ -20,6 +20,7 @@ COMMANDS: Final = {
         "tensorpool.cli.demo",
         "The main job on embedded defaults: a camera, readers, a summary that checks itself.",
     ),
+    "driver": ("tensorpool.cli.driver", "The SHM driver: owns the memory, grants leases, announces streams."),
     "decode": ("tensorpool.cli.decode", "Any SBE message of the protocol as JSON."),
     "media-driver": ("tensorpool.cli.media_driver", "An Aeron media driver on its own."),
 }

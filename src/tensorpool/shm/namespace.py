@@ -138,18 +138,25 @@ def _try_lock(folder_fd: int, path: str) -> int | None:
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            holder = os.pread(fd, 20, 0).decode("ascii", "replace").strip() or "unknown"
             accepted = (
-                f"a namespace without a running driver: pid {holder} holds {path}/{LOCK_NAME}; "
+                f"a namespace without a running driver: pid {_holder(fd)} holds {path}/{LOCK_NAME}; "
                 "stop that driver or choose another namespace"
             )
             raise ConfigError("shm.namespace", os.path.basename(path), accepted) from None
         if not _is_at_its_path(fd, folder_fd):
             return None
-        os.ftruncate(fd, 0)
-        os.pwrite(fd, f"{os.getpid()}\n".encode(), 0)
+        with contextlib.suppress(OSError):  # hugetlbfs has no write(2): there the holder stays unnamed
+            os.ftruncate(fd, 0)
+            os.pwrite(fd, f"{os.getpid()}\n".encode(), 0)
         undo.pop_all()
         return fd
+
+
+def _holder(fd: int) -> str:
+    try:
+        return os.pread(fd, 20, 0).decode("ascii", "replace").strip() or "unknown"
+    except OSError:
+        return "unknown"
 
 
 def _is_at_its_path(fd: int, folder_fd: int) -> bool:

@@ -125,6 +125,7 @@ def create_region(
         if backing.is_reserved:
             reserve(fd, length)
         else:
+            reserve(fd, SUPERBLOCK_BYTES)  # written below: a full mount refuses here, not with SIGBUS there
             os.ftruncate(fd, length)
         mapping = Mapping(fd, length, writable=True)
         if backing.prefault:

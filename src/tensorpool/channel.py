@@ -1,0 +1,113 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Aeron channels as text: taken apart and checked without asking Aeron, so that a typo never becomes a default.
+
+Wire §15.11; decisions A14, F4.
+"""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Mapping
+from typing import Final
+
+import msgspec
+
+from tensorpool.errors import ConfigError
+
+
+class Endpoint(msgspec.Struct, frozen=True):
+    """Where messages go: an Aeron channel and an Aeron stream id."""
+
+    channel: str
+    stream_id: int
+
+
+class ChannelUri(msgspec.Struct, frozen=True):
+    """An Aeron channel in its parts; made by `check_channel`."""
+
+    media: str
+    parameters: Mapping[str, str]
+    is_spy: bool = False
+
+    @property
+    def address(self) -> tuple[str | None, ...]:
+        """Where it leads. All of IPC is one place."""
+        names = ("endpoint", "control", "interface") if self.media == "udp" else ()
+        return (self.media, *map(self.parameters.get, names))
+
+    @property
+    def terms(self) -> dict[str, str | int]:
+        """What the publishers of one stream have to agree on; sizes in bytes, however they were written."""
+        agreed = {name: text for name, text in self.parameters.items() if name not in ("alias", "tags")}
+        return {name: text if (size := _size(text)) is None else size for name, text in agreed.items()}
+
+
+_MAX_CHANNEL_BYTES: Final = 4095
+_CHANNEL: Final = re.compile(r"(?P<spy>aeron-spy:)?aeron:(?P<media>ipc|udp)(\?(?P<parameters>[!-~]*))?")
+_SIZE: Final = re.compile(r"([0-9]{1,12})([kKmMgG]?)")
+_UNITS: Final = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30}
+_PARAMETERS: Final = re.findall(
+    r"\S+",
+    """
+    alias cc channel-rcv-ts-offset channel-snd-ts-offset control control-mode endpoint eos fc group gtag
+    init-term-id interface linger max-resend media-rcv-ts-offset mtu nak-delay pub-wnd rcv-wnd rejoin reliable
+    response-correlation-id response-endpoint session-id so-rcvbuf so-sndbuf sparse ssc stream-id tags term-id
+    term-length term-offset tether ttl untethered-linger-timeout untethered-resting-timeout
+    untethered-window-limit-timeout
+    """,
+)
+
+
+def check_channel(key: str, channel: str) -> ChannelUri:
+    """Take a channel apart without asking Aeron. Raises ConfigError for `key`.
+
+    >>> check_channel("driver.control_channel", "aeron:ipc?term-length=4m").parameters
+    {'term-length': '4m'}
+
+    Aeron passes over parameters that it does not know, so one that is almost a known one is refused.
+    """
+    match = _CHANNEL.fullmatch(channel)
+    if match is None or len(channel) > _MAX_CHANNEL_BYTES:
+        accepted = "an Aeron URI such as aeron:ipc?term-length=4m or aeron:udp?endpoint=host:port|mtu=8k"
+        raise ConfigError(key, channel, accepted)
+    parameters: dict[str, str] = {}
+    for parameter in [] if match["parameters"] is None else match["parameters"].split("|"):
+        name, _, value = parameter.partition("=")
+        if not name or not value or name in parameters:
+            accepted = f"parameters as name=value, each once, with '|' between; found {parameter!r}"
+            raise ConfigError(key, channel, accepted)
+        close = difflib.get_close_matches(name, _PARAMETERS, 1, 0.8)
+        if close and name not in _PARAMETERS:
+            raise ConfigError(key, channel, f"the parameters that Aeron knows; {name} is almost {close[0]}")
+        parameters[name] = value
+    term = _size(parameters.get("term-length", "64k")) or 0
+    if not 1 << 16 <= term <= 1 << 30 or term & (term - 1):
+        raise ConfigError(key, channel, "a term-length that is a power of two from 64k to 1g")
+    mtu = _size(parameters.get("mtu", "1408")) or 0
+    if not 32 <= mtu <= 65504 or mtu % 32:
+        raise ConfigError(key, channel, "an mtu that is a multiple of 32 up to 65504")
+    if match["media"] == "udp" and not parameters.keys() & {"endpoint", "control", "control-mode", "tags"}:
+        raise ConfigError(key, channel, "aeron:udp with an endpoint=host:port or a control=host:port")
+    return ChannelUri(match["media"], parameters, match["spy"] is not None)
+
+
+def check_endpoints(endpoints: Mapping[str, Endpoint]) -> None:
+    """Refuse channels that meet on one stream id with different parameters, as Aeron would (F4).
+
+    Each endpoint comes under the key of its channel. Raises ConfigError for the later of the two.
+    """
+    seen: dict[object, tuple[str, ChannelUri]] = {}
+    for key, endpoint in endpoints.items():
+        uri = check_channel(key, endpoint.channel)
+        if uri.is_spy:
+            continue  # it only listens
+        other, first = seen.setdefault((uri.address, endpoint.stream_id), (key, uri))
+        if uri.terms != first.terms:
+            why = f"both use stream id {endpoint.stream_id}, whose publishers have to agree"
+            raise ConfigError(key, endpoint.channel, f"the parameters of {other} ({why}), or another id")
+
+
+def _size(text: str) -> int | None:
+    match = _SIZE.fullmatch(text)
+    return int(match[1]) * _UNITS[match[2].lower()] if match else None

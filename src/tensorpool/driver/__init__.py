@@ -1,0 +1,12 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The SHM driver: it owns the memory, grants leases, counts epochs and announces.
+
+leases      who may read or write, and until when     config      every setting, checked at start
+streams     what exists and who writes it             memory      epochs made and retired beside the duty cycle
+lifecycle   every request in, every duty out          conductor   the duty cycle
+"""
+
+from tensorpool.driver.config import DriverConfig
+from tensorpool.driver.driver import Driver, Local, local
+
+__all__ = ["Driver", "DriverConfig", "Local", "local"]

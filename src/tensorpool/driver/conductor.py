@@ -1,0 +1,277 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The driver's duty cycle: reads the control stream, lets `Lifecycle` decide, performs the effects.
+
+Single-threaded; never blocks. The control stream is shared by all schemas and directions: what is not addressed to a
+driver is passed over by its header alone. Driver Model §4.4a, §4.5; decisions A19, E32-E34, E39.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections import deque
+from collections.abc import Callable, Iterable
+from typing import Final
+
+from tensorpool import aeron
+from tensorpool.clock import Clock
+from tensorpool.driver.config import DriverConfig
+from tensorpool.driver.lifecycle import Announce, CreateEpoch, DropStream, Effect, Exit, Lifecycle, Send
+from tensorpool.driver.memory import Created, Failed, Memory
+from tensorpool.errors import DecodeError, DecodeFault, TensorPoolError, TransportError
+from tensorpool.logs import get_logger
+from tensorpool.wire import Message, control, decode, driver, peek_header
+from tensorpool.wire.control import ConsumerHello
+from tensorpool.wire.driver import (
+    ResponseCode,
+    ShmAttachRequest,
+    ShmDetachRequest,
+    ShmDriverShutdownRequest,
+    ShmLeaseKeepalive,
+    ShutdownReason,
+)
+
+FRAGMENT_LIMIT: Final = 256
+MAX_OUTBOX: Final = 10_000
+RECONNECT_EVERY_NS: Final = 100_000_000
+
+_REQUESTS: Final = frozenset(
+    kind.TEMPLATE_ID for kind in (ShmAttachRequest, ShmDetachRequest, ShmLeaseKeepalive, ShmDriverShutdownRequest)
+)
+_CORRELATION_ID: Final = struct.Struct("<8xq")  # the first field of an attach or detach request of any version (E33)
+
+
+class DriverConductor:
+    """The agent that owns leases and epochs. Everything public but `do_work` may be called from other threads."""
+
+    role_name = "tensorpool-driver"
+
+    def __init__(self, config: DriverConfig, clock: Clock, aeron_dir: str) -> None:
+        self._config = config
+        self._clock = clock
+        self._aeron_dir = aeron_dir
+        self._log = get_logger("driver", instance_id=config.driver.instance_id)
+        self._memory = Memory(config, clock)
+        self.lifecycle = Lifecycle(config, first_lease_id=clock.realtime_ns(), hugepages=self._memory.is_hugepages)
+        self.failure: TensorPoolError | None = None  # why the driver had to end, where it did not end in order
+        self._link: _Link | None = None
+        self._reconnect_ns = 0
+        self._outbox: deque[tuple[bytes, bool]] = deque()
+        self._orders: deque[Callable[[int], list[Effect]]] = deque()
+        self._stall_ns = config.lease_keepalive_interval_ns
+        self._last_turn_ns = clock.monotonic_ns()
+        self._next_housekeeping_ns = 0
+
+    # --- for other threads
+
+    def shut_down(self, reason: ShutdownReason = ShutdownReason.NORMAL, text: str = "") -> None:
+        """Drain and end; the turn that follows begins it."""
+        self._orders.append(lambda now_ns: self.lifecycle.drain(reason, text, now_ns))
+
+    def revoke(self, lease_id: int, text: str = "revoked by the operator") -> None:
+        """End a lease administratively."""
+        self._orders.append(lambda now_ns: self.lifecycle.revoke(lease_id, text, now_ns))
+
+    # --- the agent
+
+    def on_start(self) -> None:
+        self._link = _Link(self._config, self._aeron_dir)
+        now_ns = self._clock.monotonic_ns()
+        self._last_turn_ns = now_ns
+        self._perform(self.lifecycle.on_start(now_ns))
+        self._log.info("driver_started", aeron_dir=self._aeron_dir, path=self._memory.path)
+
+    def do_work(self) -> int:
+        now_ns = self._clock.monotonic_ns()
+        is_stalled = now_ns - self._last_turn_ns > self._stall_ns
+        self._last_turn_ns = now_ns
+        self.lifecycle.stamp_offset_ns = self._memory.stamp_offset_ns()
+        try:
+            work = self._listen(now_ns)
+        except TransportError as error:
+            self._lose_link(error)
+            work = 0
+        if is_stalled:
+            # Keepalives that waited in the log are read by now; those that could not be sent get their chance.
+            self.lifecycle.on_stall(now_ns)
+            self._log.warning("driver_stalled")
+        while self._orders:
+            work += self._perform(self._orders.popleft()(now_ns))
+        while (outcome := self._memory.take_finished()) is not None:
+            work += self._perform(self._on_outcome(outcome, now_ns))
+        work += self._perform(self.lifecycle.on_tick(now_ns))
+        if now_ns >= self._next_housekeeping_ns:
+            self._next_housekeeping_ns = now_ns + self._config.announce_period_ns
+            self._memory.refresh_activity()
+            work += self._memory.collect(now_ns)
+        return work + self._flush()
+
+    def on_close(self) -> None:
+        self._perform(self.lifecycle.end(self._clock.monotonic_ns()))
+        self._flush()
+        if self._link is not None:
+            self._link.close()
+        self._memory.close()
+        self._log.info("driver_stopped", counts=dict(self.lifecycle.counts))
+
+    # --- inside
+
+    def _listen(self, now_ns: int) -> int:
+        if self._link is None:
+            if now_ns < self._reconnect_ns:
+                return 0
+            self._reconnect_ns = now_ns + RECONNECT_EVERY_NS
+            if not aeron.is_driver_active(self._aeron_dir):
+                return 0
+            self._link = _Link(self._config, self._aeron_dir)
+            self.lifecycle.on_stall(now_ns)
+            self._log.info("media_driver_found", aeron_dir=self._aeron_dir)
+        if self._link.is_lost:
+            raise TransportError(f"the media driver at {self._aeron_dir} is gone")
+        return self._link.requests.poll(self._on_message, FRAGMENT_LIMIT)
+
+    def _lose_link(self, error: TransportError) -> None:
+        if self._link is not None:
+            self._log.warning("media_driver_lost", error=str(error))
+            self._link.close()
+        self._link = None
+        self._outbox.clear()
+
+    def _on_message(self, data: bytes, info: aeron.MessageInfo) -> None:
+        now_ns = self._last_turn_ns
+        counts = self.lifecycle.counts
+        if self._link is not None and self._link.is_from_before(info):
+            counts["messages_from_before"] += 1
+            return
+        try:
+            header = peek_header(data)
+            if header.schema_id == driver.schema.id:
+                if header.template_id in _REQUESTS:
+                    self._perform(self._on_request(decode(data), now_ns))
+            elif header.schema_id == control.schema.id and header.template_id == ConsumerHello.TEMPLATE_ID:
+                hello = decode(data)
+                assert isinstance(hello, ConsumerHello)
+                self._perform(self.lifecycle.on_consumer_hello(hello, now_ns))
+        except DecodeError as error:
+            counts["malformed_messages"] += 1
+            self._perform(self._on_malformed(data, error))
+
+    def _on_request(self, message: Message, now_ns: int) -> list[Effect]:
+        match message:
+            case ShmLeaseKeepalive():
+                self.lifecycle.on_keepalive(message, now_ns)
+                return []
+            case ShmAttachRequest():
+                return self.lifecycle.on_attach(message, now_ns)
+            case ShmDetachRequest():
+                return self.lifecycle.on_detach(message, now_ns)
+            case ShmDriverShutdownRequest():
+                return self.lifecycle.on_shutdown_request(message, now_ns)
+        return []
+
+    def _on_malformed(self, data: bytes, error: DecodeError) -> list[Effect]:
+        """Answer a request that can still be told apart by its correlation id; drop everything else."""
+        if len(data) < _CORRELATION_ID.size:
+            return []
+        header = peek_header(data)
+        if header.schema_id != driver.schema.id:
+            return []
+        is_unsupported = error.fault is DecodeFault.VERSION or error.field == "publish_mode"  # A19, E33
+        code = ResponseCode.UNSUPPORTED if is_unsupported else ResponseCode.INVALID_PARAMS
+        (correlation_id,) = _CORRELATION_ID.unpack_from(data)
+        if header.template_id == ShmAttachRequest.TEMPLATE_ID:
+            return self.lifecycle.on_malformed_attach(correlation_id, code, str(error))
+        if header.template_id == ShmDetachRequest.TEMPLATE_ID:
+            return self.lifecycle.on_malformed_detach(correlation_id, code, str(error))
+        return []
+
+    def _on_outcome(self, outcome: Created | Failed, now_ns: int) -> list[Effect]:
+        if isinstance(outcome, Created):
+            epoch = outcome.epoch
+            self._log.info("epoch_created", stream_id=epoch.stream_id, epoch=epoch.epoch, reserved=outcome.reserved)
+            return self.lifecycle.on_epoch_created(epoch, outcome.reserved, now_ns)
+        effects = self.lifecycle.on_epoch_failed(outcome.stream_id, outcome.reserved, outcome.text, now_ns)
+        if outcome.is_fatal:
+            self.failure = TensorPoolError(outcome.text)
+            effects += self.lifecycle.drain(ShutdownReason.ERROR, outcome.text, now_ns)
+        return effects
+
+    def _perform(self, effects: Iterable[Effect]) -> int:
+        done = 0
+        for effect in effects:
+            done += 1
+            match effect:
+                case Send():
+                    self._post(effect.message, is_announce=False)
+                case Announce():
+                    announce = self.lifecycle.announce(effect.stream_id, self._clock.monotonic_ns())
+                    if announce is not None:
+                        self._post(announce, is_announce=True)
+                case CreateEpoch():
+                    self._memory.submit(effect)
+                case DropStream():
+                    self._memory.drop(effect.stream_id)
+                case Exit():
+                    self._flush()
+                    raise aeron.AgentTerminated
+        return done
+
+    def _post(self, message: Message, *, is_announce: bool) -> None:
+        """Queue a message: the order of effects is the order on the wire, also across back pressure."""
+        if self._link is None or len(self._outbox) >= MAX_OUTBOX:  # clients ask again, announces come again
+            self.lifecycle.counts["messages_dropped"] += 1
+            return
+        self._outbox.append((message.encode(), is_announce))
+
+    def _flush(self) -> int:
+        link = self._link
+        sent = 0
+        while link is not None and self._outbox:
+            data, is_announce = self._outbox[0]
+            publication = link.announces if is_announce else link.answers
+            try:
+                result = publication.offer(data)
+            except TransportError as error:
+                self._lose_link(error)
+                break
+            if not result and result is not aeron.OfferResult.NOT_CONNECTED:
+                break  # the rest goes out in a later turn, in order
+            self._outbox.popleft()
+            sent += 1
+        return sent
+
+
+class _Link:
+    """The driver's side of the control plane on one media driver."""
+
+    def __init__(self, config: DriverConfig, aeron_dir: str) -> None:
+        endpoint = config.driver
+        self._client = aeron.connect(aeron_dir, client_name=f"tensorpool-driver {endpoint.instance_id}")
+        try:
+            control = endpoint.control_channel, endpoint.control_stream_id
+            self._shared = self._client.add_publication(*control)
+            self._joined_at = self._shared.position
+            self.requests = self._client.add_subscription(*control)
+            # A log of our own: clients that fill theirs, which they share, cannot keep us from answering.
+            self.answers = self._client.add_publication(*control, exclusive=True)
+            self.announces = self.answers
+            announce = endpoint.announce_channel, endpoint.announce_stream_id
+            if announce != control:
+                self.announces = self._client.add_publication(*announce, exclusive=True)
+        except BaseException:
+            self._client.close()
+            raise
+
+    @property
+    def is_lost(self) -> bool:
+        return self._client.is_closed
+
+    def is_from_before(self, info: aeron.MessageInfo) -> bool:
+        """Whether a message was in the log before we were.
+
+        Publishers on IPC share one log, and a new subscriber begins where the slowest one is: it may find attaches that
+        an earlier driver has granted, and the shutdown request that ended it.
+        """
+        return info.session_id == self._shared.session_id and info.position <= self._joined_at
+
+    def close(self) -> None:
+        self._client.close()

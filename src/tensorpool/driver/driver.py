@@ -1,0 +1,136 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The SHM driver as one object: a conductor on a thread, with a media driver where none is running yet.
+
+Driver Model §2.1, §4.11.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from tensorpool import aeron
+from tensorpool.clock import Clock, SystemClock
+from tensorpool.config import lookalikes
+from tensorpool.driver.conductor import DriverConductor
+from tensorpool.driver.config import DriverConfig
+from tensorpool.errors import TransportError
+from tensorpool.logs import get_logger
+from tensorpool.wire.driver import ShutdownReason
+
+
+class Driver:
+    """A running SHM driver inside this process.
+
+    >>> with Driver(DriverConfig.load()) as driver:      # doctest: +SKIP
+    ...     client = tensorpool.connect(driver.aeron_dir)
+
+    Uses the media driver at `aeron_dir` if one is alive there and embeds one otherwise. Raises `ConfigError` for a
+    configuration that cannot be served, also when another driver owns the namespace, and `TransportError` when Aeron
+    cannot start.
+    """
+
+    def __init__(
+        self, config: DriverConfig | None = None, *, aeron_dir: str | None = None, clock: Clock | None = None
+    ) -> None:
+        self.config = config or DriverConfig.load()
+        for name, key in lookalikes(self.config, os.environ).items():
+            get_logger("driver").warning("variable_ignored", name=name, perhaps_meant=key)
+        self.aeron_dir = aeron_dir or self.config.driver.aeron_dir or aeron.default_aeron_dir()
+        self._media_driver = _embed(self.aeron_dir)
+        try:
+            self.conductor = DriverConductor(self.config, clock or SystemClock(), self.aeron_dir)
+            self._runner = aeron.AgentRunner(self.conductor, on_error=self._on_error).start()
+        except BaseException:
+            self._close_media_driver()
+            raise
+
+    @property
+    def is_running(self) -> bool:
+        """False once a shutdown request, or `close`, has taken effect."""
+        return self._runner.is_running
+
+    @property
+    def embeds_media_driver(self) -> bool:
+        return self._media_driver is not None
+
+    def shut_down(self, reason: ShutdownReason = ShutdownReason.NORMAL, text: str = "") -> None:
+        """Drain: refuse new attaches, announce a last time, tell the clients after the shutdown timeout, then end."""
+        self.conductor.shut_down(reason, text)
+
+    def close(self) -> None:
+        """End at once: regions are removed, the media driver goes if it is ours. Clients fail closed.
+
+        Raises what made the driver end by itself, once.
+        """
+        try:
+            self._runner.close()
+        finally:
+            self._close_media_driver()
+        failure, self.conductor.failure = self.conductor.failure, None
+        if failure is not None:
+            raise failure
+
+    def _on_error(self, error: Exception) -> None:
+        """One turn failed; the driver goes on, for the sake of everybody whose lease it keeps."""
+        get_logger("driver").error("turn_failed", exc_info=error)
+
+    def _close_media_driver(self) -> None:
+        if self._media_driver is not None:
+            self._media_driver.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def _embed(aeron_dir: str) -> aeron.MediaDriver | None:
+    """A media driver of our own, or None where another is alive.
+
+    Only an attempt to take its place tells a live one from one that was killed: both have a recent heartbeat.
+    """
+    try:
+        return aeron.MediaDriver(aeron_dir)
+    except TransportError:
+        if aeron.is_driver_active(aeron_dir):
+            return None
+        raise
+
+
+class Local(Driver):
+    """A driver of this process's own, in directories of its own: for notebooks, tests and first steps."""
+
+    def __init__(self) -> None:
+        self._folder = Path(tempfile.mkdtemp(prefix="tensorpool-local-", dir="/dev/shm"))
+        try:
+            config = DriverConfig.load(environ={}, overrides={"shm.base_dir": str(self._folder / "regions")})
+            super().__init__(config, aeron_dir=str(self._folder / "aeron"))
+        except BaseException:
+            self._remove()
+            raise
+
+    def close(self) -> None:
+        try:
+            super().close()
+        finally:
+            self._remove()
+
+    def _remove(self) -> None:
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+
+def local() -> Local:
+    """Everything embedded, private to this process, gone when it is closed.
+
+    >>> with local() as pool:     # doctest: +SKIP
+    ...     print(pool.aeron_dir)
+    """
+    return Local()

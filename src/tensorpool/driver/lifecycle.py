@@ -1,0 +1,532 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the driver decides: every request in, the answers and duties that follow from it out.
+
+The only writer of leases and streams. Holds no clock and does no IO: each method takes `now_ns` and returns effects,
+which the conductor performs in their order. Making memory takes long, so it is an effect (`CreateEpoch`) whose outcome
+comes back as an event; what depends on it waits here, and everything else goes on.
+
+    attach (producer)   CreateEpoch … epoch ready: Send(OK), Announce
+    attach (consumer)   Send(OK)                                       (waits where the stream has no epoch yet)
+    detach              Send(response), Send(revoked), then for a producer CreateEpoch … Announce
+    expiry, revoke      Send(revoked), then for a producer CreateEpoch … Announce
+
+Driver Model §4-§8, §10, §11, §13; decisions A19, C4, E1-E3, E8-E19, E22-E25, E30-E33, E38, E39, E43-E46.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from enum import Enum, auto
+
+import msgspec
+
+from tensorpool.driver.config import DriverConfig
+from tensorpool.driver.leases import Keepalive, Lease, LeaseTable
+from tensorpool.driver.streams import Epoch, IdPool, NoStream, Stream, StreamTable
+from tensorpool.shm.layout import LAYOUT_VERSION, RingSpec
+from tensorpool.wire import Message
+from tensorpool.wire.control import ClockDomain, ConsumerConfig, ConsumerHello, ShmPoolAnnounce
+from tensorpool.wire.control import PayloadPool as AnnouncedPool
+from tensorpool.wire.driver import (
+    HugepagesPolicy,
+    LeaseRevokeReason,
+    PayloadPool,
+    PublishMode,
+    ResponseCode,
+    Role,
+    ShmAttachRequest,
+    ShmAttachResponse,
+    ShmDetachRequest,
+    ShmDetachResponse,
+    ShmDriverShutdown,
+    ShmDriverShutdownRequest,
+    ShmLeaseKeepalive,
+    ShmLeaseRevoked,
+    ShutdownReason,
+)
+
+MAX_DIMS = 8
+HEADER_SLOT_BYTES = 256
+ERROR_MESSAGE_BYTES = 1024
+MAX_CHANNEL_BYTES = 4095
+NULL_U32 = 0xFFFF_FFFF
+MAX_PENDING_ATTACHES = 1024
+RETRY_CREATION_NS = 1_000_000_000
+HELLO_STALE_NS = 4_000_000_000  # E28: 4 x the hello interval
+_NOTHING: list[Effect] = []
+
+
+class Send(msgspec.Struct, frozen=True):
+    """Publish on the control stream."""
+
+    message: Message
+
+
+class Announce(msgspec.Struct, frozen=True):
+    """Publish the announce of this stream's current epoch, stamped when it leaves."""
+
+    stream_id: int
+
+
+class CreateEpoch(msgspec.Struct, frozen=True):
+    """Make a new epoch; answer with `on_epoch_created` or `on_epoch_failed`. `reserve`: a producer will write it."""
+
+    stream_id: int
+    ring: RingSpec
+    reserve: bool
+
+
+class DropStream(msgspec.Struct, frozen=True):
+    """Nobody uses this dynamic stream any more: its memory can go."""
+
+    stream_id: int
+
+
+class Exit(msgspec.Struct, frozen=True):
+    """Everything is said: the driver ends."""
+
+
+type Effect = Send | Announce | CreateEpoch | DropStream | Exit
+
+
+class Phase(Enum):
+    """Of the driver as a whole."""
+
+    SERVING = auto()
+    DRAINING = auto()
+    ENDED = auto()
+
+
+class Pending(msgspec.Struct):
+    """An attach that waits for memory."""
+
+    request: ShmAttachRequest
+    stream: Stream
+
+
+class Lifecycle:
+    """The driver's decisions. `first_lease_id` must differ between runs (E6)."""
+
+    def __init__(self, config: DriverConfig, *, first_lease_id: int, hugepages: bool = False) -> None:
+        self.config = config
+        self.leases = LeaseTable(config.lease_duration_ns, first_lease_id)
+        self.streams = StreamTable(config)
+        self.phase = Phase.SERVING
+        self.counts: Counter[str] = Counter()
+        self.stamp_offset_ns = 0  # from the clock of deadlines to the clock of stamps (C8)
+        self._hugepages = hugepages
+        self._pending: list[Pending] = []
+        self._descriptor_ids = IdPool(config.driver.descriptor_stream_id_range)
+        self._control_ids = IdPool(config.driver.control_stream_id_range)
+        self._hello_ns: dict[tuple[int, int], int] = {}
+        self._next_announce_ns = 0
+        self._exit_ns = 0
+        self._exit_notice = ShutdownReason.NORMAL, ""
+
+    # --- time
+
+    def on_start(self, now_ns: int) -> list[Effect]:
+        """Provision what the configuration names, so that it is announced and discovered (E13)."""
+        self._next_announce_ns = now_ns
+        return [effect for stream in self.streams for effect in self._create(stream, reserve=False)]
+
+    def on_tick(self, now_ns: int) -> list[Effect]:
+        """Everything that is due: expiry, announces, a creation to try again, the end of a drain."""
+        if now_ns < min(self.leases.no_expiry_before_ns, self._next_announce_ns):
+            return _NOTHING
+        effects: list[Effect] = []
+        for lease in self.leases.expire(now_ns):
+            effects += self._ended(lease, LeaseRevokeReason.EXPIRED, "no keepalive within the grace", now_ns)
+        if now_ns >= self._next_announce_ns:
+            self._next_announce_ns = now_ns + self.config.announce_period_ns
+            effects += self._drop_unused_streams(now_ns)
+            for stream in self.streams:
+                if stream.current is not None:
+                    effects.append(Announce(stream.stream_id))
+                elif not stream.is_creating and now_ns >= stream.retry_ns:
+                    effects += self._create(stream, reserve=False)
+            self._forget_stale_consumers(now_ns)
+        if self.phase is Phase.DRAINING:
+            self._next_announce_ns = min(self._next_announce_ns, self._exit_ns)
+        if self.phase is Phase.DRAINING and now_ns >= self._exit_ns:
+            effects += [*self.end(now_ns), Exit()]
+        return effects
+
+    def end(self, now_ns: int) -> list[Effect]:
+        """Tell the clients that this driver is gone, once (§4.13)."""
+        if self.phase is Phase.ENDED:
+            return []
+        self.phase = Phase.ENDED
+        reason, text = self._exit_notice
+        return [Send(ShmDriverShutdown(timestamp_ns=self._stamp(now_ns), reason=reason, error_message=_limited(text)))]
+
+    def on_stall(self, now_ns: int) -> None:
+        """The driver could not run for a while: keepalives and hellos may have had no chance to arrive."""
+        self.counts["stalls"] += 1
+        self.leases.forgive(now_ns)
+        self._hello_ns = dict.fromkeys(self._hello_ns, now_ns)
+
+    # --- requests
+
+    def on_attach(self, request: ShmAttachRequest, now_ns: int) -> list[Effect]:
+        held = self.leases.of_client(request.client_id)
+        if held is not None and _is_retry(held.request, request):
+            assert held.response is not None
+            return [Send(held.response)]  # E2: an identical retry gets the identical answer
+        waiting = next((p for p in self._pending if p.request.client_id == request.client_id), None)
+        if waiting is not None and _is_retry(waiting.request, request):
+            return []  # its answer is on the way
+        try:
+            stream = self._admit(request, held or waiting)
+        except _Refusal as refusal:
+            return [Send(self._refused(request, refusal))]
+        if request.role is Role.PRODUCER:
+            self._pending.append(Pending(request, stream))
+            return [] if stream.is_creating else self._create(stream, reserve=True)
+        if stream.current is None:
+            self._pending.append(Pending(request, stream))
+            return [] if stream.is_creating else self._create(stream, reserve=False)
+        return [self._granted(request, stream, now_ns)]
+
+    def on_malformed_attach(self, correlation_id: int, code: ResponseCode, text: str) -> list[Effect]:
+        """A request that names its correlation id but cannot be understood (A19, E33)."""
+        self.counts["malformed_attaches"] += 1
+        return [Send(_refusal_response(correlation_id, code, text))]
+
+    def on_detach(self, request: ShmDetachRequest, now_ns: int) -> list[Effect]:
+        lease = self.leases.detach(request)
+        if lease is None:
+            text = f"no active lease {request.lease_id} of client {request.client_id} on stream {request.stream_id}"
+            return [Send(_detach_response(request.correlation_id, ResponseCode.REJECTED, text))]
+        response = _detach_response(request.correlation_id, ResponseCode.OK, "")
+        return [Send(response), *self._ended(lease, LeaseRevokeReason.DETACHED, "", now_ns)]
+
+    def on_malformed_detach(self, correlation_id: int, code: ResponseCode, text: str) -> list[Effect]:
+        self.counts["malformed_detaches"] += 1
+        return [Send(_detach_response(correlation_id, code, text))]
+
+    def on_keepalive(self, message: ShmLeaseKeepalive, now_ns: int) -> None:
+        outcome = self.leases.keepalive(message, now_ns)
+        if outcome is not Keepalive.EXTENDED:
+            self.counts[f"keepalives_{outcome.name.lower()}"] += 1
+
+    def on_consumer_hello(self, hello: ConsumerHello, now_ns: int) -> list[Effect]:
+        """Lend ids to a consumer that asks with a channel and id 0; other requests are the producer's (E22, E24)."""
+        wants_descriptor = bool(hello.descriptor_channel) and hello.descriptor_stream_id == 0
+        wants_control = bool(hello.control_channel) and hello.control_stream_id == 0
+        owner = hello.stream_id, hello.consumer_id
+        if owner in self._hello_ns:
+            self._hello_ns[owner] = now_ns
+        if self.streams.get(hello.stream_id) is None or not (wants_descriptor or wants_control):
+            return []
+        can_have_descriptor = wants_descriptor and _is_answerable(hello.descriptor_channel)
+        can_have_control = wants_control and _is_answerable(hello.control_channel)
+        descriptor_id = self._descriptor_ids.lend(owner) if can_have_descriptor else None
+        control_id = self._control_ids.lend(owner) if can_have_control else None
+        if descriptor_id is not None or control_id is not None:
+            self._hello_ns[owner] = now_ns
+        answer = ConsumerConfig(
+            stream_id=hello.stream_id,
+            consumer_id=hello.consumer_id,
+            use_shm=True,
+            mode=hello.mode,
+            descriptor_stream_id=descriptor_id or 0,
+            control_stream_id=control_id or 0,
+            descriptor_channel=hello.descriptor_channel if descriptor_id else "",
+            control_channel=hello.control_channel if control_id else "",
+        )
+        return [Send(answer)]
+
+    def on_shutdown_request(self, request: ShmDriverShutdownRequest, now_ns: int) -> list[Effect]:
+        """Drain if the token is right; say nothing at all otherwise (§4.13, E30)."""
+        if not self.config.policies.shutdown_token.matches(request.token):
+            self.counts["shutdown_requests_refused"] += 1
+            return []
+        return self.drain(request.reason, request.error_message, now_ns)
+
+    # --- the operator
+
+    def revoke(self, lease_id: int, text: str, now_ns: int) -> list[Effect]:
+        """End a lease administratively."""
+        lease = self.leases.revoke(lease_id)
+        return self._ended(lease, LeaseRevokeReason.REVOKED, text, now_ns) if lease else []
+
+    def drain(self, reason: ShutdownReason, text: str, now_ns: int) -> list[Effect]:
+        """Refuse new attaches, announce a last time, and end after the shutdown timeout (E32)."""
+        if self.phase is not Phase.SERVING:
+            return []
+        self.phase = Phase.DRAINING
+        self._exit_notice = reason, text
+        self._exit_ns = now_ns + self.config.shutdown_timeout_ns
+        self._next_announce_ns = min(self._next_announce_ns, self._exit_ns)
+        refusal = _Refusal(ResponseCode.REJECTED, "the driver is shutting down")
+        effects: list[Effect] = [Send(self._refused(pending.request, refusal)) for pending in self._pending]
+        self._pending.clear()
+        return effects + [Announce(stream.stream_id) for stream in self.streams if stream.current is not None]
+
+    # --- memory
+
+    def on_epoch_created(self, epoch: Epoch, reserved: bool, now_ns: int) -> list[Effect]:
+        """The memory is there: it becomes the stream's epoch, and whoever waited for it is answered (E45)."""
+        stream = self.streams.get(epoch.stream_id)
+        if stream is None:
+            return []
+        stream.is_creating = False
+        stream.was_ready = True
+        stream.current = epoch
+        effects: list[Effect] = []
+        if reserved and (pending := self._take_pending(stream, Role.PRODUCER)) is not None:
+            effects.append(self._granted(pending.request, stream, now_ns))
+        effects.append(Announce(stream.stream_id))
+        while (pending := self._take_pending(stream, Role.CONSUMER)) is not None:
+            effects.append(self._granted(pending.request, stream, now_ns))
+        if stream.producer is None and self._has_pending(stream, Role.PRODUCER):
+            effects += self._create(stream, reserve=True)
+        return effects
+
+    def on_epoch_failed(self, stream_id: int, reserved: bool, text: str, now_ns: int) -> list[Effect]:
+        """The memory could not be made: who waited for it is told why, and the stream stays as it was."""
+        self.counts["epochs_failed"] += 1
+        stream = self.streams.get(stream_id)
+        if stream is None:
+            return []
+        stream.is_creating = False
+        stream.retry_ns = now_ns + RETRY_CREATION_NS
+        refusal = _Refusal(ResponseCode.INTERNAL_ERROR, text)
+        roles = (Role.PRODUCER,) if reserved else (Role.CONSUMER,) if stream.current is None else ()
+        effects: list[Effect] = []
+        for role in roles:
+            while (pending := self._take_pending(stream, role)) is not None:
+                effects.append(Send(self._refused(pending.request, refusal)))
+        if not reserved and self._has_pending(stream, Role.PRODUCER):
+            effects += self._create(stream, reserve=True)
+        elif reserved and stream.current is None and self._has_pending(stream, Role.CONSUMER):
+            effects += self._create(stream, reserve=False)
+        elif stream.is_dynamic and not stream.was_ready:
+            self.streams.forget(stream_id)  # nobody ever saw it: its id is free again
+        return effects
+
+    def announce(self, stream_id: int, now_ns: int) -> ShmPoolAnnounce | None:
+        """The announce of a stream as it is now; None while it has no epoch."""
+        stream = self.streams.get(stream_id)
+        if stream is None or stream.current is None:
+            return None
+        epoch = stream.current
+        return ShmPoolAnnounce(
+            stream_id=stream_id,
+            producer_id=stream.producer.client_id if stream.producer else 0,
+            epoch=epoch.epoch,
+            announce_timestamp_ns=self._stamp(now_ns),
+            announce_clock_domain=ClockDomain[self.config.driver.announce_clock_domain],
+            layout_version=epoch.layout_version,
+            header_nslots=epoch.ring.nslots,
+            header_slot_bytes=HEADER_SLOT_BYTES,
+            payload_pools=tuple(
+                AnnouncedPool(
+                    pool_id=pool.pool_id,
+                    pool_nslots=epoch.ring.nslots,
+                    stride_bytes=pool.stride_bytes,
+                    region_uri=uri,
+                )
+                for pool, uri in zip(epoch.ring.pools, epoch.pool_region_uris, strict=True)
+            ),
+            header_region_uri=epoch.header_region_uri,
+        )
+
+    # --- inside
+
+    def _stamp(self, now_ns: int) -> int:
+        return now_ns + self.stamp_offset_ns
+
+    def _admit(self, request: ShmAttachRequest, holder: Lease | Pending | None) -> Stream:
+        """The stream that the request may attach to; raises _Refusal with the code of §4.6."""
+        if self.phase is not Phase.SERVING:
+            raise _Refusal(ResponseCode.REJECTED, "the driver is shutting down")
+        if request.client_id in (0, NULL_U32):
+            raise _Refusal(ResponseCode.INVALID_PARAMS, f"clientId {request.client_id} is reserved")
+        if request.stream_id == NULL_U32:
+            raise _Refusal(ResponseCode.INVALID_PARAMS, f"streamId {request.stream_id} is reserved")
+        if holder is not None:
+            raise _Refusal(ResponseCode.REJECTED, _describe_holder(request.client_id, holder))
+        if len(self.leases) + len(self._pending) >= self.config.policies.max_leases:
+            raise _Refusal(ResponseCode.REJECTED, f"{len(self.leases)} leases are held (policies.max_leases)")
+        if len(self._pending) >= MAX_PENDING_ATTACHES:
+            raise _Refusal(ResponseCode.REJECTED, f"{len(self._pending)} attaches wait for memory; try again later")
+        if request.expected_layout_version not in (0, NULL_U32, LAYOUT_VERSION):
+            raise _Refusal(
+                ResponseCode.REJECTED,
+                f"layout version {request.expected_layout_version} was expected, this driver has {LAYOUT_VERSION}",
+            )
+        self._check_pages(request.require_hugepages)
+        stream = self.streams.get(request.stream_id) or self._make_stream(request)
+        if stream.ring is None:
+            raise _Refusal(ResponseCode.INVALID_PARAMS, f"stream {stream.stream_id} has no payload pools")
+        if request.role is Role.PRODUCER:
+            self._check_exclusive(stream)
+        return stream
+
+    def _make_stream(self, request: ShmAttachRequest) -> Stream:
+        if request.publish_mode is not PublishMode.EXISTING_OR_CREATE:  # E12: absent means REQUIRE_EXISTING
+            raise _Refusal(ResponseCode.REJECTED, f"stream {request.stream_id} does not exist")
+        try:
+            return self.streams.create(request.stream_id)
+        except NoStream as error:
+            code = ResponseCode.INVALID_PARAMS if error.invalid else ResponseCode.REJECTED
+            raise _Refusal(code, str(error)) from None
+
+    def _check_pages(self, wanted: HugepagesPolicy) -> None:
+        """E38: compare with what the regions are really backed by."""
+        if wanted is HugepagesPolicy.HUGEPAGES and not self._hugepages:
+            raise _Refusal(ResponseCode.REJECTED, "hugepages are required; shm.base_dir is not on hugetlbfs")
+        if wanted is HugepagesPolicy.STANDARD and self._hugepages:
+            raise _Refusal(ResponseCode.REJECTED, "standard pages are required; shm.base_dir is on hugetlbfs")
+
+    def _check_exclusive(self, stream: Stream) -> None:
+        """§5: one producer, also while its memory is being made."""
+        if stream.producer is not None:
+            lease = stream.producer
+            raise _Refusal(
+                ResponseCode.REJECTED,
+                f"stream {stream.stream_id} already has a producer (client {lease.client_id}, lease "
+                f"{lease.lease_id}); detach it or use another stream",
+            )
+        if self._has_pending(stream, Role.PRODUCER):
+            raise _Refusal(ResponseCode.REJECTED, f"stream {stream.stream_id}: another producer is attaching")
+
+    def _granted(self, request: ShmAttachRequest, stream: Stream, now_ns: int) -> Send:
+        epoch = stream.current
+        assert epoch is not None
+        lease = self.leases.grant(stream.stream_id, request, now_ns)
+        stream.unused_since_ns = None  # also of a lease that comes and goes between two announces
+        if request.role is Role.PRODUCER:
+            stream.producer = lease
+        lease.response = ShmAttachResponse(
+            correlation_id=request.correlation_id,
+            code=ResponseCode.OK,
+            lease_id=lease.lease_id,
+            lease_expiry_timestamp_ns=self._stamp(lease.expiry_ns),
+            stream_id=stream.stream_id,
+            epoch=epoch.epoch,
+            layout_version=epoch.layout_version,
+            header_nslots=epoch.ring.nslots,
+            header_slot_bytes=HEADER_SLOT_BYTES,
+            max_dims=MAX_DIMS,
+            payload_pools=tuple(
+                PayloadPool(
+                    pool_id=pool.pool_id,
+                    pool_nslots=epoch.ring.nslots,
+                    stride_bytes=pool.stride_bytes,
+                    region_uri=uri,
+                )
+                for pool, uri in zip(epoch.ring.pools, epoch.pool_region_uris, strict=True)
+            ),
+            header_region_uri=epoch.header_region_uri,
+        )
+        return Send(lease.response)
+
+    def _refused(self, request: ShmAttachRequest, refusal: _Refusal) -> ShmAttachResponse:
+        self.counts["attaches_refused"] += 1
+        return _refusal_response(request.correlation_id, refusal.code, str(refusal))
+
+    def _ended(self, lease: Lease, reason: LeaseRevokeReason, text: str, now_ns: int) -> list[Effect]:
+        """§4.9: every end is told; a producer's end also makes a new epoch, announced when it is there."""
+        owner = lease.stream_id, lease.client_id
+        self._give_back_ids(owner)
+        notice = ShmLeaseRevoked(
+            timestamp_ns=self._stamp(now_ns),
+            lease_id=lease.lease_id,
+            stream_id=lease.stream_id,
+            client_id=lease.client_id,
+            role=lease.role,
+            reason=reason,
+            error_message=_limited(text),
+        )
+        effects: list[Effect] = [Send(notice)]
+        stream = self.streams.get(lease.stream_id)
+        if stream is not None and stream.producer is lease:
+            stream.producer = None
+            stream.current = None  # a stale epoch is not announced again (§7)
+            effects += self._create(stream, reserve=False)
+        return effects
+
+    def _drop_unused_streams(self, now_ns: int) -> list[Effect]:
+        """A stream that a client created goes some time after its last lease, so that its id and memory are free."""
+        used = {lease.stream_id for lease in self.leases} | {pending.stream.stream_id for pending in self._pending}
+        effects: list[Effect] = []
+        for stream in self.streams:
+            if not stream.is_dynamic or stream.is_creating or stream.stream_id in used:
+                stream.unused_since_ns = None
+            elif stream.unused_since_ns is None:
+                stream.unused_since_ns = now_ns
+            elif now_ns - stream.unused_since_ns >= self.config.dynamic_stream_linger_ns:
+                self.streams.forget(stream.stream_id)
+                effects.append(DropStream(stream.stream_id))
+        return effects
+
+    def _create(self, stream: Stream, *, reserve: bool) -> list[Effect]:
+        if stream.ring is None or stream.is_creating:
+            return []
+        stream.is_creating = True
+        return [CreateEpoch(stream.stream_id, stream.ring, reserve)]
+
+    def _has_pending(self, stream: Stream, role: Role) -> bool:
+        return any(p.stream is stream and p.request.role is role for p in self._pending)
+
+    def _take_pending(self, stream: Stream, role: Role) -> Pending | None:
+        for index, pending in enumerate(self._pending):
+            if pending.stream is stream and pending.request.role is role:
+                return self._pending.pop(index)
+        return None
+
+    def _give_back_ids(self, owner: tuple[int, int]) -> None:
+        self._hello_ns.pop(owner, None)
+        self._descriptor_ids.give_back(owner)
+        self._control_ids.give_back(owner)
+
+    def _forget_stale_consumers(self, now_ns: int) -> None:
+        for owner in [o for o, heard_ns in self._hello_ns.items() if now_ns - heard_ns > HELLO_STALE_NS]:
+            self._give_back_ids(owner)
+
+
+class _Refusal(Exception):
+    """Why an attach is not granted."""
+
+    def __init__(self, code: ResponseCode, text: str) -> None:
+        super().__init__(text)
+        self.code = code
+
+
+def _is_retry(first: ShmAttachRequest, again: ShmAttachRequest) -> bool:
+    """The same attempt (E2); the caller has compared the client."""
+    return (first.correlation_id, first.stream_id, first.role) == (
+        again.correlation_id,
+        again.stream_id,
+        again.role,
+    )
+
+
+def _describe_holder(client_id: int, holder: Lease | Pending) -> str:
+    if isinstance(holder, Pending):
+        return f"client {client_id} is already attaching to stream {holder.stream.stream_id}"
+    return (
+        f"client {client_id} already holds lease {holder.lease_id} on stream {holder.stream_id}; one client, one lease"
+    )
+
+
+def _refusal_response(correlation_id: int, code: ResponseCode, text: str) -> ShmAttachResponse:
+    return ShmAttachResponse(correlation_id=correlation_id, code=code, error_message=_limited(text))
+
+
+def _detach_response(correlation_id: int, code: ResponseCode, text: str) -> ShmDetachResponse:
+    return ShmDetachResponse(correlation_id=correlation_id, code=code, error_message=_limited(text))
+
+
+def _is_answerable(channel: str) -> bool:
+    """Whether a channel can be told to those who have to open it: printable ASCII (A13), within Aeron's limit."""
+    return channel.isascii() and channel.isprintable() and len(channel) <= MAX_CHANNEL_BYTES
+
+
+def _limited(text: str) -> str:
+    """At most 1024 bytes, cut between characters (§4.2, E39)."""
+    encoded = text.encode("utf-8", "surrogateescape")
+    return encoded[:ERROR_MESSAGE_BYTES].decode("utf-8", "ignore") if len(encoded) > ERROR_MESSAGE_BYTES else text

@@ -1,0 +1,140 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Streams: those of the configuration are there, others are made within their ids and limits."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+
+from tensorpool.config import Range
+from tensorpool.driver.streams import IdPool, NoStream, StreamTable
+from tests.driver.conftest import DYNAMIC, FRONT, REAR, RING, driver_config
+
+
+@pytest.fixture
+def table() -> StreamTable:
+    return StreamTable(driver_config())
+
+
+def test_the_configured_streams_exist_with_the_ring_of_their_profile() -> None:
+    """Each by its own profile, with its name, and without memory yet."""
+    config = driver_config(
+        {
+            "profiles.large": {"header_nslots": 8, "payload_pools": [{"pool_id": 7, "stride_bytes": 4096}]},
+            "streams.rear.profile": "large",
+        }
+    )
+    table = StreamTable(config)
+    assert [(stream.stream_id, stream.name, stream.ring) for stream in table] == [
+        (FRONT, "front", RING),
+        (REAR, "rear", config.profiles["large"].ring),
+    ]
+    assert all(stream.current is None and stream.producer is None and not stream.is_dynamic for stream in table)
+
+
+def test_a_created_stream_has_the_default_profile() -> None:
+    """Whichever profile the configuration calls so, not simply the first."""
+    small = {"header_nslots": 2, "payload_pools": [{"pool_id": 9, "stride_bytes": 64}]}
+    config = driver_config({"profiles.small": small, "policies.default_profile": "small"})
+    stream = StreamTable(config).create(DYNAMIC[1])
+    assert stream.ring == config.profiles["small"].ring
+    assert stream.is_dynamic
+
+
+def test_id_zero_takes_the_lowest_free_id(table: StreamTable) -> None:
+    """Gaps are filled: an id that was taken by name is passed over, one that was forgotten comes first again."""
+    assert table.create(DYNAMIC[1]).stream_id == DYNAMIC[1]
+    assert [table.create(0).stream_id, table.create(0).stream_id] == [DYNAMIC[0], DYNAMIC[2]]
+    table.forget(DYNAMIC[1])
+    assert table.get(DYNAMIC[1]) is None
+    assert table.create(0).stream_id == DYNAMIC[1]
+
+
+def test_forgetting_a_stream_that_is_not_there_does_nothing(table: StreamTable) -> None:
+    """The outcome of a creation may come twice."""
+    table.forget(DYNAMIC[0])
+    assert len(table) == 2
+
+
+@pytest.mark.parametrize("stream_id", [DYNAMIC[0] - 1, DYNAMIC[-1] + 1, 1, 2**32 - 2])
+def test_an_id_outside_the_range_is_a_wrong_parameter(table: StreamTable, stream_id: int) -> None:
+    """E14; the text names the id and the range."""
+    with pytest.raises(NoStream, match=f"stream {stream_id} is outside driver.stream_id_range 20000-20002") as caught:
+        table.create(stream_id)
+    assert caught.value.invalid
+    assert len(table) == 2
+
+
+def test_an_exhausted_range_is_a_matter_of_state(table: StreamTable) -> None:
+    """All ids taken: denied, not malformed."""
+    for _ in DYNAMIC:
+        table.create(0)
+    with pytest.raises(NoStream, match="all stream ids of 20000-20002 are taken") as caught:
+        table.create(0)
+    assert not caught.value.invalid
+
+
+@pytest.mark.parametrize("stream_id", [0, DYNAMIC[0], 77])
+def test_without_dynamic_streams_no_id_can_be_created(stream_id: int) -> None:
+    """Policy, whatever the id: also one that the range would refuse."""
+    table = StreamTable(driver_config({"policies.allow_dynamic_streams": False}))
+    with pytest.raises(NoStream, match=r"policies\.allow_dynamic_streams is false") as caught:
+        table.create(stream_id)
+    assert not caught.value.invalid
+
+
+@pytest.mark.parametrize("stream_id", [0, 20000])
+def test_an_empty_range_is_a_wrong_parameter(stream_id: int) -> None:
+    """§11, for a configuration that came past its own checks."""
+    config = driver_config()
+    msgspec.structs.force_setattr(config.driver, "stream_id_range", Range())
+    with pytest.raises(NoStream, match=r"driver\.stream_id_range is empty") as caught:
+        StreamTable(config).create(stream_id)
+    assert caught.value.invalid
+
+
+@pytest.mark.parametrize("stream_id", [0, DYNAMIC[2]])
+def test_there_are_at_most_max_streams_configured_ones_included(stream_id: int) -> None:
+    """Two are configured, so one more is the third and last."""
+    table = StreamTable(driver_config({"policies.max_streams": 3}))
+    table.create(DYNAMIC[0])
+    with pytest.raises(NoStream, match=r"there are already 3 streams \(policies\.max_streams\)") as caught:
+        table.create(stream_id)
+    assert not caught.value.invalid
+    assert len(table) == 3
+
+
+def test_a_table_may_change_while_it_is_walked(table: StreamTable) -> None:
+    """A tick that forgets or makes a stream does not trip over itself."""
+    for stream in table:
+        table.forget(stream.stream_id)
+        table.create(0)
+    assert [stream.stream_id for stream in table] == list(DYNAMIC[:2])
+
+
+# --- ids for consumers
+
+
+def test_an_owner_keeps_its_id_until_it_gives_it_back() -> None:
+    """However often it asks; then the id is free for the next."""
+    pool = IdPool(Range(31000, 31001))
+    assert [pool.lend((FRONT, 1)), pool.lend((FRONT, 2)), pool.lend((FRONT, 1))] == [31000, 31001, 31000]
+    pool.give_back((FRONT, 1))
+    assert pool.lend((REAR, 1)) == 31000
+    assert len(pool) == 2
+
+
+def test_an_exhausted_pool_lends_nothing() -> None:
+    """None, without a trace of the one that asked in vain."""
+    pool = IdPool(Range(31000, 31000))
+    assert pool.lend((FRONT, 1)) == 31000
+    assert pool.lend((FRONT, 2)) is None
+    assert len(pool) == 1
+    pool.give_back((FRONT, 2))
+    pool.give_back((FRONT, 1))
+    assert pool.lend((FRONT, 2)) == 31000
+
+
+def test_the_empty_range_lends_nothing() -> None:
+    """A range that is not configured is never allocated from."""
+    assert IdPool(Range()).lend((FRONT, 1)) is None

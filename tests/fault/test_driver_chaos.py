@@ -1,0 +1,38 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Producers, consumers and the driver are killed at random moments; benchmarks/chaos.py is the long form.
+
+TENSORPOOL_CHAOS_ROUNDS asks for more kills, TENSORPOOL_CHAOS_SEED repeats a run as far as the machine does.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+
+import pytest
+
+from tensorpool import aeron
+from tests.support.chaos import Chaos
+from tests.support.driver_process import Deployment
+
+ROUNDS = int(os.environ.get("TENSORPOOL_CHAOS_ROUNDS", "60"))
+SEED = int(os.environ.get("TENSORPOOL_CHAOS_SEED", time.time_ns() % 1_000_000_007))
+STREAMS = range(35_000, 35_003)
+
+
+@pytest.mark.timeout(60 + ROUNDS)
+def test_random_kills_leave_no_file_no_lease_and_no_failed_attach(
+    shared_media_driver: aeron.MediaDriver, shm_dir: Path
+) -> None:
+    """Whenever and whoever was hit: epochs only grew, everybody attaches again, and nothing is left behind."""
+    print(f"seed {SEED}")
+    deployment = Deployment(
+        shm_dir, shared_media_driver.aeron_dir, streams=STREAMS, policies={"max_leases": 60, "epoch_gc_keep": 2}
+    )
+    with Chaos(deployment, STREAMS, SEED) as chaos:
+        started_s = time.monotonic()
+        rounds = chaos.run(ROUNDS)
+        print(f"{rounds} kills in {time.monotonic() - started_s:.1f} s: {dict(chaos.kills)}")
+        chaos.settle()
+        print(f"{chaos.bumps} epochs, {chaos.grants} grants, clients: {dict(chaos.diary())}")

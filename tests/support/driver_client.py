@@ -1,0 +1,361 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A client of any SHM driver that knows nothing but the wire: the codec, Aeron, and the bytes it sends and hears.
+
+It keeps a transcript of the control stream, in the order of the wire, with its own messages among the driver's.
+Requests may be messages or bytes that no codec would write. Nothing runs in the background: leases in `kept` get
+their keepalives while the client waits for something.
+"""
+
+from __future__ import annotations
+
+import itertools
+import secrets
+import struct
+import time
+from collections.abc import Callable, Iterator
+from types import TracebackType
+from typing import Any, Final, NamedTuple, Self
+
+from tensorpool import aeron
+from tensorpool.wire import DecodeError, Message, decode
+from tensorpool.wire.control import ConsumerConfig, ConsumerHello, Mode, ShmPoolAnnounce
+from tensorpool.wire.driver import (
+    HugepagesPolicy,
+    PublishMode,
+    ResponseCode,
+    Role,
+    ShmAttachRequest,
+    ShmAttachResponse,
+    ShmDetachRequest,
+    ShmDetachResponse,
+    ShmDriverShutdown,
+    ShmDriverShutdownRequest,
+    ShmLeaseKeepalive,
+    ShmLeaseRevoked,
+    ShutdownReason,
+)
+from tests.support.driver_process import Deployment, DriverProcess
+from tests.support.processes import wait_until
+
+FROM_DRIVER: Final = (
+    ShmAttachResponse,
+    ShmDetachResponse,
+    ShmLeaseRevoked,
+    ShmDriverShutdown,
+    ShmPoolAnnounce,
+    ConsumerConfig,
+)
+PROBE_EVERY_S: Final = 0.05
+
+_correlation_ids = itertools.count(secrets.randbits(62))
+_client_ids = itertools.count(1_000_000 + secrets.randbits(24) * 64)
+
+
+class Heard[M: Message](NamedTuple):
+    """A message as it came over the wire."""
+
+    message: M
+    data: bytes
+    received_ns: int
+    index: int  # place in the transcript
+    stream_id: int  # Aeron's
+
+
+class DriverEnded(AssertionError):
+    """The driver ended instead of serving: its exit code and last words."""
+
+    def __init__(self, code: int, output: str) -> None:
+        super().__init__(code, output)
+        self.code = code
+        self.output = output
+
+
+class Lease(NamedTuple):
+    """What a client holds after an attach was granted."""
+
+    client_id: int
+    role: Role
+    response: ShmAttachResponse
+    sent_ns: int
+    heard: Heard[ShmAttachResponse]
+
+    @property
+    def lease_id(self) -> int:
+        assert self.response.lease_id is not None
+        return self.response.lease_id
+
+    @property
+    def stream_id(self) -> int:
+        assert self.response.stream_id is not None
+        return self.response.stream_id
+
+    @property
+    def epoch(self) -> int:
+        assert self.response.epoch is not None
+        return self.response.epoch
+
+    def keepalive(self, **changed: Any) -> ShmLeaseKeepalive:
+        fields = self._names() | {"client_timestamp_ns": time.monotonic_ns()} | changed
+        return ShmLeaseKeepalive(**fields)
+
+    def detach(self, **changed: Any) -> ShmDetachRequest:
+        return ShmDetachRequest(**{"correlation_id": next(_correlation_ids)} | self._names() | changed)
+
+    def _names(self) -> dict[str, Any]:
+        return {
+            "lease_id": self.lease_id,
+            "stream_id": self.stream_id,
+            "client_id": self.client_id,
+            "role": self.role,
+        }
+
+
+def new_client_id() -> int:
+    """One that no other client of this run has."""
+    return next(_client_ids)
+
+
+def attach_request(stream_id: int, role: Role = Role.CONSUMER, **changed: Any) -> ShmAttachRequest:
+    """An ordinary request, with what the test wants otherwise."""
+    fields: dict[str, Any] = {
+        "correlation_id": next(_correlation_ids),
+        "stream_id": stream_id,
+        "client_id": new_client_id(),
+        "role": role,
+        "expected_layout_version": 0,
+        "max_dims": 0,
+        "publish_mode": PublishMode.REQUIRE_EXISTING,
+        "require_hugepages": HugepagesPolicy.UNSPECIFIED,
+    }
+    return ShmAttachRequest(**fields | changed)
+
+
+def hello(stream_id: int, consumer_id: int, **changed: Any) -> ConsumerHello:
+    """A consumer that asks for nothing of its own, with what the test wants otherwise."""
+    fields: dict[str, Any] = {
+        "stream_id": stream_id,
+        "consumer_id": consumer_id,
+        "supports_shm": True,
+        "supports_progress": False,
+        "mode": Mode.STREAM,
+        "max_rate_hz": 0,
+        "expected_layout_version": 1,
+        "descriptor_stream_id": 0,
+        "control_stream_id": 0,
+    }
+    return ConsumerHello(**fields | changed)
+
+
+def shutdown_request(token: str, reason: ShutdownReason = ShutdownReason.ADMIN, text: str = "") -> Message:
+    return ShmDriverShutdownRequest(
+        correlation_id=next(_correlation_ids), reason=reason, token=token, error_message=text
+    )
+
+
+def raw_attach(
+    correlation_id: int,
+    *,
+    header: tuple[int, int, int, int] = (24, 1, 901, 1),
+    stream_id: int = 1,
+    client_id: int | None = None,
+    role: int = 2,
+    layout_version: int = 0,
+    max_dims: int = 0,
+    publish_mode: int = 255,
+    hugepages: int = 0,
+) -> bytes:
+    """An attach request byte by byte, also with what no codec would write."""
+    return struct.pack("<4H", *header) + struct.pack(
+        "<q I I B I B B B",
+        correlation_id,
+        stream_id,
+        new_client_id() if client_id is None else client_id,
+        role,
+        layout_version,
+        max_dims,
+        publish_mode,
+        hugepages,
+    )
+
+
+def packed_text(text: str) -> bytes:
+    """Var data: its length and its bytes."""
+    return struct.pack("<I", len(text.encode())) + text.encode()
+
+
+class DriverClient:
+    """One end of a deployment's control plane.
+
+    >>> with DriverClient(deployment) as client:       # doctest: +SKIP
+    ...     lease = client.attach(10_000, Role.PRODUCER)
+    ...     client.wait_for(ShmPoolAnnounce, producer_id=lease.client_id)
+    """
+
+    def __init__(self, deployment: Deployment, *, driver_timeout_ms: int = 10_000) -> None:
+        self.kept: list[Lease] = []
+        self.transcript: list[Heard[Any]] = []
+        self._keepalive_every_ns = deployment.keepalive_interval_ns // 2
+        self._next_keepalive_ns = 0
+        self._client = aeron.connect(deployment.aeron_dir, driver_timeout_ms=driver_timeout_ms)
+        self._publication = self._client.add_publication(*deployment.control)
+        self._subscriptions = [
+            self._client.add_subscription(*endpoint)
+            for endpoint in dict.fromkeys((deployment.control, deployment.announce))
+        ]
+        wait_until(lambda: self._publication.is_connected, "the control stream is connected")
+
+    def close(self) -> None:
+        self._client.close()
+
+    # --- sending
+
+    def send(self, message: Message | bytes) -> int:
+        """Put it on the control stream; the time before it was there."""
+        data = message if isinstance(message, bytes) else message.encode()
+        sent_ns = time.monotonic_ns()
+        wait_until(lambda: self._publication.offer(data), "the control stream takes a message")
+        return sent_ns
+
+    def attach(self, stream_id: int, role: Role = Role.CONSUMER, **changed: Any) -> Lease:
+        """A lease; fails if the driver refuses."""
+        return self.granted(attach_request(stream_id, role, **changed))
+
+    def granted(self, request: ShmAttachRequest) -> Lease:
+        sent_ns, since = self.send(request), len(self.transcript)
+        heard = self.wait_for(ShmAttachResponse, since, correlation_id=request.correlation_id)
+        assert heard.message.code is ResponseCode.OK, heard.message
+        return Lease(request.client_id, request.role, heard.message, sent_ns, heard)
+
+    def refused(self, request: ShmAttachRequest | bytes, correlation_id: int | None = None) -> ShmAttachResponse:
+        """The refusal; fails if the driver grants."""
+        if isinstance(request, ShmAttachRequest):
+            correlation_id = request.correlation_id
+        since = len(self.transcript)
+        self.send(request)
+        response = self.wait_for(ShmAttachResponse, since, correlation_id=correlation_id).message
+        assert response.code is not ResponseCode.OK, response
+        return response
+
+    def detach(self, lease: Lease, **changed: Any) -> Heard[ShmDetachResponse]:
+        """The answer to a detach."""
+        request = lease.detach(**changed)
+        since = len(self.transcript)
+        self.send(request)
+        return self.wait_for(ShmDetachResponse, since, correlation_id=request.correlation_id)
+
+    def fence(self) -> None:
+        """Return when the driver has read everything that was sent: it has answered a request sent after it."""
+        self.refused(attach_request(1, client_id=0))
+
+    def forget(self) -> Self:
+        """Begin the transcript anew: a subscription may first hear what was said shortly before it was there."""
+        self.fence()
+        self.transcript.clear()
+        return self
+
+    def meet(self, process: DriverProcess) -> Self:
+        """Wait until the driver answers. Raises DriverEnded."""
+        next_probe_s = 0.0
+        probes = set()
+
+        def is_answered() -> bool:
+            nonlocal next_probe_s
+            if process.has_ended:
+                raise DriverEnded(*process.finish())
+            if time.monotonic() > next_probe_s:
+                next_probe_s = time.monotonic() + PROBE_EVERY_S
+                probe = attach_request(1, client_id=0)
+                probes.add(probe.correlation_id)
+                self.send(probe)
+            self.poll()
+            return any(heard.message.correlation_id in probes for heard in self.heard(ShmAttachResponse))
+
+        wait_until(is_answered, "the driver answers")
+        return self.forget()
+
+    # --- hearing
+
+    def poll(self) -> None:
+        """Take what has arrived; keep alive what is to be kept."""
+        if self.kept and time.monotonic_ns() >= self._next_keepalive_ns:
+            self._next_keepalive_ns = time.monotonic_ns() + self._keepalive_every_ns
+            for lease in self.kept:
+                self.send(lease.keepalive())
+        for subscription in self._subscriptions:
+            subscription.poll(self._on_message, 100)
+
+    def heard[M: Message](self, kind: type[M], since: int = 0, **fields: object) -> list[Heard[M]]:
+        """What the transcript has of a kind with these fields, from index `since` on."""
+        return [heard for heard in self.transcript[since:] if _is_like(heard.message, kind, fields)]
+
+    def from_driver(self, since: int = 0, **fields: object) -> Iterator[Heard[Any]]:
+        """The driver's own messages with these fields, in the order of the wire."""
+        for heard in self.transcript[since:]:
+            if isinstance(heard.message, FROM_DRIVER) and _has(heard.message, fields):
+                yield heard
+
+    def wait_for[M: Message](
+        self,
+        kind: type[M],
+        since: int = 0,
+        *,
+        where: Callable[[M], object] = lambda _: True,
+        **fields: object,
+    ) -> Heard[M]:
+        """The first message of a kind with these fields at or after index `since` of the transcript."""
+        found: list[Heard[M]] = []
+        at = since
+
+        def is_found() -> bool:
+            nonlocal at
+            self.poll()
+            for heard in self.transcript[at:]:
+                if _is_like(heard.message, kind, fields) and where(heard.message):
+                    found.append(heard)
+                    return True
+            at = len(self.transcript)
+            return False
+
+        wait_until(is_found, f"{kind.__name__} with {fields}", timeout_s=20.0)
+        return found[0]
+
+    def wait_until(self, condition: Callable[[], object], what: str) -> None:
+        """Listen until a condition holds."""
+
+        def is_met() -> object:
+            self.poll()
+            return condition()
+
+        wait_until(is_met, what, timeout_s=20.0)
+
+    def next_announce(self, stream_id: int, **fields: object) -> Heard[ShmPoolAnnounce]:
+        """An announce that was not there before the call."""
+        self.poll()
+        return self.wait_for(ShmPoolAnnounce, len(self.transcript), stream_id=stream_id, **fields)
+
+    def announce_after(self, stream_id: int, epoch: int) -> Heard[ShmPoolAnnounce]:
+        """The first announce of a higher epoch."""
+        return self.wait_for(ShmPoolAnnounce, stream_id=stream_id, where=lambda it: it.epoch > epoch)
+
+    def _on_message(self, data: bytes, info: aeron.MessageInfo) -> None:
+        try:
+            message: Message | None = decode(data)
+        except DecodeError:
+            message = None  # one of those that no codec would write
+        self.transcript.append(Heard(message, data, time.monotonic_ns(), len(self.transcript), info.stream_id))
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def _is_like(message: Message | None, kind: type[Message], fields: dict[str, object]) -> bool:
+    return isinstance(message, kind) and _has(message, fields)
+
+
+def _has(message: Message, fields: dict[str, object]) -> bool:
+    return all(getattr(message, name, None) == value for name, value in fields.items())
