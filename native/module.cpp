@@ -43,8 +43,22 @@ private:
     Py_buffer view_{};
 };
 
+// Goes without the GIL where it takes long: whoever drops the last view of gigabytes stops only itself.
+class PyMapping final : public Mapping {
+public:
+    using Mapping::Mapping;
+    ~PyMapping() {
+        if (bytes().size() < kUnmapWithoutGilFromBytes) return;
+        const nb::gil_scoped_release release;
+        unmap();
+    }
+
+private:
+    static constexpr std::size_t kUnmapWithoutGilFromBytes = std::size_t{16} << 20;
+};
+
 int mapping_getbuffer(PyObject* self, Py_buffer* view, int flags) {
-    const Mapping* const mapping = nb::inst_ptr<Mapping>(self);
+    const PyMapping* const mapping = nb::inst_ptr<PyMapping>(self);
     const std::span<std::uint8_t> bytes = mapping->bytes();
     return PyBuffer_FillInfo(view, self, bytes.data(), static_cast<Py_ssize_t>(bytes.size()), !mapping->is_writable(),
                              flags);
@@ -61,8 +75,8 @@ PyType_Slot mapping_slots[] = {{Py_bf_getbuffer, reinterpret_cast<void*>(mapping
 
 using PoolArgument = std::tuple<std::uint16_t, std::uint32_t, nb::object>;
 
-Mapping& as_mapping(const nb::object& region) {
-    Mapping* mapping = nullptr;
+PyMapping& as_mapping(const nb::object& region) {
+    PyMapping* mapping = nullptr;
     if (!nb::try_cast(region, mapping) || mapping == nullptr) throw nb::type_error("a region must be a Mapping");
     return *mapping;
 }
@@ -272,18 +286,18 @@ void bind_rings(nb::module_& m) {
         .value("NO_POOL", Drop::NO_POOL, "larger than every pool of the stream");
     m.def("is_late", &is_late, "drop"_a, "Whether QosConsumer.drops_late counts this reason.");
 
-    nb::class_<Mapping>(m, "Mapping", nb::type_slots(mapping_slots),
+    nb::class_<PyMapping>(m, "Mapping", nb::type_slots(mapping_slots),
                         "A mapped file; exports the buffer protocol and is unmapped with its last view. Made by "
                         "tensorpool.shm only.")
         .def(nb::init<int, std::size_t, bool>(), "fd"_a, "length"_a, nb::kw_only(), "writable"_a)
-        .def("__len__", [](const Mapping& self) { return self.bytes().size(); })
-        .def_prop_ro("is_writable", &Mapping::is_writable)
-        .def("prefault", &Mapping::prefault, nb::call_guard<nb::gil_scoped_release>(),
+        .def("__len__", [](const PyMapping& self) { return self.bytes().size(); })
+        .def_prop_ro("is_writable", &PyMapping::is_writable)
+        .def("prefault", &PyMapping::prefault, nb::call_guard<nb::gil_scoped_release>(),
              "Bring every page in; the GIL is released meanwhile.")
-        .def("lock", &Mapping::lock, nb::call_guard<nb::gil_scoped_release>(), "mlock the pages.")
+        .def("lock", &PyMapping::lock, nb::call_guard<nb::gil_scoped_release>(), "mlock the pages.")
         .def(
             "load_u64",
-            [](const Mapping& self, std::size_t offset) {
+            [](const PyMapping& self, std::size_t offset) {
                 check_word(self, offset);
                 return std::atomic_ref(*reinterpret_cast<std::uint64_t*>(self.bytes().data() + offset))
                     .load(std::memory_order_acquire);
@@ -291,7 +305,7 @@ void bind_rings(nb::module_& m) {
             "offset"_a, "Load an aligned u64 with acquire ordering.")
         .def(
             "store_u64",
-            [](const Mapping& self, std::size_t offset, std::uint64_t value) {
+            [](const PyMapping& self, std::size_t offset, std::uint64_t value) {
                 if (!self.is_writable()) throw nb::value_error("the mapping is read-only");
                 check_word(self, offset);
                 std::atomic_ref(*reinterpret_cast<std::uint64_t*>(self.bytes().data() + offset))

@@ -3,10 +3,13 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import stat
+import sys
 import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -460,3 +463,19 @@ def test_drivers_killed_at_random_instants_leave_nothing_that_the_next_cannot_me
     """No lock, no file and no lower epoch survives a SIGKILL."""
     code, output = run_script(KILLED, str(shm_dir))
     assert (code, output.splitlines()[-1]) == (0, "done"), output
+
+
+def test_epochs_never_repeat_while_others_are_removed(shm_dir: Path) -> None:
+    """Creation and removal run on several threads; the number of a stream only grows."""
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        with EpochTree.open(str(shm_dir), clock=ManualClock(0, 1)) as tree, ThreadPoolExecutor(2) as pool:
+            removals = pool.submit(lambda: [tree.remove(7, 1) for _ in range(3_000)])
+            epochs = []
+            while not removals.done():
+                epochs.append(tree.next_epoch(7))
+    finally:
+        sys.setswitchinterval(interval)
+    assert all(later == earlier + 1 for earlier, later in itertools.pairwise(epochs))
+    assert len(epochs) > 1_000

@@ -348,8 +348,9 @@ class Lifecycle:
             raise _Refusal(ResponseCode.INVALID_PARAMS, f"streamId {request.stream_id} is reserved")
         if holder is not None:
             raise _Refusal(ResponseCode.REJECTED, _describe_holder(request.client_id, holder))
-        if len(self.leases) + len(self._pending) >= self.config.policies.max_leases:
-            raise _Refusal(ResponseCode.REJECTED, f"{len(self.leases)} leases are held (policies.max_leases)")
+        promised = len(self.leases) + len(self._pending)
+        if promised >= self.config.policies.max_leases:
+            raise _Refusal(ResponseCode.REJECTED, f"{promised} leases are held (policies.max_leases)")
         if len(self._pending) >= MAX_PENDING_ATTACHES:
             raise _Refusal(ResponseCode.REJECTED, f"{len(self._pending)} attaches wait for memory; try again later")
         if request.expected_layout_version not in (0, NULL_U32, LAYOUT_VERSION):

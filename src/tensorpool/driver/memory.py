@@ -73,6 +73,7 @@ class Memory:
         self._retired: list[Retired] = []
         self._finished: deque[tuple[Created, shm.MappedRing] | Failed] = deque()
         self._pool = ThreadPoolExecutor(CREATORS, thread_name_prefix="epochs")
+        self._sparse = ThreadPoolExecutor(1, thread_name_prefix="epochs-sparse")  # quick, and never behind gigabytes
         self._next_sweep_ns = 0
         self._take_stock()
 
@@ -83,7 +84,7 @@ class Memory:
 
     def submit(self, order: CreateEpoch) -> None:
         """Have an epoch made; its outcome appears in `finished`."""
-        self._pool.submit(self._create, order)
+        (self._pool if order.reserve else self._sparse).submit(self._create, order)
 
     def take_finished(self) -> Created | Failed | None:
         """The next outcome, if there is one."""
@@ -93,17 +94,17 @@ class Memory:
         if isinstance(outcome, Failed):
             return outcome
         created, ring = outcome
-        previous = self._rings.get(ring.stream_id)
+        self.drop(ring.stream_id)
         self._rings[ring.stream_id] = ring
-        if previous is not None:
-            self._retired.append(Retired(ring.stream_id, previous.epoch, self._clock.monotonic_ns()))
         return created
 
     def drop(self, stream_id: int) -> None:
-        """The stream is no more: its epoch is retired and goes by policy."""
-        ring = self._rings.pop(stream_id, None)
-        if ring is not None:
-            self._retired.append(Retired(stream_id, ring.epoch, self._clock.monotonic_ns()))
+        """The stream's epoch is retired, and goes by policy."""
+        if stream_id not in self._rings:
+            return
+        holder = [self._rings.pop(stream_id)]  # the only reference: unmapping gigabytes is not for this thread
+        self._retired.append(Retired(stream_id, holder[0].epoch, self._clock.monotonic_ns()))
+        self._pool.submit(holder.clear)
 
     def refresh_activity(self) -> None:
         """The sign of life in every region that is announced (C9)."""
@@ -144,7 +145,8 @@ class Memory:
 
     def close(self) -> None:
         """Wait for what is under way, then remove every epoch of the namespace and release it."""
-        self._pool.shutdown(wait=True, cancel_futures=True)
+        for pool in (self._pool, self._sparse):
+            pool.shutdown(wait=True, cancel_futures=True)
         self._rings.clear()
         self._finished.clear()
         for found in self._tree.scan():

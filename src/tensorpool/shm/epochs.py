@@ -17,6 +17,7 @@ import os
 import re
 import shutil
 import stat
+import threading
 from collections.abc import Callable, Iterator
 from types import TracebackType
 from typing import Any, Final, Self
@@ -106,6 +107,7 @@ class EpochTree:
             undo.callback(self._lock.release)
             # C2: learnt before anything can be removed, and never forgotten.
             self._highest: dict[int, int] = {}
+            self._counting = threading.Lock()  # epochs are made and removed on several threads
             for found in self.scan():
                 self._remember(found.stream_id, found.highest_epoch)
             undo.pop_all()
@@ -133,13 +135,14 @@ class EpochTree:
 
         Where neither does, the wall clock in nanoseconds, which has passed all that was counted before (C2).
         """
-        last = self._highest.get(stream_id)
-        epoch = max(self._clock.realtime_ns(), 1) if last is None else last + 1
-        if epoch > MAX_EPOCH:
-            remedy = f"remove the highest one below {self.path}/{stream_id} while no driver runs"
-            raise LocalProtocolError(f"stream {stream_id} has used up its epochs; {remedy}")
-        self._remember(stream_id, epoch)
-        return epoch
+        with self._counting:
+            last = self._highest.get(stream_id)
+            epoch = max(self._clock.realtime_ns(), 1) if last is None else last + 1
+            if epoch > MAX_EPOCH:
+                remedy = f"remove the highest one below {self.path}/{stream_id} while no driver runs"
+                raise LocalProtocolError(f"stream {stream_id} has used up its epochs; {remedy}")
+            self._highest[stream_id] = epoch
+            return epoch
 
     def create(
         self,
@@ -239,7 +242,8 @@ class EpochTree:
         return self._streams
 
     def _remember(self, stream_id: int, epoch: int) -> None:
-        self._highest[stream_id] = max(epoch, self._highest.get(stream_id, 0))
+        with self._counting:
+            self._highest[stream_id] = max(epoch, self._highest.get(stream_id, 0))
 
 
 def _file_name(spec: RegionSpec) -> str:
