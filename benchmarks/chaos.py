@@ -20,7 +20,7 @@ import time
 import pytest
 
 from tensorpool import aeron
-from tests.support.chaos import Chaos
+from tests.support.chaos import TOKEN, Chaos
 from tests.support.driver_process import Deployment
 from tests.support.processes import ROOT, private_directory
 
@@ -29,7 +29,9 @@ STREAMS = range(35_000, 35_006)
 
 def kill(rounds: int, seconds: float, seed: int) -> int:
     with private_directory("tensorpool-chaos-") as folder, aeron.MediaDriver(str(folder / "aeron")) as media_driver:
-        deployment = Deployment(folder, media_driver.aeron_dir, streams=STREAMS, policies={"max_leases": 100})
+        deployment = Deployment(
+            folder, media_driver.aeron_dir, streams=STREAMS, policies={"max_leases": 100, "shutdown_token": TOKEN}
+        )
         with Chaos(deployment, STREAMS, seed) as chaos:
             started_s = time.monotonic()
             done = 0

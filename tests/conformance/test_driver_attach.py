@@ -24,7 +24,7 @@ from tensorpool.wire.driver import (
     ShmDetachResponse,
     ShmLeaseRevoked,
 )
-from tests.support.driver_client import DriverClient, Lease, attach_request, packed_text, raw_attach
+from tests.support.driver_client import DriverClient, Lease, attach_request, packed_text, raw_attach, serving
 from tests.support.driver_process import IPC, NSLOTS, POOLS, Deployment, path_of
 from tests.support.processes import ROOT, private_directory
 
@@ -44,17 +44,8 @@ def deployment(shared_media_driver: aeron.MediaDriver) -> Iterator[Deployment]:
             streams=[SHARED, *range(10_001, 10_024)],
             policies={"lease_keepalive_interval_ms": 1000, "lease_expiry_grace_intervals": 20},
         )
-        with deployment.start() as process, DriverClient(deployment) as client:
-            client.meet(process)
-            client.close()
+        with serving(deployment):
             yield deployment
-            assert not process.has_ended, process.finish()
-
-
-@pytest.fixture
-def client(deployment: Deployment) -> Iterator[DriverClient]:
-    with DriverClient(deployment) as client:
-        yield client.forget()
 
 
 @pytest.fixture

@@ -10,7 +10,7 @@ import pytest
 from tensorpool import aeron
 from tensorpool.wire.control import ConsumerConfig, ConsumerHello, Mode, ShmPoolAnnounce
 from tensorpool.wire.driver import PublishMode, ResponseCode, Role, ShmLeaseRevoked
-from tests.support.driver_client import DriverClient, attach_request, hello, new_client_id
+from tests.support.driver_client import DriverClient, attach_request, hello, new_client_id, serving
 from tests.support.driver_process import IPC, NSLOTS, Deployment
 from tests.support.processes import private_directory
 
@@ -42,17 +42,8 @@ def deployment(shared_media_driver: aeron.MediaDriver) -> Iterator[Deployment]:
             },
             profiles={"wide": WIDE},
         )
-        with deployment.start() as process, DriverClient(deployment) as client:
-            client.meet(process)
-            client.close()
+        with serving(deployment):
             yield deployment
-            assert not process.has_ended, process.finish()
-
-
-@pytest.fixture
-def client(deployment: Deployment) -> Iterator[DriverClient]:
-    with DriverClient(deployment) as client:
-        yield client.forget()
 
 
 def ask(client: DriverClient, request: ConsumerHello) -> ConsumerConfig:

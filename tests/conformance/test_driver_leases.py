@@ -16,7 +16,7 @@ import pytest
 from tensorpool import aeron
 from tensorpool.wire.control import ShmPoolAnnounce
 from tensorpool.wire.driver import LeaseRevokeReason, ResponseCode, Role, ShmDetachResponse, ShmLeaseRevoked
-from tests.support.driver_client import DriverClient, Heard, Lease, attach_request, shutdown_request
+from tests.support.driver_client import DriverClient, Heard, Lease, attach_request, serving, shutdown_request
 from tests.support.driver_process import Deployment, DriverProcess, path_of, superblock
 from tests.support.processes import private_directory
 
@@ -30,17 +30,8 @@ _stream_ids = iter(STREAMS)
 def deployment(shared_media_driver: aeron.MediaDriver) -> Iterator[Deployment]:
     with private_directory() as folder:
         deployment = Deployment(folder, shared_media_driver.aeron_dir, streams=STREAMS, policies=POLICIES)
-        with deployment.start() as process, DriverClient(deployment) as client:
-            client.meet(process)
-            client.close()
+        with serving(deployment):
             yield deployment
-            assert not process.has_ended, process.finish()
-
-
-@pytest.fixture
-def client(deployment: Deployment) -> Iterator[DriverClient]:
-    with DriverClient(deployment) as client:
-        yield client.forget()
 
 
 @pytest.fixture

@@ -60,12 +60,6 @@ def process(running: tuple[Deployment, DriverProcess]) -> DriverProcess:
 
 
 @pytest.fixture
-def client(deployment: Deployment) -> Iterator[DriverClient]:
-    with DriverClient(deployment) as client:
-        yield client.forget()
-
-
-@pytest.fixture
 def stream_id() -> int:
     """A stream of the test's own."""
     return next(_stream_ids)

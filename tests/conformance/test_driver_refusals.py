@@ -26,7 +26,7 @@ from tensorpool.wire.driver import (
     ShmLeaseRevoked,
     ShutdownReason,
 )
-from tests.support.driver_client import DriverClient, attach_request, packed_text, raw_attach, shutdown_request
+from tests.support.driver_client import DriverClient, attach_request, packed_text, raw_attach, serving, shutdown_request
 from tests.support.driver_process import NSLOTS, Deployment
 from tests.support.processes import private_directory
 
@@ -45,17 +45,8 @@ def deployment(shared_media_driver: aeron.MediaDriver) -> Iterator[Deployment]:
             streams=[STREAM],
             policies={"lease_keepalive_interval_ms": 1000, "lease_expiry_grace_intervals": 20, "shutdown_token": TOKEN},
         )
-        with deployment.start() as process, DriverClient(deployment) as client:
-            client.meet(process)
-            client.close()
+        with serving(deployment):
             yield deployment
-            assert not process.has_ended, process.finish()
-
-
-@pytest.fixture
-def client(deployment: Deployment) -> Iterator[DriverClient]:
-    with DriverClient(deployment) as client:
-        yield client.forget()
 
 
 def packed_refusal(correlation_id: int, code: int, text: str) -> bytes:

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from tensorpool import aeron
-from tests.support.chaos import Chaos
+from tests.support.chaos import TOKEN, Chaos
 from tests.support.driver_process import Deployment
 
 ROUNDS = int(os.environ.get("TENSORPOOL_CHAOS_ROUNDS", "60"))
@@ -28,7 +28,7 @@ def test_random_kills_leave_no_file_no_lease_and_no_failed_attach(
     """Whenever and whoever was hit: epochs only grew, everybody attaches again, and nothing is left behind."""
     print(f"seed {SEED}")
     deployment = Deployment(
-        shm_dir, shared_media_driver.aeron_dir, streams=STREAMS, policies={"max_leases": 60, "epoch_gc_keep": 2}
+        shm_dir, shared_media_driver.aeron_dir, streams=STREAMS, policies={"max_leases": 60, "shutdown_token": TOKEN}
     )
     with Chaos(deployment, STREAMS, SEED) as chaos:
         started_s = time.monotonic()

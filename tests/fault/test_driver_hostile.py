@@ -16,7 +16,7 @@ import pytest
 from tensorpool import aeron
 from tensorpool.wire.control import ConsumerConfig
 from tensorpool.wire.driver import LeaseRevokeReason, ResponseCode, Role, ShmAttachResponse, ShmLeaseRevoked
-from tests.support.chaos import Listener, Nursery, events_of, hostile_messages, start_logged, write_messages
+from tests.support.chaos import TOKEN, Listener, Nursery, end, events_of, hostile_messages, start_logged, write_messages
 from tests.support.driver_client import DriverClient, Lease, attach_request, hello, new_client_id
 from tests.support.driver_process import Deployment, DriverProcess
 
@@ -36,7 +36,7 @@ def deployment(shared_media_driver: aeron.MediaDriver, shm_dir: Path) -> Deploym
         shared_media_driver.aeron_dir,
         streams=STREAMS,
         driver={"descriptor_stream_id_range": "50000-59999", "control_stream_id_range": "60000-69999"},
-        policies={"max_leases": MAX_LEASES, "shutdown_token": "open sesame", "lease_expiry_grace_intervals": 10},
+        policies={"max_leases": MAX_LEASES, "shutdown_token": TOKEN, "lease_expiry_grace_intervals": 10},
     )
 
 
@@ -71,10 +71,10 @@ def own_bytes(pid: int) -> int:
     raise AssertionError(f"process {pid} has no memory")
 
 
-def end(process: DriverProcess, deployment: Deployment, log: Path) -> dict[str, int]:
+def counts_at_end(process: DriverProcess, client: DriverClient, deployment: Deployment, log: Path) -> dict[str, int]:
     """Stop a driver that is as well as ever; what it counted."""
     assert not process.has_ended, log.read_text()
-    assert process.terminate()[0] == 0
+    end(process, client)
     assert events_of(log, "turn_failed") == []
     assert deployment.leftovers() == []
     (stopped,) = events_of(log, "driver_stopped")
@@ -140,8 +140,7 @@ def test_no_message_moves_a_lease_or_costs_memory(
     for lease in leases:
         client.kept.remove(lease)
         assert client.detach(lease).message.code is ResponseCode.OK, "it was alive to the end"
-    client.close()
-    counts = end(process, deployment, log)
+    counts = counts_at_end(process, client, deployment, log)
     for name in (
         "malformed_messages",
         "keepalives_unknown_lease",
@@ -191,8 +190,7 @@ def test_a_flood_of_attaches_is_answered_within_bounds(
         assert sorted(ended(client, ids)) == sorted(ids), "each is told once"
         assert_kept(client, leases)
     assert own_bytes(process.pid) - before_bytes < GROWTH_BYTES
-    client.close()
-    counts = end(process, deployment, log)
+    counts = counts_at_end(process, client, deployment, log)
     assert "messages_dropped" not in counts
 
 
@@ -221,8 +219,7 @@ def test_a_flood_of_hellos_keeps_nobody_waiting(
     print(f"{len(latencies)} attaches, the slowest {max(latencies) * 1e3:.0f} ms")
     assert max(latencies) < 2.0
     assert_kept(client, leases)
-    client.close()
-    end(process, deployment, log)
+    counts_at_end(process, client, deployment, log)
 
 
 def test_a_channel_that_cannot_be_answered_is_declined(
@@ -238,4 +235,4 @@ def test_a_channel_that_cannot_be_answered_is_declined(
             config = client.wait_for(ConsumerConfig, consumer_id=consumer_id).message
             assert (config.descriptor_channel, config.descriptor_stream_id) == ("", 0)
             assert (config.control_channel, config.control_stream_id) == ("", 0)
-    end(process, deployment, log)
+        counts_at_end(process, client, deployment, log)

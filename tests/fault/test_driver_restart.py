@@ -14,7 +14,7 @@ from tensorpool import aeron
 from tensorpool.errors import TransportError
 from tensorpool.wire.control import ShmPoolAnnounce
 from tensorpool.wire.driver import LeaseRevokeReason, ResponseCode, Role, ShmAttachResponse, ShmLeaseRevoked
-from tests.support.chaos import Listener, events_of, ring_of, start_logged
+from tests.support.chaos import TOKEN, Listener, end, events_of, ring_of, start_logged
 from tests.support.driver_client import DriverClient, Lease, attach_request
 from tests.support.driver_process import Deployment, DriverProcess
 from tests.support.processes import Process, wait_until
@@ -71,7 +71,10 @@ def test_after_kill_9_no_lease_is_granted_before_its_stream_is_announced_higher(
     removed by policy.
     """
     deployment = Deployment(
-        shm_dir, shared_media_driver.aeron_dir, streams=STREAMS, policies={"lease_expiry_grace_intervals": 10}
+        shm_dir,
+        shared_media_driver.aeron_dir,
+        streams=STREAMS,
+        policies={"lease_expiry_grace_intervals": 10, "shutdown_token": TOKEN},
     )
     with Listener(deployment) as client:
         with deployment.start() as process:
@@ -126,13 +129,13 @@ def test_after_kill_9_no_lease_is_granted_before_its_stream_is_announced_higher(
             )
             assert not client.heard(ShmLeaseRevoked, lease_id=old[0].lease_id)
             client.kept.clear()
-            assert process.terminate()[0] == 0
+            end(process, client)
     assert deployment.leftovers() == []
 
 
 def test_a_killed_driver_with_its_media_driver_is_started_again_at_once(shm_dir: Path) -> None:
     """Everything by default, kill -9, the same command again: it serves within seconds, with a higher epoch."""
-    deployment = Deployment(shm_dir, str(shm_dir / "aeron"), streams=STREAMS)
+    deployment = Deployment(shm_dir, str(shm_dir / "aeron"), streams=STREAMS, policies={"shutdown_token": TOKEN})
     epoch = 0
     for is_last in (False, True):
         started_s = time.monotonic()
@@ -147,8 +150,7 @@ def test_a_killed_driver_with_its_media_driver_is_started_again_at_once(shm_dir:
                 if not is_last:
                     process.kill()
                 else:
-                    client.close()
-                    assert process.terminate()[0] == 0
+                    end(process, client)
     assert deployment.leftovers() == []
     assert not Path(deployment.aeron_dir).exists()
 
@@ -225,7 +227,9 @@ def test_a_killed_media_driver_is_replaced_and_the_driver_reconnects(shm_dir: Pa
     A client that comes back too still has its lease; nothing is said that was due during the outage.
     """
     directory, log = str(shm_dir / "aeron"), shm_dir / "log"
-    deployment = Deployment(shm_dir, directory, streams=STREAMS, policies={"lease_expiry_grace_intervals": 15})
+    deployment = Deployment(
+        shm_dir, directory, streams=STREAMS, policies={"lease_expiry_grace_intervals": 15, "shutdown_token": TOKEN}
+    )
     first = media_driver(directory)
     with first, start_logged(deployment, log) as process, DriverClient(deployment) as before:
         before.meet(process)
@@ -252,6 +256,5 @@ def test_a_killed_media_driver_is_replaced_and_the_driver_reconnects(shm_dir: Pa
             pass_time(client, deployment.lease_ns)
             assert_served(client, leases)
             client.kept.clear()
-            client.close()
-            assert process.terminate()[0] == 0
+            end(process, client)
     assert deployment.leftovers() == []

@@ -51,6 +51,7 @@ from tests.support.processes import ROOT, Process, wait_until
 ANSWER_WITHIN_S: Final = 1.0  # then a holder asks anew
 FRAME_BYTES: Final = 200
 LAYOUT: Final = TensorLayout(1, 1, [FRAME_BYTES])  # uint8
+TOKEN: Final = "open sesame"
 CORPUS: Final = ROOT / "tests" / "fuzz" / "corpus"
 
 _KEY: Final = struct.Struct("<2x2H")  # of a header: template and schema
@@ -76,15 +77,25 @@ def events_of(log: Path, name: str) -> list[dict[str, Any]]:
     return [entry for entry in entries if entry["event"] == name]
 
 
-class Listener(DriverClient):
-    """A client that keeps up with a flood: of what others say and are told it keeps nothing but grants and ends.
+def end(process: DriverProcess, client: DriverClient) -> None:
+    """Have the driver of a deployment whose token is TOKEN end in order."""
+    client.send(driver_client.shutdown_request(TOKEN))
+    code, output = process.wait_for_end()
+    assert code == 0, output
 
-    Refusals are kept only for requests of its own, or in `asked`.
+
+class Listener(DriverClient):
+    """A client that holds its own in a flood.
+
+    It speaks on a log of its own, where nobody can take the room from it. Of what others say and are told it keeps
+    nothing but grants and ends; refusals are kept only for requests of its own, or in `asked`.
     """
 
     def __init__(self, deployment: Deployment) -> None:
         self.asked: set[int] = set()
         super().__init__(deployment)
+        self._publication = self._client.add_publication(*deployment.control, exclusive=True)
+        wait_until(lambda: self._publication.is_connected, "its own log is connected")
         # A log of its own: in the shared one whoever offers most often crowds the others out.
         self._publication = self._client.add_publication(*deployment.control, True)
         wait_until(lambda: self._publication.is_connected, "the client's own log is connected")
@@ -576,8 +587,7 @@ class Chaos:
         self._pass_time(3 * int(deployment.tables["policies"]["announce_period_ms"]) / 1e3)
         wait_until(lambda: self._observe() or self._has_current_epochs_only(), "old epochs are removed by policy")
         assert zombies_below(os.getpid()) == []
-        code, output = self._driver.terminate()
-        assert code == 0, output
+        end(self._driver, observer)
         assert deployment.leftovers() == []
         self._check_diary()
 

@@ -13,6 +13,7 @@ import secrets
 import struct
 import time
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from types import TracebackType
 from typing import Any, Final, NamedTuple, Self
 
@@ -359,3 +360,13 @@ def _is_like(message: Message | None, kind: type[Message], fields: dict[str, obj
 
 def _has(message: Message, fields: dict[str, object]) -> bool:
     return all(getattr(message, name, None) == value for name, value in fields.items())
+
+
+@contextmanager
+def serving(deployment: Deployment) -> Iterator[None]:
+    """A driver that serves, and still does at the end."""
+    with deployment.start() as process:
+        with DriverClient(deployment) as client:
+            client.meet(process)
+        yield
+        assert not process.has_ended, process.finish()
