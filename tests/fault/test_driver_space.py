@@ -199,7 +199,7 @@ def test_without_a_single_page_the_driver_lives_on(
 BIG, OTHERS = 33_000, range(33_001, 33_004)
 BIG_SLOTS = 2048
 PERIOD_NS = 50_000_000
-BOUND_NS = 500_000_000
+BOUND_NS = 1_500_000_000  # blocked for the whole creation it would be many times that
 
 
 def test_making_two_gibibytes_holds_up_nobody(shared_media_driver: aeron.MediaDriver, shm_dir: Path) -> None:
@@ -260,8 +260,8 @@ def test_making_two_gibibytes_holds_up_nobody(shared_media_driver: aeron.MediaDr
         }
         print(", ".join(f"{name} {duration / 1e6:.0f} ms" for name, duration in figures.items()))
         assert making < PERIOD_NS + BOUND_NS
-        assert letting_go < PERIOD_NS + 2 * BOUND_NS  # unmapping is quick, but it holds the interpreter
-        assert max(latencies) < 2 * BOUND_NS
+        assert letting_go < PERIOD_NS + BOUND_NS
+        assert max(latencies) < BOUND_NS
         client.fence()
         assert not client.heard(ShmLeaseRevoked, lease_id=kept.lease_id)
         client.kept.clear()

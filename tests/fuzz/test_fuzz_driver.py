@@ -15,7 +15,7 @@ import pytest
 pytest.importorskip("atheris")
 
 HERE = Path(__file__).parent
-SECONDS = int(os.environ.get("TENSORPOOL_FUZZ_SECONDS", "5"))
+SECONDS = int(os.environ.get("TENSORPOOL_FUZZ_SECONDS", "3"))
 
 
 @pytest.mark.timeout(SECONDS + 60)

@@ -549,7 +549,7 @@ class Chaos:
         for round in range(rounds):
             if time.monotonic() > until_s:
                 return round
-            self._pass_time(self._chance.uniform(0, 0.4))
+            self._pass_time(self._chance.uniform(0, 0.3))
             assert not self._driver.has_ended, self._driver.finish()
             if self._chance.random() < 0.15:
                 self.kills["driver"] += 1
