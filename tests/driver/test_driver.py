@@ -1,0 +1,89 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The driver embedded in a program: `tp.Driver` and `tp.local()`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+import tensorpool as tp
+from tensorpool import aeron
+from tensorpool.wire import Message, decode
+from tensorpool.wire.control import ShmPoolAnnounce
+from tensorpool.wire.driver import PublishMode, ShmAttachResponse, ShmDriverShutdown
+from tests.driver.conftest import attach
+from tests.support.processes import run_script, wait_until
+
+
+def listen(client: aeron.Client, config: tp.DriverConfig) -> tuple[aeron.Publication, aeron.Subscription]:
+    control = config.driver.control
+    subscription = client.add_subscription(control.channel, control.stream_id)
+    publication = client.add_publication(control.channel, control.stream_id)
+    wait_until(lambda: publication.is_connected, "the control stream is connected")
+    return publication, subscription
+
+
+def hear[M: Message](subscription: aeron.Subscription, kind: type[M]) -> M:
+    heard: list[Message] = []
+
+    def found() -> bool:
+        subscription.poll(lambda data, _: heard.append(decode(data)), 100)
+        return any(isinstance(message, kind) for message in heard)
+
+    wait_until(found, f"a {kind.__name__} is heard")
+    return next(message for message in heard if isinstance(message, kind))
+
+
+def test_local_serves_at_once_and_leaves_nothing() -> None:
+    """A driver of the program's own grants a stream on demand, and /dev/shm is as before when it is closed."""
+    before = set(Path("/dev/shm").iterdir())
+    with tp.local() as pool:
+        assert pool.embeds_media_driver
+        client = aeron.connect(pool.aeron_dir)
+        publication, subscription = listen(client, pool.config)
+        request = attach(client_id=5, stream_id=0, publish_mode=PublishMode.EXISTING_OR_CREATE)
+        assert publication.offer(request.encode())
+        response = hear(subscription, ShmAttachResponse)
+        assert (response.error_message, response.stream_id) == ("", 20_000)
+        assert hear(subscription, ShmPoolAnnounce).epoch == response.epoch
+        client.close()
+    assert not pool.is_running
+    assert not {path for path in set(Path("/dev/shm").iterdir()) - before if "tensorpool-local" in path.name}
+
+
+def test_two_local_drivers_do_not_meet() -> None:
+    """Each has a media driver and directories of its own."""
+    with tp.local() as one, tp.local() as other:
+        assert one.aeron_dir != other.aeron_dir
+        assert one.config.shm.base_dir != other.config.shm.base_dir
+
+
+def test_a_driver_uses_a_media_driver_that_is_there_and_leaves_it_alone(
+    shared_media_driver: aeron.MediaDriver, shm_dir: Path
+) -> None:
+    """It embeds one only where none lives, and ends only what is its own; its clients are told."""
+    overrides = {"shm.base_dir": str(shm_dir), "driver.control_stream_id": 47_110}
+    config = tp.DriverConfig.load(environ={}, overrides=overrides)
+    client = aeron.connect(shared_media_driver.aeron_dir)
+    with tp.Driver(config, aeron_dir=shared_media_driver.aeron_dir) as driver:
+        assert not driver.embeds_media_driver
+        _, subscription = listen(client, config)
+    assert hear(subscription, ShmDriverShutdown).reason == 0
+    assert aeron.is_driver_active(shared_media_driver.aeron_dir)
+    client.close()
+
+
+def test_a_namespace_that_is_taken_leaves_no_media_driver_behind(shm_dir: Path) -> None:
+    """A driver that cannot start takes everything back that it began."""
+    config = tp.DriverConfig.load(environ={}, overrides={"shm.base_dir": str(shm_dir / "regions")})
+    with tp.Driver(config, aeron_dir=str(shm_dir / "one")):
+        with pytest.raises(tp.ConfigError, match=r"shm\.namespace.*holds"):
+            tp.Driver(config, aeron_dir=str(shm_dir / "two"))
+        assert not (shm_dir / "two").exists()
+
+
+def test_an_embedded_driver_prints_nothing() -> None:
+    """A library is silent unless it is asked: a notebook shows what its author prints."""
+    script = "import tensorpool as tp\nwith tp.local() as pool:\n    print(pool.is_running)"
+    assert run_script(script) == (0, "True\n")
