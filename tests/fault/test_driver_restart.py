@@ -155,6 +155,28 @@ def test_a_killed_driver_with_its_media_driver_is_started_again_at_once(shm_dir:
     assert not Path(deployment.aeron_dir).exists()
 
 
+@pytest.mark.parametrize("kind", [DriverClient, Listener], ids=["shared log", "log of its own"])
+def test_what_the_last_driver_was_told_is_not_told_to_the_next(
+    shared_media_driver: aeron.MediaDriver, shm_dir: Path, kind: type[DriverClient]
+) -> None:
+    """Attaches and the order to end are still in the clients' logs when the next driver comes: it passes them over."""
+    deployment = Deployment(shm_dir, shared_media_driver.aeron_dir, streams=STREAMS, policies={"shutdown_token": TOKEN})
+    with DriverClient(deployment), kind(deployment) as client:  # the first never listens: a new subscriber joins there
+        with deployment.start() as process:
+            client.meet(process)
+            for stream_id in STREAMS:
+                client.attach(stream_id, Role.PRODUCER)
+            end(process, client)
+        with deployment.start() as process:
+            client.meet(process)
+            pass_time(client, 2 * PERIOD_NS)
+            assert not process.has_ended, "it was not meant"
+            for stream_id in STREAMS:
+                assert client.next_announce(stream_id).message.producer_id == 0
+            assert not client.heard(ShmAttachResponse, code=ResponseCode.OK)
+            end(process, client)
+
+
 # --- SIGSTOP and SIGCONT
 
 

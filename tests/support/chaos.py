@@ -590,6 +590,12 @@ class Chaos:
         end(self._driver, observer)
         assert deployment.leftovers() == []
         self._check_diary()
+        clients = self.diary()
+        ghosts = self.grants - clients["granted"] - most
+        killed = self.kills["producer"] + self.kills["consumer"]
+        assert 0 <= ghosts <= killed + clients["unanswered"], (
+            "leases were granted that nobody had asked this driver for"
+        )
 
     def diary(self) -> Counter[str]:
         """How often what happened to the clients."""

@@ -33,6 +33,8 @@ from tensorpool.wire.driver import (
 FRAGMENT_LIMIT: Final = 256
 MAX_OUTBOX: Final = 10_000
 RECONNECT_EVERY_NS: Final = 100_000_000
+CATCH_UP_AT_LEAST_NS: Final = 50_000_000
+CATCH_UP_AT_MOST_NS: Final = 1_000_000_000
 
 _REQUESTS: Final = frozenset(
     kind.TEMPLATE_ID for kind in (ShmAttachRequest, ShmDetachRequest, ShmLeaseKeepalive, ShmDriverShutdownRequest)
@@ -74,8 +76,8 @@ class DriverConductor:
     # --- the agent
 
     def on_start(self) -> None:
-        self._link = _Link(self._config, self._aeron_dir)
         now_ns = self._clock.monotonic_ns()
+        self._link = _Link(self._config, self._aeron_dir, now_ns)
         self._last_turn_ns = now_ns
         self._perform(self.lifecycle.on_start(now_ns))
         self._log.info("driver_started", aeron_dir=self._aeron_dir, path=self._memory.path)
@@ -122,12 +124,14 @@ class DriverConductor:
             self._reconnect_ns = now_ns + RECONNECT_EVERY_NS
             if not aeron.is_driver_active(self._aeron_dir):
                 return 0
-            self._link = _Link(self._config, self._aeron_dir)
+            self._link = _Link(self._config, self._aeron_dir, now_ns)
             self.lifecycle.on_stall(now_ns)
             self._log.info("media_driver_found", aeron_dir=self._aeron_dir)
         if self._link.is_lost:
             raise TransportError(f"the media driver at {self._aeron_dir} is gone")
-        return self._link.requests.poll(self._on_message, FRAGMENT_LIMIT)
+        fragments = self._link.requests.poll(self._on_message, FRAGMENT_LIMIT)
+        self._link.on_polled(fragments, now_ns)
+        return fragments
 
     def _lose_link(self, error: TransportError) -> None:
         if self._link is not None:
@@ -243,7 +247,9 @@ class DriverConductor:
 class _Link:
     """The driver's side of the control plane on one media driver."""
 
-    def __init__(self, config: DriverConfig, aeron_dir: str) -> None:
+    def __init__(self, config: DriverConfig, aeron_dir: str, now_ns: int) -> None:
+        self._made_ns = now_ns
+        self._is_catching_up = True
         endpoint = config.driver
         self._client = aeron.connect(aeron_dir, client_name=f"tensorpool-driver {endpoint.instance_id}")
         try:
@@ -266,12 +272,21 @@ class _Link:
         return self._client.is_closed
 
     def is_from_before(self, info: aeron.MessageInfo) -> bool:
-        """Whether a message was in the log before we were.
+        """Whether a message was in its log before we were.
 
-        Publishers on IPC share one log, and a new subscriber begins where the slowest one is: it may find attaches that
-        an earlier driver has granted, and the shutdown request that ended it.
+        A new subscriber on IPC begins where the slowest one is: it may find attaches that an earlier driver granted,
+        and the shutdown request that ended it. Of the log that publishers share we know where it stood; those that
+        have one of their own are passed over until all logs were read to the end once. Clients ask again.
         """
-        return info.session_id == self._shared.session_id and info.position <= self._joined_at
+        if info.session_id == self._shared.session_id:
+            return info.position <= self._joined_at
+        return self._is_catching_up
+
+    def on_polled(self, fragments: int, now_ns: int) -> None:
+        """Logs come into sight a moment after we joined, and one that never ends must not hold us up."""
+        age_ns = now_ns - self._made_ns
+        if (fragments == 0 and age_ns > CATCH_UP_AT_LEAST_NS) or age_ns > CATCH_UP_AT_MOST_NS:
+            self._is_catching_up = False
 
     def close(self) -> None:
         self._client.close()
