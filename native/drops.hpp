@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Why a frame was not delivered. Loss is normal and never an error: it is counted under one of these.
-// Wire §15.3, §15.4, §15.21; decisions B6, B9-B16, B27.
+// Wire §15.3, §15.4, §15.21; decisions B6, B9-B16, B27-B30, B33.
 #pragma once
 
 #include <array>
@@ -27,7 +27,15 @@ enum class Drop : std::uint8_t {
     BAD_STRIDES,
     BAD_PROGRESS,
     // the producer's side
-    NO_POOL,  // larger than every pool's stride (§9)
+    NO_POOL,   // larger than every pool's stride (§9)
+    DETACHED,  // published while there was no lease, or no memory, to publish with
+    // frames that a consumer knows of by their seq alone
+    GAP,           // its descriptor never came
+    RESYNC,        // passed over to catch up: more than max_outstanding_seq_gap behind
+    UNMAPPED,      // published while the consumer had its epoch not, or not yet, mapped
+    EPOCH_ENDED,   // committed, but not yet seen when the epoch ended
+    RATE_LIMITED,  // passed over to keep to max_rate_hz
+    SKIPPED,       // passed over by somebody who asked for the newest frame
     COUNT_,
 };
 
@@ -37,6 +45,9 @@ inline constexpr std::size_t kDropCount = static_cast<std::size_t>(Drop::COUNT_)
 inline constexpr bool is_late(Drop drop) noexcept {
     return drop == Drop::NOT_COMMITTED || drop == Drop::OVERWRITTEN || drop == Drop::STALE;
 }
+
+// B27, B30: what QosConsumer.drops_gap counts.
+inline constexpr bool is_gap(Drop drop) noexcept { return drop == Drop::GAP || drop == Drop::RESYNC; }
 
 using DropCounts = std::array<std::uint64_t, kDropCount>;
 

@@ -12,8 +12,10 @@
 #include "aeron_counter.hpp"
 #include "aeron_publication.hpp"
 #include "descriptor.hpp"
+#include "feed.hpp"
 #include "mapping.hpp"
 #include "media_driver.hpp"
+#include "publisher.hpp"
 #include "ring.hpp"
 
 namespace nb = nanobind;
@@ -38,6 +40,7 @@ public:
     std::span<std::uint8_t> writable_bytes() const noexcept {
         return {static_cast<std::uint8_t*>(view_.buf), static_cast<std::size_t>(view_.len)};
     }
+    const Py_buffer& view() const noexcept { return view_; }
 
 private:
     Py_buffer view_{};
@@ -131,6 +134,13 @@ struct PyRingReader {
     RingReader reader;
     std::size_t release_gil_from_bytes = kReleaseGilFromBytes;
 };
+
+nb::dict counts_of(const DropCounts& drops) {
+    nb::dict counts;
+    for (std::size_t i = 1; i < kDropCount; ++i)
+        if (drops[i] != 0) counts[nb::cast(static_cast<Drop>(i))] = drops[i];
+    return counts;
+}
 
 nb::object drop_object(Drop drop) {
     return nb::cast(drop);
@@ -240,6 +250,62 @@ struct PySubscription {
     nb::object on_image;
 };
 
+// --- streams of frames
+
+struct PyFeed {
+    PyFeed(nb::object object, std::uint32_t stream_id, std::uint64_t epoch, std::optional<std::uint64_t> expected,
+           std::uint64_t max_outstanding)
+        : reader_object(std::move(object)),
+          feed(nb::cast<PyRingReader&>(reader_object).reader, stream_id, epoch, expected, max_outstanding) {}
+    nb::object reader_object;
+    Feed feed;
+};
+
+struct PyFramePublisher {
+    PyFramePublisher(nb::object object, const std::shared_ptr<aeron::Publication>& publication, std::uint32_t stream_id,
+                     std::uint64_t epoch, bool with_publish_time)
+        : writer_object(std::move(object)),
+          writer(nb::cast<PyRingWriter&>(writer_object)),
+          publisher(writer.writer, publication, stream_id, epoch, with_publish_time) {}
+
+    // Streams keep their shape: the layout of the last array serves the next one that looks the same.
+    void remember(const Py_buffer& view, const std::shared_ptr<const TensorLayout>& layout) {
+        last_layout = layout;
+        last_format = view.format ? view.format : "B";
+        last_shape.assign(view.shape, view.shape + view.ndim);
+        last_is_column = !layout->is_row_major();
+    }
+    bool is_same(const Py_buffer& view) const noexcept {
+        return last_layout && static_cast<std::size_t>(view.ndim) == last_shape.size() &&
+               std::equal(last_shape.begin(), last_shape.end(), view.shape) &&
+               last_format == (view.format ? view.format : "B") &&
+               PyBuffer_IsContiguous(&view, last_is_column ? 'F' : 'C');
+    }
+
+    nb::object writer_object;
+    PyRingWriter& writer;
+    FramePublisher publisher;
+    std::shared_ptr<const TensorLayout> last_layout;
+    std::string last_format;
+    std::vector<Py_ssize_t> last_shape;
+    bool last_is_column = false;
+};
+
+std::uint64_t timestamp_or_now(std::optional<std::uint64_t> timestamp_ns) {
+    return timestamp_ns ? *timestamp_ns : monotonic_ns();
+}
+
+bool publish_bytes(PyFramePublisher& self, std::uint64_t seq, const TensorLayout& layout,
+                   std::span<const std::uint8_t> bytes, std::optional<std::uint64_t> timestamp_ns,
+                   std::uint32_t meta_version, std::uint64_t trace_id) {
+    self.writer.own();
+    const std::uint64_t stamp_ns = timestamp_or_now(timestamp_ns);
+    if (bytes.size() < self.writer.release_gil_from_bytes)
+        return self.publisher.publish(seq, layout, bytes, stamp_ns, meta_version, trace_id);
+    const nb::gil_scoped_release release;
+    return self.publisher.publish(seq, layout, bytes, stamp_ns, meta_version, trace_id);
+}
+
 std::size_t positive(std::int64_t limit) {
     if (limit < 1) throw nb::value_error("limit must be positive");
     return static_cast<std::size_t>(limit);
@@ -283,8 +349,16 @@ void bind_rings(nb::module_& m) {
         .value("BAD_DIMS", Drop::BAD_DIMS)
         .value("BAD_STRIDES", Drop::BAD_STRIDES)
         .value("BAD_PROGRESS", Drop::BAD_PROGRESS)
-        .value("NO_POOL", Drop::NO_POOL, "larger than every pool of the stream");
+        .value("NO_POOL", Drop::NO_POOL, "larger than every pool of the stream")
+        .value("DETACHED", Drop::DETACHED, "published while the producer had no lease")
+        .value("GAP", Drop::GAP, "its descriptor never came")
+        .value("RESYNC", Drop::RESYNC, "passed over to catch up after max_outstanding_seq_gap")
+        .value("UNMAPPED", Drop::UNMAPPED, "published while the consumer did not have its epoch mapped")
+        .value("EPOCH_ENDED", Drop::EPOCH_ENDED, "committed, but not yet seen when the epoch ended")
+        .value("RATE_LIMITED", Drop::RATE_LIMITED, "passed over to keep to max_rate_hz")
+        .value("SKIPPED", Drop::SKIPPED, "passed over by somebody who asked for the newest frame");
     m.def("is_late", &is_late, "drop"_a, "Whether QosConsumer.drops_late counts this reason.");
+    m.def("is_gap", &is_gap, "drop"_a, "Whether QosConsumer.drops_gap counts this reason.");
 
     nb::class_<PyMapping>(m, "Mapping", nb::type_slots(mapping_slots),
                         "A mapped file; exports the buffer protocol and is unmapped with its last view. Made by "
@@ -417,6 +491,17 @@ void bind_rings(nb::module_& m) {
             "Copy the payload; True when it stayed whole.")
         .def("intact", [](const PyRingReader& self, const SlotFrame& frame) { return self.reader.intact(frame); },
              "frame"_a, "Whether the frame has not been overwritten so far.")
+        .def(
+            "read_partial",
+            [](PyRingReader& self, std::uint64_t seq) -> nb::object {
+                SlotFrame frame;
+                const Drop drop = self.reader.read_partial(seq, frame);
+                return drop == Drop::NONE ? nb::cast(std::move(frame)) : drop_object(drop);
+            },
+            "seq"_a, nb::sig("def read_partial(self, seq: int) -> SlotFrame | DropReason"),
+            "Validate the header of a frame that may still be being written.")
+        .def("is_held", [](const PyRingReader& self, const SlotFrame& frame) { return self.reader.is_held(frame); },
+             "frame"_a, "Whether the slot still belongs to this frame, written to the end or not.")
         .def("newest", [](const PyRingReader& self) { return self.reader.newest(); },
              "The newest committed seq, or None.")
         .def("is_committed", [](const PyRingReader& self, std::uint64_t seq) { return self.reader.is_committed(seq); },
@@ -430,13 +515,7 @@ void bind_rings(nb::module_& m) {
             "seq"_a, "timeout_ns"_a, "Sleep until is_committed(seq); False on timeout.")
         .def_prop_ro(
             "drops",
-            [](const PyRingReader& self) {
-                nb::dict counts;
-                for (std::size_t i = 1; i < kDropCount; ++i)
-                    if (self.reader.drops()[i] != 0)
-                        counts[nb::cast(static_cast<Drop>(i))] = self.reader.drops()[i];
-                return counts;
-            },
+            [](const PyRingReader& self) { return counts_of(self.reader.drops()); },
             nb::sig("def drops(self) -> dict[DropReason, int]"), "How many reads failed, by reason.")
         .def_prop_ro("accepted", [](const PyRingReader& self) { return self.reader.drops()[0]; })
         .def_prop_ro(
@@ -716,6 +795,129 @@ void bind_aeron(nb::module_& m) {
         .def_prop_ro("dir", &aeron::ClientCore::dir);
 }
 
+void bind_streams(nb::module_& m) {
+    nb::class_<ReceivedFrame, SlotFrame>(m, "ReceivedFrame", "A frame with what its descriptor said about it.")
+        .def_prop_ro("publish_timestamp_ns",
+                     [](const ReceivedFrame& self) {
+                         return self.publish_timestamp_ns == FrameDescriptor::kNullU64
+                                    ? std::nullopt
+                                    : std::optional(self.publish_timestamp_ns);
+                     })
+        .def_ro("trace_id", &ReceivedFrame::trace_id, "0: none")
+        .def_ro("dropped_before", &ReceivedFrame::dropped_before, "Lost since the frame delivered before this one.");
+
+    nb::class_<PyFeed>(m, "Feed", "A consumer's stream in one epoch: descriptors in, validated frames out.")
+        .def(nb::init<nb::object, std::uint32_t, std::uint64_t, std::optional<std::uint64_t>, std::uint64_t>(),
+             "reader"_a, "stream_id"_a, "epoch"_a, "expected"_a = nb::none(), "max_outstanding"_a = 0,
+             nb::sig("def __init__(self, reader: RingReader, stream_id: int, epoch: int, expected: int | None = None, "
+                     "max_outstanding: int = 0) -> None"),
+             "`expected` is the first seq that counts; without it the first descriptor decides.")
+        .def(
+            "next",
+            [](PyFeed& self, PySubscription& subscription) -> std::optional<ReceivedFrame> {
+                ReceivedFrame frame;
+                if (!self.feed.next(*subscription.subscription, frame)) return std::nullopt;
+                return frame;
+            },
+            "subscription"_a, "The next frame that can be delivered, or None. Never waits.")
+        .def(
+            "latest",
+            [](PyFeed& self, PySubscription& subscription) -> std::optional<ReceivedFrame> {
+                ReceivedFrame frame;
+                if (!self.feed.latest(*subscription.subscription, frame)) return std::nullopt;
+                return frame;
+            },
+            "subscription"_a, "The newest frame of the ring, delivered before or not. Never waits.")
+        .def(
+            "wait",
+            [](PyFeed& self, PySubscription& subscription, std::uint64_t timeout_ns) {
+                const std::shared_ptr<aeron::Subscription> kept = subscription.subscription;
+                const nb::gil_scoped_release release;
+                return self.feed.wait(*kept, timeout_ns);
+            },
+            "subscription"_a, "timeout_ns"_a,
+            "Sleep until there is something for next(), the owner is needed, or the time is over: then False.")
+        .def("finish", [](PyFeed& self, bool is_epoch_over) { return self.feed.finish(is_epoch_over); },
+             "is_epoch_over"_a, "Count what was committed and not seen; the next seq that would count.")
+        .def("stop", [](PyFeed& self) { self.feed.stop(); }, "From any thread: no more frames; a wait returns.")
+        .def("set_min_interval_ns", [](PyFeed& self, std::uint64_t ns) { self.feed.set_min_interval_ns(ns); },
+             "interval_ns"_a, "Deliver at most one frame per interval; 0: all.")
+        .def("set_throttled", [](PyFeed& self, bool throttled) { self.feed.set_throttled(throttled); }, "is_throttled"_a,
+             "Whether the publisher leaves descriptors out for us: then they are no gaps.")
+        .def("set_switching", [](PyFeed& self) { self.feed.set_switching(); },
+             "Pass over seqs that are not higher, until the first that is.")
+        .def("forget", [](PyFeed& self, std::uint32_t attention) { self.feed.forget(attention); }, "attention"_a)
+        .def("carry_lost", [](PyFeed& self, std::uint64_t lost) { self.feed.carry_lost(lost); }, "lost"_a,
+             "Add to the next frame's dropped_before.")
+        .def_prop_ro("attention", [](const PyFeed& self) { return self.feed.attention(); },
+                     "Bits: 1 stopped, 2 newer epoch, 4 seq went back, 8 image lost.")
+        .def_prop_ro("drops", [](const PyFeed& self) { return counts_of(self.feed.drops()); },
+                     nb::sig("def drops(self) -> dict[DropReason, int]"))
+        .def_prop_ro("received", [](const PyFeed& self) { return self.feed.received(); })
+        .def_prop_ro("duplicates", [](const PyFeed& self) { return self.feed.duplicates(); })
+        .def_prop_ro("ignored", [](const PyFeed& self) { return self.feed.ignored(); }, "Descriptors of other epochs.")
+        .def_prop_ro("foreign", [](const PyFeed& self) { return self.feed.foreign(); },
+                     "Messages that are not version-1 FrameDescriptors.")
+        .def_prop_ro("lost", [](const PyFeed& self) { return self.feed.lost(); },
+                     "Lost since the last frame that was delivered.")
+        .def_prop_ro("last_seq_seen", [](const PyFeed& self) { return self.feed.last_seq_seen(); });
+
+    nb::class_<PyFramePublisher>(m, "FramePublisher", "A producer's stream in one epoch: slot, copy, commit, descriptor, wake-up.")
+        .def(nb::init<nb::object, const std::shared_ptr<aeron::Publication>&, std::uint32_t, std::uint64_t, bool>(),
+             "writer"_a, "publication"_a, "stream_id"_a, "epoch"_a, "with_publish_time"_a = false,
+             nb::sig("def __init__(self, writer: RingWriter, publication: Publication, stream_id: int, epoch: int, "
+                     "with_publish_time: bool = False) -> None"))
+        .def(
+            "publish",
+            [](PyFramePublisher& self, const std::shared_ptr<TensorLayout>& layout, nb::handle data,
+               std::optional<std::uint64_t> timestamp_ns, std::uint32_t meta_version, std::uint64_t trace_id,
+               std::optional<std::uint64_t> seq) -> std::optional<std::uint64_t> {
+                const Buffer buffer(data, PyBUF_ANY_CONTIGUOUS | PyBUF_FORMAT);
+                const std::uint64_t number = seq ? *seq : self.writer.own().next_seq();
+                if (!publish_bytes(self, number, *layout, buffer.bytes(), timestamp_ns, meta_version, trace_id))
+                    return std::nullopt;
+                self.remember(buffer.view(), layout);
+                return number;
+            },
+            "layout"_a, "data"_a, "timestamp_ns"_a = nb::none(), "meta_version"_a = 0, "trace_id"_a = 0,
+            "seq"_a = nb::none(),
+            nb::sig("def publish(self, layout: TensorLayout, data: collections.abc.Buffer, timestamp_ns: int | None = None, "
+                    "meta_version: int = 0, trace_id: int = 0, seq: int | None = None) -> int | None"),
+            "Copy, commit and announce a frame; its seq, or None when no pool holds it.")
+        .def(
+            "publish_same",
+            [](PyFramePublisher& self, nb::handle data, std::optional<std::uint64_t> timestamp_ns,
+               std::uint32_t meta_version, std::uint64_t trace_id) -> std::int64_t {
+                const Buffer buffer(data, PyBUF_FULL_RO);
+                if (!self.is_same(buffer.view())) return -1;
+                const std::uint64_t number = self.writer.own().next_seq();
+                return publish_bytes(self, number, *self.last_layout, buffer.bytes(), timestamp_ns, meta_version, trace_id)
+                           ? static_cast<std::int64_t>(number)
+                           : -1;
+            },
+            "data"_a, "timestamp_ns"_a, "meta_version"_a, "trace_id"_a,
+            nb::sig("def publish_same(self, data: collections.abc.Buffer, timestamp_ns: int | None, meta_version: int, "
+                    "trace_id: int) -> int"),
+            "Publish an array that looks like the last one that was published; its seq, or -1: it does not.")
+        .def(
+            "commit",
+            [](PyFramePublisher& self, std::optional<std::uint64_t> timestamp_ns, std::uint32_t meta_version,
+               std::uint64_t trace_id, std::uint64_t bytes) {
+                self.writer.own();
+                self.publisher.commit(timestamp_or_now(timestamp_ns), meta_version, trace_id);
+                self.publisher.add_bytes(bytes);
+            },
+            "timestamp_ns"_a = nb::none(), "meta_version"_a = 0, "trace_id"_a = 0, "bytes"_a = 0,
+            "Commit the writer's open claim and announce it.")
+        .def_prop_ro("bytes", [](const PyFramePublisher& self) { return self.publisher.bytes(); })
+        .def_prop_ro("unheard", [](const PyFramePublisher& self) { return self.publisher.unheard(); },
+                     "Descriptors for which nobody listened.")
+        .def_prop_ro("back_pressured", [](const PyFramePublisher& self) { return self.publisher.back_pressured(); },
+                     "Descriptors that the log had no room for.")
+        .def_prop_ro("is_broken", [](const PyFramePublisher& self) { return self.publisher.is_broken(); },
+                     "Whether the media driver is gone.");
+}
+
 }  // namespace
 
 NB_MODULE(_core, m) {
@@ -728,4 +930,5 @@ NB_MODULE(_core, m) {
     m.attr("MAX_SEQ") = kMaxSeq;
     bind_rings(m);
     bind_aeron(m);
+    bind_streams(m);
 }

@@ -263,6 +263,21 @@ public:
         return drop;
     }
 
+    // A frame that may still be being written: its header is there because its producer reports progress (B4). Payload
+    // bytes are provisional; ask is_held() after reading them (B5).
+    Drop read_partial(std::uint64_t seq, SlotFrame& out) {
+        if (seq > kMaxSeq) return Drop::STALE;
+        const CommitWord word(geometry_.slot(geometry_.index_of(seq)));
+        const std::uint64_t seen = word.peek();
+        return seen >> 1 == seq ? read_held(seq, seen, word, out) : not_held(seen, seq);
+    }
+
+    // Whether the slot still belongs to this frame, written to the end or not.
+    bool is_held(const SlotFrame& frame) const {
+        check_own(frame);
+        return CommitWord(geometry_.slot(frame.slot)).recheck() >> 1 == frame.seq;
+    }
+
     // Copies the payload and says whether it stayed whole; `to` holds values_len_bytes.
     bool copy(const SlotFrame& frame, std::uint8_t* to) const {
         check_own(frame);
@@ -317,13 +332,16 @@ private:
 
     Drop read_slot(std::uint64_t seq, SlotFrame& out) {
         if (seq > kMaxSeq) return Drop::STALE;
-        const std::uint32_t index = geometry_.index_of(seq);
-        const std::uint8_t* const slot = geometry_.slot(index);
-        const CommitWord word(slot);
+        const CommitWord word(geometry_.slot(geometry_.index_of(seq)));
         const std::uint64_t seen = word.peek();
         if (seen != committed(seq)) return not_held(seen, seq);
+        return read_held(seq, seen, word, out);
+    }
+
+    Drop read_held(std::uint64_t seq, std::uint64_t seen, const CommitWord& word, SlotFrame& out) {
+        const std::uint32_t index = geometry_.index_of(seq);
         alignas(64) std::uint8_t image[kSlotBytes];
-        copy_racing(image, slot, kSlotBytes);
+        copy_racing(image, geometry_.slot(index), kSlotBytes);
         if (word.recheck() != seen) return Drop::OVERWRITTEN;
 
         const auto values_len = load<std::uint32_t>(image + slot::kValuesLenBytes);

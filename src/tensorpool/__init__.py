@@ -9,11 +9,31 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from tensorpool.driver import Driver, DriverConfig, local
+    from tensorpool.client import (
+        Client,
+        Consumer,
+        ConsumerStats,
+        DropReason,
+        Frame,
+        Metadata,
+        Producer,
+        ProducerStats,
+        Progress,
+        Slot,
+        State,
+        StateChange,
+        connect,
+    )
+    from tensorpool.driver import Driver, DriverConfig
+    from tensorpool.embedded import Local, local
     from tensorpool.errors import (
+        AttachRefused,
         Closed,
         ConfigError,
         DecodeError,
+        DriverUnreachable,
+        FrameOverwritten,
+        LeaseLost,
         LocalProtocolError,
         ProtocolError,
         RegionRejected,
@@ -23,25 +43,48 @@ if TYPE_CHECKING:
     )
 
 __all__ = [
+    "AttachRefused",
+    "Client",
     "Closed",
     "ConfigError",
+    "Consumer",
+    "ConsumerStats",
     "DecodeError",
     "Driver",
     "DriverConfig",
+    "DriverUnreachable",
+    "DropReason",
+    "Frame",
+    "FrameOverwritten",
+    "LeaseLost",
+    "Local",
     "LocalProtocolError",
+    "Metadata",
+    "Producer",
+    "ProducerStats",
+    "Progress",
     "ProtocolError",
     "RegionRejected",
     "RemoteProtocolError",
+    "Slot",
+    "State",
+    "StateChange",
     "TensorPoolError",
     "TransportError",
+    "connect",
     "local",
 ]
 
-_HOMES = dict.fromkeys(__all__, "tensorpool.errors") | {
-    "Driver": "tensorpool.driver",
-    "DriverConfig": "tensorpool.driver",
-    "local": "tensorpool.driver",
-}
+_CLIENT = """
+    Client Consumer ConsumerStats DropReason Frame Metadata Producer ProducerStats Progress Slot State StateChange
+    connect
+"""
+_HOMES = (
+    dict.fromkeys(__all__, "tensorpool.errors")
+    | dict.fromkeys(("Driver", "DriverConfig"), "tensorpool.driver")
+    | dict.fromkeys(("Local", "local"), "tensorpool.embedded")
+    | dict.fromkeys(_CLIENT.split(), "tensorpool.client")
+)
 
 
 def __getattr__(name: str) -> object:

@@ -51,8 +51,32 @@ class DropReason(enum.IntEnum):
     NO_POOL = 15
     """larger than every pool of the stream"""
 
+    DETACHED = 16
+    """published while the producer had no lease"""
+
+    GAP = 17
+    """its descriptor never came"""
+
+    RESYNC = 18
+    """passed over to catch up after max_outstanding_seq_gap"""
+
+    UNMAPPED = 19
+    """published while the consumer did not have its epoch mapped"""
+
+    EPOCH_ENDED = 20
+    """committed, but not yet seen when the epoch ended"""
+
+    RATE_LIMITED = 21
+    """passed over to keep to max_rate_hz"""
+
+    SKIPPED = 22
+    """passed over by somebody who asked for the newest frame"""
+
 def is_late(drop: DropReason) -> bool:
     """Whether QosConsumer.drops_late counts this reason."""
+
+def is_gap(drop: DropReason) -> bool:
+    """Whether QosConsumer.drops_gap counts this reason."""
 
 class Mapping:
     """
@@ -199,6 +223,14 @@ class RingReader:
 
     def intact(self, frame: SlotFrame) -> bool:
         """Whether the frame has not been overwritten so far."""
+
+    def read_partial(self, seq: int) -> SlotFrame | DropReason:
+        """Validate the header of a frame that may still be being written."""
+
+    def is_held(self, frame: SlotFrame) -> bool:
+        """
+        Whether the slot still belongs to this frame, written to the end or not.
+        """
 
     def newest(self) -> int | None:
         """The newest committed seq, or None."""
@@ -493,3 +525,123 @@ class Client:
 
     @property
     def dir(self) -> str: ...
+
+class ReceivedFrame(SlotFrame):
+    """A frame with what its descriptor said about it."""
+
+    @property
+    def publish_timestamp_ns(self) -> int | None: ...
+
+    @property
+    def trace_id(self) -> int:
+        """0: none"""
+
+    @property
+    def dropped_before(self) -> int:
+        """Lost since the frame delivered before this one."""
+
+class Feed:
+    """
+    A consumer's stream in one epoch: descriptors in, validated frames out.
+    """
+
+    def __init__(self, reader: RingReader, stream_id: int, epoch: int, expected: int | None = None, max_outstanding: int = 0) -> None:
+        """
+        `expected` is the first seq that counts; without it the first descriptor decides.
+        """
+
+    def next(self, subscription: Subscription) -> ReceivedFrame | None:
+        """The next frame that can be delivered, or None. Never waits."""
+
+    def latest(self, subscription: Subscription) -> ReceivedFrame | None:
+        """The newest frame of the ring, delivered before or not. Never waits."""
+
+    def wait(self, subscription: Subscription, timeout_ns: int) -> bool:
+        """
+        Sleep until there is something for next(), the owner is needed, or the time is over: then False.
+        """
+
+    def finish(self, is_epoch_over: bool) -> int | None:
+        """Count what was committed and not seen; the next seq that would count."""
+
+    def stop(self) -> None:
+        """From any thread: no more frames; a wait returns."""
+
+    def set_min_interval_ns(self, interval_ns: int) -> None:
+        """Deliver at most one frame per interval; 0: all."""
+
+    def set_throttled(self, is_throttled: bool) -> None:
+        """
+        Whether the publisher leaves descriptors out for us: then they are no gaps.
+        """
+
+    def set_switching(self) -> None:
+        """Pass over seqs that are not higher, until the first that is."""
+
+    def forget(self, attention: int) -> None: ...
+
+    def carry_lost(self, lost: int) -> None:
+        """Add to the next frame's dropped_before."""
+
+    @property
+    def attention(self) -> int:
+        """Bits: 1 stopped, 2 newer epoch, 4 seq went back, 8 image lost."""
+
+    @property
+    def drops(self) -> dict[DropReason, int]: ...
+
+    @property
+    def received(self) -> int: ...
+
+    @property
+    def duplicates(self) -> int: ...
+
+    @property
+    def ignored(self) -> int:
+        """Descriptors of other epochs."""
+
+    @property
+    def foreign(self) -> int:
+        """Messages that are not version-1 FrameDescriptors."""
+
+    @property
+    def lost(self) -> int:
+        """Lost since the last frame that was delivered."""
+
+    @property
+    def last_seq_seen(self) -> int | None: ...
+
+class FramePublisher:
+    """
+    A producer's stream in one epoch: slot, copy, commit, descriptor, wake-up.
+    """
+
+    def __init__(self, writer: RingWriter, publication: Publication, stream_id: int, epoch: int, with_publish_time: bool = False) -> None: ...
+
+    def publish(self, layout: TensorLayout, data: Buffer, timestamp_ns: int | None = None, meta_version: int = 0, trace_id: int = 0, seq: int | None = None) -> int | None:
+        """
+        Copy, commit and announce a frame; its seq, or None when no pool holds it.
+        """
+
+    def publish_same(self, data: Buffer, timestamp_ns: int | None, meta_version: int, trace_id: int) -> int:
+        """
+        Publish an array that looks like the last one that was published; its seq, or -1: it does not.
+        """
+
+    def commit(self, timestamp_ns: int | None = None, meta_version: int = 0, trace_id: int = 0, bytes: int = 0) -> None:
+        """Commit the writer's open claim and announce it."""
+
+    @property
+    def bytes(self) -> int: ...
+
+    @property
+    def unheard(self) -> int:
+        """Descriptors for which nobody listened."""
+
+    @property
+    def back_pressured(self) -> int:
+        """Descriptors that the log had no room for."""
+
+    @property
+    def is_broken(self) -> bool:
+        """Whether the media driver is gone."""

@@ -7,7 +7,11 @@
     │  ├─ LocalProtocolError    we tried what the specification forbids
     │  └─ RemoteProtocolError   the peer did
     │     └─ DecodeError          bytes that are not the message they claim to be
+    ├─ AttachRefused          the driver's answer to an attach, in its own words
+    ├─ LeaseLost              a lease ended while something depended on it
+    ├─ DriverUnreachable      no SHM driver answers
     ├─ RegionRejected         a shared-memory region that fails a check
+    ├─ FrameOverwritten       the producer needed the slot before you were done with the frame
     ├─ TransportError         Aeron's failure, wrapped once
     └─ Closed                 you used it after close()
 
@@ -76,6 +80,54 @@ class DecodeError(RemoteProtocolError):
         self.offset = offset
         self.fault = fault
         self.field = field
+
+
+class AttachRefused(TensorPoolError):
+    """The driver refused a lease: `code` and `words` are its answer, for `stream` in `role`."""
+
+    def __init__(self, code: str, stream: int | str, role: str, words: str) -> None:
+        super().__init__(code, stream, role, words)
+        self.text = f"{role.lower()} of stream {stream}: {code}: {words or 'the driver gave no reason'}"
+        self.code = code
+        self.stream = stream
+        self.role = role
+        self.words = words
+
+
+class LeaseLost(TensorPoolError):
+    """A lease ended: `reason` is EXPIRED, REVOKED, DETACHED or DRIVER_GONE."""
+
+    def __init__(self, stream: int | str, reason: str, words: str) -> None:
+        super().__init__(stream, reason, words)
+        self.text = f"the lease on stream {stream} is lost: {reason}: {words}"
+        self.stream = stream
+        self.reason = reason
+        self.words = words
+
+
+class DriverUnreachable(TensorPoolError):
+    """Nobody answers on the control stream `channel`; we waited `waited_ns`."""
+
+    def __init__(self, channel: str, waited_ns: int, words: str) -> None:
+        super().__init__(channel, waited_ns, words)
+        self.text = f"no answer on {channel} within {waited_ns / 1e9:.1f} s; {words}"
+        self.channel = channel
+        self.waited_ns = waited_ns
+        self.words = words
+
+
+class FrameOverwritten(TensorPoolError):
+    """Frame `seq` of `epoch` was overwritten while it was in use: what was read of it may be torn."""
+
+    def __init__(self, stream_id: int, epoch: int, seq: int) -> None:
+        super().__init__(stream_id, epoch, seq)
+        self.text = (
+            f"frame {seq} of stream {stream_id} (epoch {epoch}) was overwritten while in use; "
+            "copy frames at once that you keep longer than the ring turns, or give the stream more slots"
+        )
+        self.stream_id = stream_id
+        self.epoch = epoch
+        self.seq = seq
 
 
 class RegionRejected(TensorPoolError):

@@ -12,7 +12,7 @@ from tensorpool.aeron.agent import (
     YieldingIdle,
 )
 from tensorpool.aeron.library import version
-from tensorpool.aeron.media_driver import MediaDriver
+from tensorpool.aeron.media_driver import MediaDriver, driver_pid
 from tensorpool.aeron.transport import (
     Client,
     Counter,
@@ -51,6 +51,7 @@ __all__ = [
     "YieldingIdle",
     "connect",
     "default_aeron_dir",
+    "driver_pid",
     "is_driver_active",
     "version",
 ]

@@ -7,6 +7,6 @@ lifecycle   every request in, every duty out          conductor   the duty cycle
 """
 
 from tensorpool.driver.config import DriverConfig
-from tensorpool.driver.driver import Driver, Local, local
+from tensorpool.driver.driver import Driver
 
-__all__ = ["Driver", "DriverConfig", "Local", "local"]
+__all__ = ["Driver", "DriverConfig"]

@@ -7,9 +7,6 @@ Driver Model §2.1, §4.11.
 from __future__ import annotations
 
 import os
-import shutil
-import tempfile
-from pathlib import Path
 from types import TracebackType
 from typing import Self
 
@@ -103,34 +100,3 @@ def _embed(aeron_dir: str) -> aeron.MediaDriver | None:
         if aeron.is_driver_active(aeron_dir):
             return None
         raise
-
-
-class Local(Driver):
-    """A driver of this process's own, in directories of its own: for notebooks, tests and first steps."""
-
-    def __init__(self) -> None:
-        self._folder = Path(tempfile.mkdtemp(prefix="tensorpool-local-", dir="/dev/shm"))
-        try:
-            config = DriverConfig.load(environ={}, overrides={"shm.base_dir": str(self._folder / "regions")})
-            super().__init__(config, aeron_dir=str(self._folder / "aeron"))
-        except BaseException:
-            self._remove()
-            raise
-
-    def close(self) -> None:
-        try:
-            super().close()
-        finally:
-            self._remove()
-
-    def _remove(self) -> None:
-        shutil.rmtree(self._folder, ignore_errors=True)
-
-
-def local() -> Local:
-    """Everything embedded, private to this process, gone when it is closed.
-
-    >>> with local() as pool:     # doctest: +SKIP
-    ...     print(pool.aeron_dir)
-    """
-    return Local()

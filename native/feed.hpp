@@ -1,0 +1,318 @@
+// SPDX-License-Identifier: Apache-2.0
+// A consumer's stream: descriptors in, validated frames out, and every seq in between accounted for once.
+//
+// Bound to one mapped epoch. A frame is announced by its descriptor alone; the ring only says when it is worth looking
+// (a commit wakes a sleeper before the descriptor is there). Nothing here calls Python, so a poll and a wait need no GIL.
+// Wire §10.2.1, §11, §15.3, §15.4, §15.18, §15.21; decisions B27-B30, B33, B34.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <ctime>
+#include <deque>
+#include <optional>
+
+#include "descriptor.hpp"
+#include "ring.hpp"
+
+namespace tensorpool {
+
+// A frame with what its descriptor said about it.
+struct ReceivedFrame : SlotFrame {
+    std::uint64_t publish_timestamp_ns = FrameDescriptor::kNullU64;
+    std::uint64_t trace_id = 0;
+    std::uint64_t dropped_before = 0;  // lost since the frame delivered before this one
+};
+
+class Feed final : public aeron::Sink {
+public:
+    // Why the owner has to do something before frames can go on.
+    enum Attention : std::uint32_t {
+        kNothing = 0,
+        kStopped = 1,      // the owner said so
+        kNewerEpoch = 2,   // somebody publishes in a later epoch than ours
+        kSeqWentBack = 4,  // B29: remap
+        kImageLost = 8,    // a publisher went, or we were too slow for it: subscribe again
+    };
+
+    // `expected` is the first seq that counts; without it the first descriptor decides.
+    Feed(RingReader& reader, std::uint32_t stream_id, std::uint64_t epoch, std::optional<std::uint64_t> expected,
+         std::uint64_t max_outstanding)
+        : reader_(reader),
+          stream_id_(stream_id),
+          epoch_(epoch),
+          max_outstanding_(max_outstanding),
+          expected_(expected) {
+        const std::optional<std::uint64_t> newest = reader.newest();
+        watched_ = newest ? *newest + 1 : 0;
+    }
+
+    // --- settings, from the polling thread
+
+    void set_min_interval_ns(std::uint64_t interval_ns) noexcept { min_interval_ns_ = interval_ns, due_ns_ = 0; }
+    void set_throttled(bool is_throttled) noexcept { is_throttled_ = is_throttled; }  // B28
+    void set_switching() noexcept { is_switching_ = true; }                           // B34
+
+    // --- from any thread
+
+    void stop() noexcept { attention_.fetch_or(kStopped, std::memory_order_relaxed); }
+    std::uint32_t attention() const noexcept { return attention_.load(std::memory_order_relaxed); }
+    void forget(std::uint32_t attention) noexcept { attention_.fetch_and(~attention, std::memory_order_relaxed); }
+
+    // --- frames
+
+    // The next frame that can be delivered, or false. Never waits.
+    bool next(aeron::Subscription& subscription, ReceivedFrame& out) {
+        const Busy busy(*this);
+        while (true) {
+            if (queue_.empty() || ++taken_ % kPollEvery == 0) fill(subscription);
+            if (queue_.empty() || (attention() & (kSeqWentBack | kStopped)) != 0) return false;
+            catch_up();
+            const FrameDescriptor descriptor = queue_.front();
+            queue_.pop_front();
+            if (account(descriptor) && deliver(descriptor, out)) return true;
+        }
+    }
+
+    // The newest frame of the ring, delivered before or not; false when there is none. Never waits.
+    bool latest(aeron::Subscription& subscription, ReceivedFrame& out) {
+        const Busy busy(*this);
+        if ((attention() & kStopped) != 0) return false;
+        const std::uint64_t unseen_from = expected_.value_or(0);
+        while (fill(subscription) > 0 && (attention() & kSeqWentBack) == 0) skip_queue();
+        skip_queue();
+        for (int attempt = 0; attempt < kLatestAttempts; ++attempt) {
+            if (!has_last_ || attempt > 0) adopt_newest();
+            if (!has_last_) return false;
+            const std::uint64_t seq = last_.seq;
+            const Drop drop = reader_.read(seq, out);
+            if (drop != Drop::NONE) continue;  // overwritten since: look for a later one
+            out.publish_timestamp_ns = last_.timestamp_ns;
+            out.trace_id = trace_of(last_);
+            out.dropped_before = 0;
+            if (seq >= unseen_from && !(is_delivered_ && seq == delivered_)) {
+                if (drops_[index(Drop::SKIPPED)] > 0) --drops_[index(Drop::SKIPPED)];
+                out.dropped_before = std::exchange(lost_, 0);
+                note_delivered(seq);
+            }
+            return true;
+        }
+        return false;
+    }
+
+    // Sleeps until there is something for next(), the owner is needed, or the time is over. True unless it is over.
+    bool wait(aeron::Subscription& subscription, std::uint64_t timeout_ns) {
+        const Busy busy(*this);
+        const std::uint64_t start_ns = monotonic_ns();
+        std::uint64_t committed_since_ns = 0;
+        while (true) {
+            if (!queue_.empty()) return true;
+            fill(subscription);
+            if (!queue_.empty() || (attention() & (kStopped | kSeqWentBack)) != 0) return true;
+            const std::uint64_t now_ns = monotonic_ns();
+            const std::uint64_t elapsed_ns = now_ns - start_ns;
+            if (elapsed_ns >= timeout_ns) return false;
+            const std::uint64_t left_ns = timeout_ns - elapsed_ns;
+            const std::uint64_t seq = expected_.value_or(watched_);
+            const CommitWord word(reader_.geometry().slot(reader_.geometry().index_of(seq)));
+            const std::uint64_t seen = word.peek();
+            if (seen >= committed(seq)) {
+                // Its descriptor is on its way, or lost: then others will come, but no commit of this slot.
+                if (committed_since_ns == 0) committed_since_ns = now_ns;
+                if (now_ns - committed_since_ns < kGraceNs)
+                    sched_yield();
+                else
+                    nap(std::min(left_ns, kNapNs));
+            } else if (elapsed_ns < kGraceNs) {
+                sched_yield();
+            } else {
+                sleep_on(word.low_half(), static_cast<std::uint32_t>(seen), std::min(left_ns, kLongestSleepNs));
+            }
+        }
+    }
+
+    // The end of this epoch, or of our mapping of it: what was committed and not seen is lost. Returns the next seq
+    // that counts, should this epoch be mapped again.
+    std::optional<std::uint64_t> finish(bool is_epoch_over) {
+        const Busy busy(*this);
+        stop();
+        queue_.clear();
+        if (!expected_ || !is_epoch_over) return expected_;
+        const std::optional<std::uint64_t> newest = reader_.newest();
+        if (newest && *newest >= *expected_) {
+            count(Drop::EPOCH_ENDED, *newest + 1 - *expected_);
+            expected_ = *newest + 1;
+        }
+        return expected_;
+    }
+
+    const DropCounts& drops() const noexcept { return drops_; }
+    std::uint64_t received() const noexcept { return received_; }
+    std::uint64_t duplicates() const noexcept { return duplicates_; }
+    std::uint64_t ignored() const noexcept { return ignored_; }
+    std::uint64_t foreign() const noexcept { return foreign_; }
+    std::optional<std::uint64_t> last_seq_seen() const noexcept {
+        return is_delivered_ ? std::optional(delivered_) : std::nullopt;
+    }
+    std::uint64_t lost() const noexcept { return lost_; }
+    void carry_lost(std::uint64_t lost) noexcept { lost_ += lost; }
+    const RingReader& reader() const noexcept { return reader_; }
+
+    // --- aeron::Sink
+
+    bool on_message(std::span<const std::uint8_t> message, const aeron::MessageInfo&) override {
+        FrameDescriptor descriptor;
+        if (!descriptor.decode(message)) return ++foreign_, true;
+        if (descriptor.stream_id != stream_id_) return true;
+        if (descriptor.epoch != epoch_ || descriptor.seq > kMaxSeq) {
+            ++ignored_;
+            if (descriptor.epoch > epoch_) attention_.fetch_or(kNewerEpoch, std::memory_order_relaxed);
+            return true;
+        }
+        queue_.push_back(descriptor);
+        return queue_.size() < kMaxQueue;
+    }
+    void on_image(const aeron::ImageEvent& event) override {
+        if (!event.available) attention_.fetch_or(kImageLost, std::memory_order_relaxed);
+    }
+
+private:
+    static constexpr std::size_t kMaxQueue = 1 << 16;
+    static constexpr std::size_t kFragmentLimit = 1024;
+    static constexpr std::uint32_t kPollEvery = 32;
+    static constexpr std::uint64_t kNapNs = 1'000'000;
+    static constexpr int kLatestAttempts = 8;
+
+    struct Busy {
+        explicit Busy(Feed& feed) : feed(feed) {
+            if (feed.busy_.exchange(true, std::memory_order_acquire))
+                throw Misuse("this consumer is being polled by another thread; one thread polls a consumer");
+        }
+        ~Busy() { feed.busy_.store(false, std::memory_order_release); }  // pairs with the exchange above
+        Busy(const Busy&) = delete;
+        Busy& operator=(const Busy&) = delete;
+        Feed& feed;
+    };
+
+    static constexpr std::size_t index(Drop drop) noexcept { return static_cast<std::size_t>(drop); }
+    static std::uint64_t trace_of(const FrameDescriptor& descriptor) noexcept {
+        return descriptor.trace_id == FrameDescriptor::kNullU64 ? 0 : descriptor.trace_id;  // A4
+    }
+    static void nap(std::uint64_t nanoseconds) noexcept {
+        const timespec duration{0, static_cast<long>(nanoseconds)};
+        nanosleep(&duration, nullptr);
+    }
+
+    void count(Drop drop, std::uint64_t frames) noexcept {
+        drops_[index(drop)] += frames;
+        if (drop != Drop::RATE_LIMITED && drop != Drop::SKIPPED) lost_ += frames;
+    }
+
+    int fill(aeron::Subscription& subscription) {
+        return queue_.size() < kMaxQueue ? subscription.poll(*this, kFragmentLimit) : 0;
+    }
+
+    // §15.4: too far behind, go on with the newest.
+    void catch_up() {
+        if (max_outstanding_ == 0 || queue_.back().seq < queue_.front().seq + max_outstanding_) return;
+        while (queue_.size() > 1) {
+            if (account(queue_.front())) count(Drop::RESYNC, 1);
+            queue_.pop_front();
+        }
+    }
+
+    // Counts what is missing before this descriptor; false when the descriptor itself is not a new frame.
+    bool account(const FrameDescriptor& descriptor) {
+        if (expected_ && descriptor.seq < *expected_) {
+            if (descriptor.seq + 1 == *expected_ || is_switching_)
+                ++duplicates_;
+            else
+                attention_.fetch_or(kSeqWentBack, std::memory_order_relaxed);
+            return false;
+        }
+        if (expected_ && descriptor.seq > *expected_)
+            count(is_throttled_ ? Drop::RATE_LIMITED : is_fresh_ ? Drop::UNMAPPED : Drop::GAP,
+                  descriptor.seq - *expected_);
+        is_fresh_ = false;
+        is_switching_ = false;
+        expected_ = descriptor.seq + 1;
+        last_ = descriptor;
+        has_last_ = true;
+        return true;
+    }
+
+    bool deliver(const FrameDescriptor& descriptor, ReceivedFrame& out) {
+        const Drop drop = reader_.read(descriptor.seq, out);
+        if (drop != Drop::NONE) return count(drop, 1), false;
+        if (min_interval_ns_ != 0 && !is_due(descriptor, out)) return count(Drop::RATE_LIMITED, 1), false;
+        out.publish_timestamp_ns = descriptor.timestamp_ns;
+        out.trace_id = trace_of(descriptor);
+        out.dropped_before = std::exchange(lost_, 0);
+        note_delivered(descriptor.seq);
+        return true;
+    }
+
+    void note_delivered(std::uint64_t seq) noexcept {
+        ++received_;
+        delivered_ = seq;
+        is_delivered_ = true;
+    }
+
+    // §11: by the publisher's clock where it tells, so that the gate does not beat against our polls.
+    bool is_due(const FrameDescriptor& descriptor, const SlotFrame& frame) noexcept {
+        const bool has_capture = frame.timestamp_ns != 0 && frame.timestamp_ns != FrameDescriptor::kNullU64;  // B26
+        const std::uint64_t at_ns = descriptor.timestamp_ns != FrameDescriptor::kNullU64 ? descriptor.timestamp_ns
+                                    : has_capture                                        ? frame.timestamp_ns
+                                                                                         : monotonic_ns();
+        const bool is_behind = due_ns_ != 0 && at_ns < due_ns_;
+        if (is_behind && due_ns_ - at_ns <= min_interval_ns_) return false;
+        const bool is_steady = due_ns_ != 0 && !is_behind && at_ns - due_ns_ < min_interval_ns_;
+        due_ns_ = (is_steady ? due_ns_ : at_ns) + min_interval_ns_;
+        return true;
+    }
+
+    void skip_queue() {
+        for (; !queue_.empty(); queue_.pop_front())
+            if (account(queue_.front())) count(Drop::SKIPPED, 1);
+    }
+
+    // What the ring itself says is newest; its descriptor may come later, or never did.
+    void adopt_newest() {
+        const std::optional<std::uint64_t> newest = reader_.newest();
+        if (!newest || (expected_ && *newest < *expected_)) return;
+        FrameDescriptor descriptor;
+        descriptor.stream_id = stream_id_;
+        descriptor.epoch = epoch_;
+        descriptor.seq = *newest;
+        if (account(descriptor)) count(Drop::SKIPPED, 1);
+        is_switching_ = true;
+    }
+
+    RingReader& reader_;
+    const std::uint32_t stream_id_;
+    const std::uint64_t epoch_;
+    const std::uint64_t max_outstanding_;
+    std::optional<std::uint64_t> expected_;
+    std::uint64_t watched_ = 0;
+    std::deque<FrameDescriptor> queue_;
+    FrameDescriptor last_;
+    bool has_last_ = false;
+    bool is_fresh_ = true;
+    bool is_switching_ = false;
+    bool is_throttled_ = false;
+    bool is_delivered_ = false;
+    std::uint64_t delivered_ = 0;
+    std::uint64_t min_interval_ns_ = 0;
+    std::uint64_t due_ns_ = 0;
+    std::uint64_t lost_ = 0;
+    std::uint64_t received_ = 0;
+    std::uint64_t duplicates_ = 0;
+    std::uint64_t ignored_ = 0;
+    std::uint64_t foreign_ = 0;
+    std::uint32_t taken_ = 0;
+    DropCounts drops_{};
+    std::atomic<std::uint32_t> attention_{kNothing};
+    std::atomic<bool> busy_{false};
+};
+
+}  // namespace tensorpool

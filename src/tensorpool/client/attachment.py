@@ -1,0 +1,432 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A lease from the client's side: ask, keep alive, notice its loss, ask again.
+
+    UNATTACHED ──start──► ATTACHING ──OK──► ATTACHED ──detach──► DETACHING ──► CLOSED
+        ▲                  │     ▲            │
+        │         refused, │     │ time       │ revoked, expired, driver gone,
+        │         timeout  ▼     │            ▼ shutdown notice
+        └── link lost ──  BACKOFF ◄───────────┘
+
+Holds no clock and does no IO: methods take `now_ns` and return effects. The lease's own deadline slides with every
+keepalive that was sent, never with one that was not (E4, E7); what comes too late fails closed.
+Driver Model §4.2, §4.4, §4.7-§4.9, §4.12, §4.13, §10; decisions E1-E4, E7, E8, E18, E42-E44.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from enum import Enum, StrEnum, auto
+from typing import Final
+
+import msgspec
+
+from tensorpool.errors import RegionRejected
+from tensorpool.wire import Message
+from tensorpool.wire.control import ShmPoolAnnounce
+from tensorpool.wire.driver import (
+    HugepagesPolicy,
+    LeaseRevokeReason,
+    PublishMode,
+    ResponseCode,
+    Role,
+    ShmAttachRequest,
+    ShmAttachResponse,
+    ShmDetachRequest,
+    ShmDetachResponse,
+    ShmLeaseKeepalive,
+    ShmLeaseRevoked,
+)
+from tensorpool.wire.region_uri import RegionUri
+
+MS: Final = 1_000_000
+FIRST_RETRY_NS: Final = 100 * MS
+LONGEST_RETRY_NS: Final = 5_000 * MS
+SERIES_NS: Final = 5_000 * MS  # one attempt series: identical requests until an answer (E2)
+DETACH_NS: Final = 1_000 * MS
+LOST_RETRY_NS: Final = 10 * MS  # after a loss the first attempt comes soon
+HEADER_SLOT_BYTES: Final = 256
+MAX_DIMS: Final = 8
+
+
+class Phase(Enum):
+    """Where an attachment stands."""
+
+    UNATTACHED = auto()
+    ATTACHING = auto()
+    ATTACHED = auto()
+    DETACHING = auto()
+    BACKOFF = auto()
+    CLOSED = auto()
+
+
+class LossReason(StrEnum):
+    """Why a lease is gone."""
+
+    EXPIRED = "EXPIRED"
+    REVOKED = "REVOKED"
+    DETACHED = "DETACHED"
+    DRIVER_GONE = "DRIVER_GONE"
+    PROTOCOL_ERROR = "PROTOCOL_ERROR"
+
+
+class Wish(msgspec.Struct, frozen=True):
+    """What is asked of the driver."""
+
+    stream_id: int
+    role: Role
+    create: bool = False
+    hugepages: HugepagesPolicy = HugepagesPolicy.UNSPECIFIED
+    expected_layout_version: int = 0
+
+
+class Send(msgspec.Struct, frozen=True):
+    """Offer on the control stream; a request that did not get through is sent again by its timer."""
+
+    message: Message
+
+
+class Attached(msgspec.Struct, frozen=True):
+    """A lease, with all that an OK must carry."""
+
+    response: ShmAttachResponse
+
+
+class Refused(msgspec.Struct, frozen=True):
+    """The driver's no. The attachment asks again after a while unless it is closed."""
+
+    code: ResponseCode
+    words: str
+
+
+class Unanswered(msgspec.Struct, frozen=True):
+    """A whole series without an answer."""
+
+
+class Lost(msgspec.Struct, frozen=True):
+    """Stop using the memory of this lease, now."""
+
+    reason: LossReason
+    words: str
+
+
+class Detached(msgspec.Struct, frozen=True):
+    """The lease was given back, or nobody was there to take it."""
+
+
+type Effect = Send | Attached | Refused | Unanswered | Lost | Detached
+
+_LOSS: Final = {
+    LeaseRevokeReason.DETACHED: LossReason.DETACHED,
+    LeaseRevokeReason.EXPIRED: LossReason.EXPIRED,
+    LeaseRevokeReason.REVOKED: LossReason.REVOKED,
+}
+
+
+class Attachment:
+    """One lease at a time for one stream and role.
+
+    `new_client_id` gives a fresh id for every series: an earlier lease of ours that the driver still counts must not
+    stand in the way (E1). `new_correlation_id` counts up from a random start (E3).
+    """
+
+    def __init__(
+        self,
+        wish: Wish,
+        *,
+        new_client_id: Callable[[], int],
+        new_correlation_id: Callable[[], int],
+        keepalive_interval_ns: int,
+        silence_ns: int,
+    ) -> None:
+        self.wish = wish
+        self.phase = Phase.UNATTACHED
+        self.response: ShmAttachResponse | None = None
+        self.client_id = 0
+        self._new_client_id = new_client_id
+        self._new_correlation_id = new_correlation_id
+        self._keepalive_interval_ns = keepalive_interval_ns
+        self._silence_ns = silence_ns  # without a fresh announce for so long the driver counts as gone (E42)
+        self._correlation_id = 0
+        self._next_ns = 0
+        self._deadline_ns = 0
+        self._retry_ns = FIRST_RETRY_NS
+        self._backoff_ns = FIRST_RETRY_NS
+        self._duration_ns: int | None = None
+        self._unsent_since_ns: int | None = None
+        self._heard_ns = 0
+        self._attached_ns = 0
+
+    @property
+    def lease_id(self) -> int | None:
+        return self.response.lease_id if self.response is not None else None
+
+    @property
+    def stream_id(self) -> int:
+        """The stream that was asked for, or the one that the driver chose."""
+        response = self.response
+        return response.stream_id if response is not None and response.stream_id is not None else self.wish.stream_id
+
+    @property
+    def is_attached(self) -> bool:
+        return self.phase is Phase.ATTACHED
+
+    @property
+    def next_ns(self) -> int:
+        """Nothing is due before."""
+        return self._next_ns if self.phase not in (Phase.UNATTACHED, Phase.CLOSED) else 2**63
+
+    # --- what the owner wants
+
+    def start(self, now_ns: int) -> list[Effect]:
+        """Begin a series of attempts, unless one is under way or the lease is there."""
+        if self.phase not in (Phase.UNATTACHED, Phase.BACKOFF):
+            return []
+        self.client_id = self._new_client_id()
+        self._correlation_id = self._new_correlation_id()
+        self.phase = Phase.ATTACHING
+        self._deadline_ns = now_ns + SERIES_NS
+        self._retry_ns = FIRST_RETRY_NS
+        return self._ask(now_ns)
+
+    def detach(self, now_ns: int) -> list[Effect]:
+        """Give the lease back for good."""
+        if self.phase is Phase.ATTACHED:
+            self.phase = Phase.DETACHING
+            self._correlation_id = self._new_correlation_id()
+            self._deadline_ns = now_ns + DETACH_NS
+            self._retry_ns = FIRST_RETRY_NS
+            self._next_ns = now_ns + self._retry_ns
+            return [Send(self._detach_request())]
+        if self.phase in (Phase.DETACHING, Phase.CLOSED):
+            return []
+        self.phase = Phase.CLOSED
+        return [Detached()]
+
+    # --- what the driver says
+
+    def on_attach_response(self, response: ShmAttachResponse, now_ns: int, wall_ns: int) -> list[Effect]:
+        """E3: only the answer to the pending request counts. The expiry is by either clock (C8): the nearer one."""
+        if self.phase is not Phase.ATTACHING or response.correlation_id != self._correlation_id:
+            return []
+        if response.code is not ResponseCode.OK:
+            self._back_off(now_ns)
+            return [Refused(response.code, response.error_message)]
+        flaw = _flaw_in(response, self.wish.stream_id)
+        if flaw is not None:
+            effects: list[Effect] = []
+            if response.lease_id is not None:  # E18: free it, else it blocks the next attempt
+                self.response = response
+                effects.append(Send(self._detach_request()))
+                self.response = None
+            self._back_off(now_ns)
+            return [*effects, Lost(LossReason.PROTOCOL_ERROR, f"the attach response is unusable: {flaw}")]
+        self.response = response
+        self.phase = Phase.ATTACHED
+        expiry_ns = response.lease_expiry_timestamp_ns
+        self._duration_ns = None if expiry_ns is None else min(expiry_ns - now_ns, expiry_ns - wall_ns, key=abs)
+        self._deadline_ns = now_ns + (self._duration_ns or 0)
+        self._unsent_since_ns = None
+        self._attached_ns = now_ns
+        self._heard_ns = now_ns
+        self._next_ns = now_ns  # the first keepalive goes at once: the grant itself took time
+        return [Attached(response)]
+
+    def on_detach_response(self, response: ShmDetachResponse) -> list[Effect]:
+        """Whatever the code is: an unknown lease is as gone as one that was given back (E11)."""
+        if self.phase is not Phase.DETACHING or response.correlation_id != self._correlation_id:
+            return []
+        return self._closed()
+
+    def on_revoked(self, notice: ShmLeaseRevoked, now_ns: int) -> list[Effect]:
+        """§4.9, for our own lease; E8: during a detach it is the confirmation."""
+        if self.lease_id is None or notice.lease_id != self.lease_id:
+            return []
+        if (notice.stream_id, notice.client_id, notice.role) != (self.stream_id, self.client_id, self.wish.role):
+            return []
+        if self.phase is Phase.DETACHING:
+            return self._closed()
+        if self.phase is not Phase.ATTACHED:
+            return []
+        return self._lose(_LOSS[notice.reason], notice.error_message or "the driver ended the lease", now_ns)
+
+    def on_announce(self, announce: ShmPoolAnnounce, now_ns: int) -> list[Effect]:
+        """A fresh announce of our stream: the driver lives. E44: a producer also sees who it names."""
+        if self.phase is not Phase.ATTACHED or announce.stream_id != self.stream_id:
+            return []
+        self._heard_ns = now_ns
+        if self.wish.role is Role.PRODUCER:
+            epoch = (self.response and self.response.epoch) or 0
+            if announce.epoch > epoch:
+                words = f"the driver announced epoch {announce.epoch}, ours is {epoch}"
+                return self._lose(LossReason.REVOKED, words, now_ns)
+            if announce.epoch == epoch and announce.producer_id != self.client_id:
+                words = f"the driver announced client {announce.producer_id} as the producer of our epoch"
+                return self._lose(LossReason.REVOKED, words, now_ns)
+        return []
+
+    def on_mapping_failed(self, now_ns: int) -> list[Effect]:
+        """The memory of the lease cannot be used: give it back, and ask again after a while (E18)."""
+        if self.phase is not Phase.ATTACHED:
+            return []
+        request = self._detach_request()
+        self.response = None
+        self._back_off(now_ns)
+        return [Send(request)]
+
+    def on_driver_shutdown(self, words: str, now_ns: int) -> list[Effect]:
+        """§4.13: every lease is invalid at once."""
+        if self.phase is Phase.DETACHING:
+            return self._closed()
+        if self.phase is Phase.ATTACHED:
+            return self._lose(LossReason.DRIVER_GONE, words or "the driver shut down", now_ns)
+        return []
+
+    def on_link_lost(self, words: str) -> list[Effect]:
+        """The media driver is gone, and every message with it. Start again once there is a link."""
+        if self.phase is Phase.DETACHING:
+            return self._closed()
+        was_attached = self.phase is Phase.ATTACHED
+        if self.phase is not Phase.CLOSED:
+            self.phase = Phase.UNATTACHED
+            self.response = None
+        return [Lost(LossReason.DRIVER_GONE, words)] if was_attached else []
+
+    # --- time
+
+    def on_tick(self, now_ns: int) -> list[Effect]:
+        """What is due, except keepalives."""
+        if self.phase is Phase.ATTACHED:
+            return self._check_lease(now_ns)
+        if now_ns < self.next_ns:
+            return []
+        if self.phase is Phase.BACKOFF:
+            return self.start(now_ns)
+        if self.phase is Phase.ATTACHING:
+            if now_ns >= self._deadline_ns:
+                self._back_off(now_ns)
+                return [Unanswered()]
+            return self._ask(now_ns)
+        if now_ns >= self._deadline_ns:
+            return self._closed()
+        self._retry_ns = min(2 * self._retry_ns, LONGEST_RETRY_NS)
+        self._next_ns = now_ns + self._retry_ns
+        return [Send(self._detach_request())]
+
+    def keepalive(self, now_ns: int) -> ShmLeaseKeepalive | None:
+        """The keepalive that is due now. Tell `on_keepalive_sent` or `on_keepalive_failed` what became of it."""
+        if self.phase is not Phase.ATTACHED or now_ns < self._next_ns:
+            return None
+        return ShmLeaseKeepalive(
+            lease_id=self._held_lease,
+            stream_id=self.stream_id,
+            client_id=self.client_id,
+            role=self.wish.role,
+            client_timestamp_ns=now_ns,
+        )
+
+    def on_keepalive_sent(self, now_ns: int) -> None:
+        self._unsent_since_ns = None
+        self._next_ns = now_ns + self._keepalive_interval_ns
+        if self._duration_ns is not None:
+            self._deadline_ns = now_ns + self._duration_ns
+
+    def on_keepalive_failed(self, is_connected: bool, now_ns: int) -> list[Effect]:
+        """E7: back pressure passes; nobody listening for more than an interval means that the driver is gone."""
+        if is_connected:
+            self._unsent_since_ns = None
+            return []
+        if self._unsent_since_ns is None:
+            self._unsent_since_ns = now_ns
+        if now_ns - self._unsent_since_ns <= self._keepalive_interval_ns:
+            return []
+        return self._lose(LossReason.DRIVER_GONE, "nobody listens on the control stream", now_ns)
+
+    # --- inside
+
+    def _check_lease(self, now_ns: int) -> list[Effect]:
+        if self._duration_ns is not None and now_ns >= self._deadline_ns:
+            return self._lose(LossReason.EXPIRED, "no keepalive could be sent in time", now_ns)
+        if now_ns - self._heard_ns > self._silence_ns:
+            return self._lose(LossReason.DRIVER_GONE, "the driver announces the stream no more", now_ns)
+        return []
+
+    def _lose(self, reason: LossReason, words: str, now_ns: int) -> list[Effect]:
+        self.response = None
+        if now_ns - self._attached_ns < self._keepalive_interval_ns:
+            self._back_off(now_ns)  # a lease that does not last is not asked for in a tight loop
+        else:
+            self.phase = Phase.BACKOFF
+            self._next_ns = now_ns + LOST_RETRY_NS
+            self._backoff_ns = FIRST_RETRY_NS
+        return [Lost(reason, words)]
+
+    def _closed(self) -> list[Effect]:
+        self.phase = Phase.CLOSED
+        self.response = None
+        return [Detached()]
+
+    def _back_off(self, now_ns: int) -> None:
+        self.phase = Phase.BACKOFF
+        self._next_ns = now_ns + self._backoff_ns
+        self._backoff_ns = min(2 * self._backoff_ns, LONGEST_RETRY_NS)
+
+    def _ask(self, now_ns: int) -> list[Effect]:
+        self._next_ns = now_ns + self._retry_ns
+        self._retry_ns = min(2 * self._retry_ns, LONGEST_RETRY_NS)
+        wish = self.wish
+        return [
+            Send(
+                ShmAttachRequest(
+                    correlation_id=self._correlation_id,
+                    stream_id=wish.stream_id,
+                    client_id=self.client_id,
+                    role=wish.role,
+                    expected_layout_version=wish.expected_layout_version,
+                    max_dims=0,
+                    publish_mode=PublishMode.EXISTING_OR_CREATE if wish.create else PublishMode.REQUIRE_EXISTING,
+                    require_hugepages=wish.hugepages,
+                )
+            )
+        ]
+
+    @property
+    def _held_lease(self) -> int:
+        lease_id = self.lease_id
+        assert lease_id is not None, "an OK without a lease id was refused"
+        return lease_id
+
+    def _detach_request(self) -> ShmDetachRequest:
+        return ShmDetachRequest(
+            correlation_id=self._correlation_id,
+            lease_id=self._held_lease,
+            stream_id=self.stream_id,
+            client_id=self.client_id,
+            role=self.wish.role,
+        )
+
+
+def _flaw_in(response: ShmAttachResponse, wanted_stream_id: int) -> str | None:
+    """§4.2: what an OK must carry; None when it does."""
+    required = ("lease_id", "stream_id", "epoch", "layout_version", "header_nslots", "header_slot_bytes", "max_dims")
+    missing = [name for name in required if getattr(response, name) is None]
+    if missing:
+        return f"{', '.join(missing)} missing"
+    if wanted_stream_id and response.stream_id != wanted_stream_id:
+        return f"it is for stream {response.stream_id}, not {wanted_stream_id}"
+    if response.header_slot_bytes != HEADER_SLOT_BYTES:
+        return f"header_slot_bytes is {response.header_slot_bytes}, must be {HEADER_SLOT_BYTES}"
+    if response.max_dims != MAX_DIMS:
+        return f"max_dims is {response.max_dims}, must be {MAX_DIMS}"
+    if not response.payload_pools:
+        return "there is no payload pool"
+    for pool in response.payload_pools:
+        if pool.pool_nslots != response.header_nslots:
+            return f"pool {pool.pool_id} has {pool.pool_nslots} slots, the ring {response.header_nslots}"
+    for uri in (response.header_region_uri, *(pool.region_uri for pool in response.payload_pools)):
+        if not uri.strip():
+            return "a region URI is empty"
+        try:
+            RegionUri.parse(uri)
+        except RegionRejected as rejected:
+            return str(rejected)
+    return None

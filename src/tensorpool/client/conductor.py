@@ -1,0 +1,366 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The client's duty cycle: listens to the driver for all leases of this client, and gives each session its turn.
+
+The only thread that publishes on the control, QoS and metadata streams. Frames are never published or polled here.
+Driver Model §4.4a, §4.5; Wire §10.1.1; decisions C7, E3, E31, E34, E42.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import TYPE_CHECKING, Final
+
+from tensorpool import aeron
+from tensorpool.channel import Endpoint
+from tensorpool.client.link import Link
+from tensorpool.client.names import Names
+from tensorpool.clock import Clock
+from tensorpool.driver.config import DriverConfig
+from tensorpool.errors import Closed, DecodeError, TransportError
+from tensorpool.logs import get_logger
+from tensorpool.shm import AllowedBases, MappedRing, map_ring
+from tensorpool.wire import control, decode, driver, peek_header
+from tensorpool.wire.control import (
+    ConsumerConfig,
+    ConsumerHello,
+    DataSourceAnnounce,
+    DataSourceMeta,
+    MetaBlobAnnounce,
+    MetaBlobChunk,
+    MetaBlobComplete,
+    QosConsumer,
+    ShmPoolAnnounce,
+)
+from tensorpool.wire.driver import (
+    Role,
+    ShmAttachResponse,
+    ShmDetachResponse,
+    ShmDriverShutdown,
+    ShmLeaseRevoked,
+)
+
+if TYPE_CHECKING:
+    from tensorpool.client.consumer_session import ConsumerSession
+    from tensorpool.client.mapping import Regions
+    from tensorpool.client.producer_session import ProducerSession
+    from tensorpool.client.session import Session
+
+FRAGMENT_LIMIT: Final = 256
+RECONNECT_EVERY_NS: Final = 100_000_000
+LOOK_EVERY_NS: Final = 500_000_000
+
+_FROM_DRIVER: Final = frozenset(
+    kind.TEMPLATE_ID for kind in (ShmAttachResponse, ShmDetachResponse, ShmLeaseRevoked, ShmDriverShutdown)
+)
+_OF_CONTROL: Final = frozenset(kind.TEMPLATE_ID for kind in (ShmPoolAnnounce, ConsumerHello, ConsumerConfig))
+_OF_METADATA: Final = frozenset(
+    kind.TEMPLATE_ID for kind in (DataSourceAnnounce, DataSourceMeta, MetaBlobAnnounce, MetaBlobChunk, MetaBlobComplete)
+)
+
+
+class ClientConductor:
+    """The agent behind a `Client`. `order`, `kick`, `submit`, `map` and the id makers are for any thread."""
+
+    role_name = "tensorpool-client"
+
+    def __init__(self, config: DriverConfig, clock: Clock, aeron_dir: str, client_name: str) -> None:
+        self.config = config
+        self.clock = clock
+        self.names = Names(config.announce_period_ns)
+        self.kicked = threading.Event()
+        self.malformed = 0
+        self._aeron_dir = aeron_dir
+        self._client_name = client_name
+        self._bases = AllowedBases(config.shm.allowed_base_dirs)
+        self._log = get_logger("client", aeron_dir=aeron_dir)
+        self._link: Link | None = None
+        self._reconnect_ns = 0
+        self._look_ns = 0
+        self._driver_pid: int | None = None  # that the link was made with
+        self._seen_pid: int | None = None  # that is, or was, a process we can see
+        self._orders: deque[Callable[[int], object]] = deque()
+        self._sessions: list[Session] = []
+        self._producers: list[ProducerSession] = []
+        self._consumers: list[ConsumerSession] = []
+        self._wants_names = False
+        self._next_correlation_id = secrets.randbits(62)
+        self._lock = threading.Lock()
+        self._workers: ThreadPoolExecutor | None = None
+        self._now_ns = 0
+
+    # --- for any thread
+
+    def order(self, act: Callable[[int], object]) -> None:
+        """Have `act(now_ns)` done in the next turn."""
+        self._orders.append(act)
+        self.kicked.set()
+
+    def kick(self) -> None:
+        """Have a turn soon."""
+        self.kicked.set()
+
+    def submit(self, make: Callable[[], MappedRing]) -> Future[MappedRing]:
+        """Do what takes long beside the duty cycle."""
+        if self._workers is None:
+            self._workers = ThreadPoolExecutor(1, "tensorpool-mapping")
+        future = self._workers.submit(make)
+        future.add_done_callback(lambda _: self.kick())
+        return future
+
+    def map(self, regions: Regions, *, writable: bool) -> MappedRing:
+        """Map what was announced. Raises RegionRejected, with nothing mapped."""
+        return map_ring(
+            regions.ring,
+            regions.uris,
+            self._bases,
+            stream_id=regions.stream_id,
+            epoch=regions.epoch,
+            layout_version=regions.layout_version,
+            writable=writable,
+        )
+
+    def subscribe(self, endpoint: Endpoint) -> aeron.Subscription:
+        """A subscription on the current link. Raises TransportError."""
+        if self._link is None:
+            raise TransportError(f"no media driver at {self._aeron_dir}")
+        return self._link.subscribe(endpoint)
+
+    def new_client_id(self) -> int:
+        """A lease's own id (E1, E43): random, so that two processes do not meet."""
+        return secrets.randbelow(2**32 - 2) + 1
+
+    def new_correlation_id(self) -> int:
+        with self._lock:
+            self._next_correlation_id += 1
+            return self._next_correlation_id
+
+    # --- orders, performed in a turn
+
+    def add_producer(self, session: ProducerSession, now_ns: int) -> None:
+        self._producers.append(session)
+        self._add(session, now_ns)
+
+    def add_consumer(self, session: ConsumerSession, now_ns: int) -> None:
+        self._consumers.append(session)
+        self._add(session, now_ns)
+
+    def listen_for_names(self, now_ns: int) -> None:
+        self._wants_names = True
+
+    # --- the agent
+
+    def on_start(self) -> None:
+        self._now_ns = self.clock.monotonic_ns()
+        self._connect(self._now_ns)
+
+    def do_work(self) -> int:
+        now_ns = self._now_ns = self.clock.monotonic_ns()
+        self.kicked.clear()
+        work = 0
+        try:
+            work += self._listen(now_ns)
+        except (TransportError, Closed) as error:
+            self._lose_link(str(error), now_ns)
+        while self._orders:
+            self._guarded(self._orders.popleft(), now_ns)
+            work += 1
+        for session in tuple(self._sessions):
+            work += self._guarded(session.do_work, now_ns)
+            if session.is_closed:
+                self._forget(session)
+        return work
+
+    def on_close(self) -> None:
+        if self._workers is not None:
+            self._workers.shutdown(wait=False, cancel_futures=True)
+        if self._link is not None:
+            self._link.close()
+            self._link = None
+
+    # --- inside
+
+    def _guarded(self, act: Callable[[int], object], now_ns: int) -> int:
+        """A transport that fails under one session's hands is lost for all."""
+        try:
+            done = act(now_ns)
+        except (TransportError, Closed) as error:
+            self._lose_link(str(error), now_ns)
+            return 0
+        return done if isinstance(done, int) else 0
+
+    def _add(self, session: Session, now_ns: int) -> None:
+        self._sessions.append(session)
+        if self._link is not None:
+            session.on_link(self._link, now_ns)
+
+    def _forget(self, session: Session) -> None:
+        for sessions in (self._sessions, self._producers, self._consumers):
+            if session in sessions:
+                sessions.remove(session)  # type: ignore[arg-type]
+        session.close_streams()
+
+    def _connect(self, now_ns: int) -> None:
+        self._link = Link(self.config, self._aeron_dir, self._client_name)
+        self._driver_pid = aeron.driver_pid(self._aeron_dir)
+        for session in tuple(self._sessions):
+            session.on_link(self._link, now_ns)
+
+    def _listen(self, now_ns: int) -> int:
+        if self._link is None:
+            if now_ns < self._reconnect_ns:
+                return 0
+            self._reconnect_ns = now_ns + RECONNECT_EVERY_NS
+            if self._is_driver_dead() or not aeron.is_driver_active(self._aeron_dir):
+                return 0
+            self._connect(now_ns)
+            self._log.info("media_driver_found")
+        link = self._link
+        assert link is not None
+        if now_ns >= self._look_ns:
+            self._look_ns = now_ns + LOOK_EVERY_NS
+            if link.is_lost or self._is_driver_dead():
+                raise TransportError(f"the media driver at {self._aeron_dir} is gone")
+        work = link.poll_control(self._on_control, FRAGMENT_LIMIT)
+        if self._producers:
+            work += link.poll_qos(self._on_qos, FRAGMENT_LIMIT)
+        if self._consumers or self._wants_names:
+            work += link.poll_metadata(self._on_metadata, FRAGMENT_LIMIT)
+        return work
+
+    def _is_driver_dead(self) -> bool:
+        """Whether the media driver's process is gone: seen at once, where Aeron waits for its timeout.
+
+        In another pid namespace its process is nobody we can see; then it never was one of ours.
+        """
+        pid = aeron.driver_pid(self._aeron_dir)
+        if pid is None:
+            return True
+        if os.path.exists(f"/proc/{pid}"):
+            self._seen_pid = pid
+            return pid != self._driver_pid and self._link is not None
+        return self._seen_pid == pid
+
+    def _lose_link(self, words: str, now_ns: int) -> None:
+        link, self._link = self._link, None
+        if link is None:
+            return
+        self._log.warning("media_driver_lost", error=words)
+        for session in tuple(self._sessions):
+            session.on_link_lost(words, now_ns)
+        link.close()
+        self._reconnect_ns = now_ns + RECONNECT_EVERY_NS
+
+    def _on_control(self, data: bytes, info: aeron.MessageInfo) -> None:
+        try:
+            header = peek_header(data)
+            if header.schema_id == driver.schema.id:
+                if header.template_id in _FROM_DRIVER:
+                    self._on_driver_message(data)
+            elif header.schema_id == control.schema.id and header.template_id in _OF_CONTROL:
+                self._on_control_message(data, info)
+        except DecodeError:
+            self.malformed += 1
+
+    def _on_driver_message(self, data: bytes) -> None:
+        now_ns = self._now_ns
+        match decode(data):
+            case ShmAttachResponse() as response:
+                wall_ns = self.clock.realtime_ns()
+                for session in tuple(self._sessions):
+                    session.on_attach_response(response, now_ns, wall_ns)
+            case ShmDetachResponse() as response:
+                for session in tuple(self._sessions):
+                    session.on_detach_response(response, now_ns)
+            case ShmLeaseRevoked() as notice:
+                for session in tuple(self._sessions):
+                    session.on_revoked(notice, now_ns)
+                if notice.role is Role.CONSUMER:
+                    for producer in self._producers:
+                        if producer.stream_id == notice.stream_id:
+                            producer.on_consumer_end(notice)
+            case ShmDriverShutdown() as shutdown:
+                for session in tuple(self._sessions):
+                    session.on_driver_shutdown(shutdown.error_message, now_ns)
+
+    def _on_control_message(self, data: bytes, info: aeron.MessageInfo) -> None:
+        now_ns = self._now_ns
+        match decode(data):
+            case ShmPoolAnnounce() as announce:
+                self._on_announce(announce, info, now_ns)
+            case ConsumerHello() as hello:
+                for producer in self._producers:
+                    if producer.stream_id == hello.stream_id and producer.attachment.is_attached:
+                        producer.on_hello(hello, now_ns)
+            case ConsumerConfig() as config:
+                for producer in self._producers:
+                    if producer.stream_id == config.stream_id:
+                        producer.on_consumer_config(config)
+                for consumer in self._consumers:
+                    if consumer.stream_id == config.stream_id:
+                        consumer.on_consumer_config(config, now_ns)
+
+    def _on_announce(self, announce: ShmPoolAnnounce, info: aeron.MessageInfo, now_ns: int) -> None:
+        concerned = [session for session in self._sessions if session.stream_id == announce.stream_id]
+        if not concerned or self._link is None:
+            return
+        joined_ns, wall_ns = self._link.joined_ns(info), self.clock.realtime_ns()
+        for session in concerned:
+            if session.is_fresh(announce, joined_ns, now_ns, wall_ns):
+                session.on_announce(announce, now_ns, wall_ns)
+
+    def _on_qos(self, data: bytes, info: aeron.MessageInfo) -> None:
+        try:
+            header = peek_header(data)
+            if header.schema_id != control.schema.id or header.template_id != QosConsumer.TEMPLATE_ID:
+                return
+            qos = decode(data)
+        except DecodeError:
+            self.malformed += 1
+            return
+        assert isinstance(qos, QosConsumer)
+        for producer in self._producers:
+            if producer.stream_id == qos.stream_id:
+                producer.on_qos_consumer(qos, self._now_ns)
+
+    def _on_metadata(self, data: bytes, info: aeron.MessageInfo) -> None:
+        try:
+            header = peek_header(data)
+            if header.schema_id != control.schema.id or header.template_id not in _OF_METADATA:
+                return
+            message = decode(data)
+        except DecodeError:
+            self.malformed += 1
+            return
+        if isinstance(message, DataSourceAnnounce):
+            self.names.on_announce(message, self._now_ns)
+            return
+        assert isinstance(message, DataSourceMeta | MetaBlobAnnounce | MetaBlobChunk | MetaBlobComplete)
+        for consumer in self._consumers:
+            if consumer.stream_id == message.stream_id:
+                consumer.on_metadata(message)
+
+
+class KickedIdle:
+    """Sleeps between turns, longer and longer, until there is work or somebody kicks."""
+
+    def __init__(self, kicked: threading.Event, *, min_park_ns: int = 200_000, max_park_ns: int = 10_000_000) -> None:
+        self._kicked = kicked
+        self._min_park_ns = min_park_ns
+        self._max_park_ns = max_park_ns
+        self._park_ns = min_park_ns
+
+    def idle(self, work_count: int) -> None:
+        if work_count > 0:
+            self._park_ns = self._min_park_ns
+            time.sleep(0)
+            return
+        if self._kicked.wait(self._park_ns / 1e9):
+            self._park_ns = self._min_park_ns
+        else:
+            self._park_ns = min(2 * self._park_ns, self._max_park_ns)

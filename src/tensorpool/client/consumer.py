@@ -1,0 +1,345 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Receiving frames: every one in order, or the newest.
+
+A consumer's loop keeps running across producers that come and go, driver restarts and lost leases; it sees no exception
+that it did not ask for, and finds every lost frame in `stats`, with a reason. Handlers run on the thread that polls.
+Wire §10.2, §11, §15.4, §15.18, §15.21; decisions B4, B5, B23, B27-B34.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from types import TracebackType
+from typing import Final, Self
+
+import numpy as np
+
+from tensorpool import aeron
+from tensorpool._core import RingReader, SlotFrame
+from tensorpool.client.consumer_session import ConsumerSession
+from tensorpool.client.frame import Frame, MappedEpoch
+from tensorpool.client.metadata import Metadata
+from tensorpool.client.progress import ProgressTracker
+from tensorpool.client.reception import SEQ_WENT_BACK, ConsumerStats
+from tensorpool.client.session import State, StateChange
+from tensorpool.errors import Closed, DecodeError, TransportError
+from tensorpool.shm.arrays import Array, view_of_frame
+from tensorpool.wire import control, decode, peek_header
+from tensorpool.wire.control import FrameProgress, FrameProgressState, MajorOrder, Mode, ProgressUnit
+
+SLICE_NS: Final = 100_000_000  # a wait comes up for signals this often
+PROGRESS_SLICE_NS: Final = 500_000
+FRAGMENT_LIMIT: Final = 256
+
+
+class Progress:
+    """How far a frame is that is still being written.
+
+    `prefix` is what can be read of it: complete rows (columns), read-only, or None where the layout does not allow it.
+    Whoever read it asks `is_intact` afterwards; only a Frame is sure to be whole.
+    """
+
+    def __init__(self, mapped: MappedEpoch, message: FrameProgress, slot: SlotFrame) -> None:
+        self._reader: Final[RingReader] = mapped.reader
+        self._slot: Final = slot
+        self.stream_id: Final = message.stream_id
+        self.epoch: Final = message.epoch
+        self.seq: Final = message.seq
+        self.state: Final = message.state
+        self.bytes_filled: Final = message.payload_bytes_filled
+        self.rows: Final = self._complete(ProgressUnit.ROWS)
+        self.columns: Final = self._complete(ProgressUnit.COLUMNS)
+        self.prefix: Final = self._prefix(mapped)
+
+    def is_intact(self) -> bool:
+        """Whether the slot still belonged to this frame when its prefix was read."""
+        return self._reader.is_held(self._slot)
+
+    def _complete(self, unit: ProgressUnit) -> int | None:
+        layout = self._slot.layout
+        if layout.progress_unit != unit:
+            return None
+        axis = 0 if unit is ProgressUnit.ROWS else 1
+        return min(self.bytes_filled // layout.progress_stride_bytes, layout.shape[axis])
+
+    def _prefix(self, mapped: MappedEpoch) -> Array | None:
+        """B23: rows of a row-major frame, columns of a column-major one, or the plain bytes of a contiguous one."""
+        view = view_of_frame(mapped.pools[self._slot.pool], self._slot)
+        layout = self._slot.layout
+        if self.rows is not None and layout.major_order == MajorOrder.ROW:
+            return view[: self.rows]
+        if self.columns is not None and layout.major_order == MajorOrder.COLUMN and view.ndim == 2:
+            return view[:, : self.columns]
+        is_dense = view.flags.c_contiguous or view.flags.f_contiguous
+        if layout.progress_unit == ProgressUnit.NONE and is_dense:
+            flat = np.frombuffer(mapped.pools[self._slot.pool], np.uint8, view.nbytes, self._slot.payload_offset)
+            return flat[: self.bytes_filled]
+        return None
+
+
+class Consumer:
+    """Receives the frames of one stream. Made by `Client.consumer`; one thread at a time polls it.
+
+    >>> for frame in consumer:                        # every frame            # doctest: +SKIP
+    ...     show(frame.array, frame.dropped_before)
+    >>> frame = consumer.latest()                     # the newest, or None    # doctest: +SKIP
+    >>> frame = consumer.poll(timeout=0.5)            # the next, or None      # doctest: +SKIP
+    """
+
+    def __init__(
+        self,
+        session: ConsumerSession,
+        close: Callable[[ConsumerSession], None],
+        invoke: Callable[[], int] | None,
+        on_state: Callable[[StateChange], object] | None,
+        on_progress: Callable[[Progress], object] | None,
+    ) -> None:
+        self._session = session
+        self._reception = session.reception
+        self._lock = session.reception.lock
+        self._close = close
+        self._invoke = invoke
+        self._on_state = on_state
+        self._on_progress = on_progress
+        self._is_simple = invoke is None and on_progress is None  # nothing has to run before each poll
+        self._tracker = ProgressTracker()
+        self._tracked_epoch: int | None = None
+        self._partial: list[Progress] = []
+
+    # --- who it is
+
+    @property
+    def stream_id(self) -> int:
+        return self._session.stream_id
+
+    @property
+    def name(self) -> str | None:
+        return self._session.name
+
+    @property
+    def epoch(self) -> int | None:
+        """That is mapped; None while there is none."""
+        mapped = self._reception.mapped
+        return None if mapped is None else mapped.epoch
+
+    @property
+    def consumer_id(self) -> int:
+        return self._session.attachment.client_id
+
+    @property
+    def lease_id(self) -> int | None:
+        return self._session.attachment.lease_id
+
+    @property
+    def state(self) -> State:
+        return self._session.state
+
+    @property
+    def is_active(self) -> bool:
+        return self._session.state is State.ACTIVE
+
+    @property
+    def mode(self) -> Mode:
+        """As asked for, or as a ConsumerConfig has decreed."""
+        return self._session.mode
+
+    @property
+    def fallback_uri(self) -> str | None:
+        """Where to get the payload while the state is FALLBACK; None where nobody said."""
+        return self._session.fallback_uri
+
+    @property
+    def stats(self) -> ConsumerStats:
+        self._reception.apply_pending()
+        return self._reception.stats()
+
+    # --- frames
+
+    def poll(self, timeout: float = 0.0) -> Frame | None:
+        """The next frame, waiting up to `timeout` seconds for it; None when there is none, or after close()."""
+        current = self._reception.current
+        if current is not None and self._is_simple:
+            feed, descriptors, mapped = current
+            try:
+                # Without the lock: with the GIL held nobody changes the feed meanwhile, and one that was stopped
+                # gives nothing.
+                received = feed.next(descriptors)
+            except (TransportError, Closed):
+                received = None
+            if received is not None:
+                return Frame(mapped, received)
+        return self._poll_slowly(timeout)
+
+    def latest(self) -> Frame | None:
+        """The newest frame, received before or not; None when there is none yet. Never waits.
+
+        Frames between the last one received and this one are counted as SKIPPED.
+        """
+        self._housekeeping()
+        reception = self._reception
+        with self._lock:
+            reception.apply()
+            if reception.current is None:
+                return None
+            feed, descriptors, mapped = reception.current
+            try:
+                received = feed.latest(descriptors)
+            except (TransportError, Closed):
+                reception.lose_descriptors()
+                self._session.conductor.kick()
+                return None
+            return None if received is None else Frame(mapped, received)
+
+    def wait(self, timeout: float | None = None) -> bool:
+        """Wait until `poll` has something to do. False when the time is over, or the consumer is closed."""
+        deadline_ns = None if timeout is None else time.monotonic_ns() + round(timeout * 1e9)
+        while not self._session.is_closed and not self._reception.is_closed:
+            left_ns = SLICE_NS if deadline_ns is None else deadline_ns - time.monotonic_ns()
+            if self._wait_once(min(left_ns, SLICE_NS)):
+                return True
+            if deadline_ns is not None and time.monotonic_ns() >= deadline_ns:
+                return False
+        return False
+
+    def __iter__(self) -> Iterator[Frame]:
+        return self
+
+    def __next__(self) -> Frame:
+        while True:
+            frame = self.poll(1.0)
+            if frame is not None:
+                return frame
+            if self._session.is_closed or self._reception.is_closed:
+                raise StopIteration
+
+    # --- about the frames
+
+    def metadata(self, meta_version: int | None = None) -> Metadata | None:
+        """What frames of a meta_version mean, or what was told last; None where nothing was heard yet."""
+        return self._session.metadata.get(meta_version)
+
+    def blob(self, blob_type: int, meta_version: int | None = None) -> bytes | None:
+        """A large table that the producer distributes, once it is complete."""
+        return self._session.metadata.blob(blob_type, meta_version)
+
+    def close(self) -> None:
+        """Give the lease back. Loops over this consumer end; frames and views stay valid."""
+        self._reception.close()
+        self._close(self._session)
+        self._session.take_events(self._on_state)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    # --- inside
+
+    def _try_next(self) -> Frame | None:
+        current = self._reception.current
+        if current is None:
+            return None
+        feed, descriptors, mapped = current
+        try:
+            received = feed.next(descriptors)
+        except (TransportError, Closed):
+            self._reception.lose_descriptors()
+            self._session.conductor.kick()  # the media driver is gone: it will find another
+            return None
+        return None if received is None else Frame(mapped, received)
+
+    def _poll_slowly(self, timeout: float) -> Frame | None:
+        deadline_ns = time.monotonic_ns() + round(timeout * 1e9)
+        reception = self._reception
+        while True:
+            self._housekeeping()
+            with self._lock:
+                reception.apply()
+                if reception.is_closed:
+                    return None
+                frame = self._try_next()
+                if frame is not None:
+                    return frame
+            left_ns = deadline_ns - time.monotonic_ns()
+            if left_ns <= 0:
+                return None
+            self._wait_once(min(left_ns, SLICE_NS))
+
+    def _wait_once(self, timeout_ns: int) -> bool:
+        """Sleep until there is something to do, at most `timeout_ns`."""
+        reception = self._reception
+        if timeout_ns <= 0:
+            timeout_ns = 0
+        if self._on_progress is not None:
+            timeout_ns = min(timeout_ns, PROGRESS_SLICE_NS)
+        if self._invoke is not None:
+            self._invoke()
+            timeout_ns = min(timeout_ns, 1_000_000)
+        if reception.attention & SEQ_WENT_BACK:
+            self._session.conductor.kick()
+            time.sleep(min(timeout_ns, 1_000_000) / 1e9)
+            return True
+        with self._lock:
+            reception.apply()
+            if reception.current is not None:
+                feed, descriptors, _ = reception.current
+                try:
+                    return feed.wait(descriptors, timeout_ns)
+                except (TransportError, Closed):
+                    reception.lose_descriptors()
+                    self._session.conductor.kick()
+        with reception.mapped_or_changed:
+            if reception.current is None and not reception.pending:
+                reception.mapped_or_changed.wait(timeout_ns / 1e9)
+        return bool(reception.pending)
+
+    def _housekeeping(self) -> None:
+        if self._invoke is not None:
+            self._invoke()
+        if self._session.events:
+            self._session.take_events(self._on_state)
+        if self._on_progress is not None:
+            self._poll_progress()
+
+    # --- inside: partial frames
+
+    def _poll_progress(self) -> None:
+        with self._lock:
+            subscription = self._reception.progress
+            if subscription is None or self._on_progress is None:
+                return
+            try:
+                subscription.poll(self._on_control_message, FRAGMENT_LIMIT)
+            except (TransportError, Closed):
+                self._session.conductor.kick()
+            partial, self._partial = self._partial, []
+        for progress in partial:
+            self._on_progress(progress)
+
+    def _on_control_message(self, data: bytes, info: aeron.MessageInfo) -> None:
+        try:
+            header = peek_header(data)
+            if header.schema_id != control.schema.id or header.template_id != FrameProgress.TEMPLATE_ID:
+                return
+            message = decode(data)
+        except DecodeError:
+            return
+        assert isinstance(message, FrameProgress)
+        mapped = self._reception.mapped
+        if mapped is None or message.stream_id != mapped.stream_id or message.epoch != mapped.epoch:
+            return  # G6: a foreign epoch is passed over, never a reason to remap
+        if self._tracked_epoch != mapped.epoch:
+            self._tracked_epoch = mapped.epoch
+            self._tracker.forget()
+        if not self._tracker.accepts(message):
+            return
+        slot = mapped.reader.read_partial(message.seq)
+        if not isinstance(slot, SlotFrame) or message.payload_bytes_filled > slot.values_len_bytes:
+            self._tracker.dropped += 1
+            return
+        if message.state is not FrameProgressState.UNKNOWN:
+            self._partial.append(Progress(mapped, message, slot))

@@ -1,0 +1,349 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A consumer's duties beside reading: which epoch is mapped, hello and QoS, and the streams it listens to.
+
+Runs on the conductor. What the reading thread needs is handed over through `Reception`, which both may enter, one at a
+time. Wire §5, §10.1, §10.4.1, §11, §15.12, §15.14, §15.21; Driver Model §4.9, §4.12.3; decisions B27-B34, C1-C16,
+E22-E28, E40-E43.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+import msgspec
+
+from tensorpool import aeron
+from tensorpool.channel import Endpoint
+from tensorpool.client import attachment as lease
+from tensorpool.client import mapping
+from tensorpool.client.conductor import ClientConductor
+from tensorpool.client.frame import MappedEpoch
+from tensorpool.client.link import Link
+from tensorpool.client.metadata import MetadataCache
+from tensorpool.client.reception import IMAGE_LOST, SEQ_WENT_BACK, Reception
+from tensorpool.client.session import Session, State
+from tensorpool.errors import RemoteProtocolError, TensorPoolError, TransportError
+from tensorpool.wire import Message
+from tensorpool.wire.control import ConsumerConfig, ConsumerHello, Mode, QosConsumer, ShmPoolAnnounce
+from tensorpool.wire.driver import Role, ShmAttachResponse, ShmLeaseRevoked
+
+PROBE_NS: Final = 200_000_000
+IDLE_QOS_NS: Final = 50_000_000
+KEEP_SUSPENDED_NS: Final = 5_000_000_000
+
+
+class Preferences(msgspec.Struct, frozen=True):
+    """What a consumer asks for."""
+
+    mode: Mode = Mode.STREAM
+    max_rate_hz: int = 0
+    supports_progress: bool = False
+    progress_interval_us: int | None = None
+    progress_bytes_delta: int | None = None
+    progress_major_delta_units: int | None = None
+    descriptors: Endpoint | None = None  # a descriptor stream of its own
+    control: Endpoint | None = None  # a stream of its own for FrameProgress
+
+
+class ConsumerSession(Session):
+    """The conductor's side of a `Consumer`."""
+
+    def __init__(
+        self,
+        conductor: ClientConductor,
+        wish: lease.Wish,
+        name: str | None,
+        preferences: Preferences,
+        max_outstanding_seq_gap: int | None,
+    ) -> None:
+        super().__init__(conductor, wish, name)
+        self.preferences = preferences
+        self.mode = preferences.mode
+        self.fallback_uri: str | None = None
+        self.metadata = MetadataCache()
+        self.reception = Reception(max_outstanding_seq_gap)
+        self.reception.set_rate(preferences.max_rate_hz if self.mode is Mode.RATE_LIMITED else 0)
+        self._mapping = mapping.MappingState(self.config.announce_period_ns)
+        self._mapped: MappedEpoch | None = None
+        self._private: Endpoint | None = None
+        self._probe: aeron.Subscription | None = None
+        self._probe_until_ns = 0
+        self._next_ns = 0
+        self._told = (0, 0)  # the epoch and seq of the last QoS
+        self._told_ns = 0
+        self._suspended_ns = 0
+
+    # --- the session
+
+    def is_resolved(self, now_ns: int) -> bool:
+        """A name leads to where its producer is now; it may have moved while we were away."""
+        if self.name is None:
+            return True
+        found = self.conductor.names.find(self.name, now_ns)
+        if len(found) > 1:
+            ids = ", ".join(str(source.stream_id) for source in found)
+            self.failure = TensorPoolError(f"{self.name!r} is the name of streams {ids}; give one of the ids")
+            return False
+        if found:
+            self.attachment.wish = msgspec.structs.replace(self.attachment.wish, stream_id=found[0].stream_id)
+            return True
+        if self.attachment.wish.stream_id:
+            return True
+        self.failure = self.failure or TensorPoolError(
+            f"no producer announces the name {self.name!r}; `tensorpool ls` shows what there is"
+        )
+        return False
+
+    def open_streams(self, link: Link) -> None:
+        descriptors = link.subscribe(self.config.driver.descriptor, rejoin=False)
+        progress = None
+        if self.preferences.supports_progress:
+            progress = link.subscribe(self.config.driver.control)
+        self.reception.set_streams(descriptors, progress)
+
+    def close_streams(self) -> None:
+        self._probe = None
+        self._private = None
+        self.reception.set_streams(None, None)
+
+    def on_attached(self, response: ShmAttachResponse, now_ns: int) -> None:
+        self.attachment.wish = msgspec.structs.replace(self.attachment.wish, stream_id=self.stream_id)
+        try:
+            self._follow(self._mapping.on_attached(response, now_ns), now_ns)
+        except RemoteProtocolError as error:
+            self._fail(error, now_ns)
+            self._perform(self.attachment.on_mapping_failed(now_ns), now_ns)
+
+    def on_lost(self, reason: str) -> None:
+        now_ns = self.conductor.clock.monotonic_ns()
+        self._follow(self._mapping.on_lease_lost(reason), now_ns)
+        self._leave_private()
+
+    def on_revoked(self, notice: ShmLeaseRevoked, now_ns: int) -> None:
+        super().on_revoked(notice, now_ns)
+        if notice.role is Role.PRODUCER and notice.stream_id == self.stream_id and self.attachment.is_attached:
+            self._follow(self._mapping.on_producer_revoked(notice, now_ns), now_ns)
+
+    def on_announce(self, announce: ShmPoolAnnounce, now_ns: int, wall_ns: int) -> None:
+        super().on_announce(announce, now_ns, wall_ns)
+        if not self.attachment.is_attached or self.state is State.FALLBACK:
+            return
+        try:
+            self._follow(self._mapping.on_announce(announce, now_ns, self._is_active(now_ns, wall_ns)), now_ns)
+        except RemoteProtocolError as error:
+            self._fail(error, now_ns)
+
+    def on_consumer_config(self, config: ConsumerConfig, now_ns: int) -> None:
+        """§10.1.3, for us. Schemes that nobody defined count as no fallback."""
+        if config.consumer_id != self.attachment.client_id or not self.attachment.is_attached:
+            return
+        self.mode = config.mode
+        self.reception.set_rate(self.preferences.max_rate_hz if self.mode is Mode.RATE_LIMITED else 0)  # E26
+        if not config.use_shm:
+            uri = config.payload_fallback_uri
+            self.fallback_uri = uri if uri.startswith(("aeron:", "bridge://")) else None
+            self._follow(self._mapping.on_lease_lost("told not to use shared memory"), now_ns)
+            self.set_state(State.FALLBACK, f"ConsumerConfig: use_shm is false, fallback {uri or 'none'}")
+            return
+        if self.state is State.FALLBACK:
+            self.fallback_uri = None
+            self.set_state(State.WAITING, "ConsumerConfig: use_shm is true again")
+            response = self.attachment.response
+            if response is not None:
+                self._follow(self._mapping.on_attached(response, now_ns), now_ns)
+        self._assigned(config)
+
+    def on_metadata(self, message: Message) -> None:
+        self.metadata.on_message(message)
+
+    def do_work(self, now_ns: int) -> int:
+        work = super().do_work(now_ns)
+        reception = self.reception
+        reception.apply_pending()
+        attention = reception.attention
+        if attention & SEQ_WENT_BACK:
+            reception.forget_seqs()
+            self._follow(self._mapping.on_seq_went_back(), now_ns)
+            work += 1
+        if attention & IMAGE_LOST and self._probe is None:
+            self._look_again(now_ns)
+        if self._probe is not None:
+            self._compare(now_ns)
+        if self.link is None or not self.attachment.is_attached:
+            if self._suspended_ns and now_ns - self._suspended_ns > KEEP_SUSPENDED_NS:
+                self._suspended_ns = 0
+                reception.let_go()
+            return work
+        if self._mapping.on_tick(now_ns):
+            # §4.9: the epoch after a revoked one did not come. Ask the driver what there is.
+            self._perform(self.attachment.on_mapping_failed(now_ns), now_ns)
+        if now_ns >= self._next_ns:
+            self._next_ns = now_ns + self.config.announce_period_ns
+            wall_ns = self.conductor.clock.realtime_ns()
+            if self._mapped is not None and not self._is_active(now_ns, wall_ns):
+                self._follow(self._mapping.on_stale(), now_ns)
+            self._hello()
+            self._qos(now_ns)
+            return work + 1
+        if now_ns - self._told_ns >= IDLE_QOS_NS and reception.is_idle and self._told != self._seen():
+            self._qos(now_ns)  # a reader that has caught up says so soon: producers that end wait for it
+            work += 1
+        return work
+
+    # --- inside: memory
+
+    def _follow(self, effects: list[mapping.Effect], now_ns: int) -> None:
+        for effect in effects:
+            match effect:
+                case mapping.Unmap():
+                    self._mapped = None
+                    self._suspended_ns = now_ns
+                    self.reception.suspend()
+                    if self.attachment.is_attached and self.state is State.ACTIVE:
+                        self.set_state(State.WAITING, effect.reason)
+                case mapping.Check():
+                    self._check(now_ns)
+                case mapping.Map():
+                    self._map(effect.regions, now_ns)
+
+    def _map(self, regions: mapping.Regions, now_ns: int) -> None:
+        if self.state is State.FALLBACK:
+            return
+        try:
+            mapped = MappedEpoch(self.conductor.map(regions, writable=False))
+        except TensorPoolError as error:
+            self._fail(error, now_ns)
+            return
+        self._mapping.on_mapped(regions.epoch)
+        self._mapped = mapped
+        self._suspended_ns = 0
+        self.reception.adopt(mapped)
+        self.failure = None
+        self.set_state(State.ACTIVE, "mapped", regions.epoch)
+        # At once: producers may be waiting for us.
+        self._next_ns = now_ns + self.config.announce_period_ns
+        self._hello()
+        self._qos(now_ns)
+
+    def _check(self, now_ns: int) -> None:
+        if self._mapped is None:
+            return
+        try:
+            self._mapped.ring.revalidate()
+        except TensorPoolError as error:
+            self._fail(error, now_ns)
+
+    def _fail(self, error: TensorPoolError, now_ns: int) -> None:
+        self.failure = error
+        self.log.warning("regions_rejected", error=str(error))
+        self._follow(self._mapping.on_rejected(str(error)), now_ns)
+        if self.attachment.is_attached:
+            self.set_state(State.WAITING, str(error))
+
+    def _is_active(self, now_ns: int, wall_ns: int) -> bool:
+        mapped = self._mapped
+        return mapped is not None and self._mapping.is_activity_fresh(
+            mapped.ring.activity_timestamp_ns, now_ns, wall_ns
+        )
+
+    # --- inside: what is told
+
+    def _hello(self) -> None:
+        wanted = self.preferences
+        descriptors = wanted.descriptors or Endpoint("", 0)
+        control = wanted.control or Endpoint("", 0)
+        self.send(
+            ConsumerHello(
+                stream_id=self.stream_id,
+                consumer_id=self.attachment.client_id,
+                supports_shm=True,
+                supports_progress=wanted.supports_progress,
+                mode=wanted.mode,
+                max_rate_hz=wanted.max_rate_hz,
+                expected_layout_version=1,
+                progress_interval_us=wanted.progress_interval_us,
+                progress_bytes_delta=wanted.progress_bytes_delta,
+                progress_major_delta_units=wanted.progress_major_delta_units,
+                descriptor_stream_id=descriptors.stream_id,
+                control_stream_id=control.stream_id,
+                descriptor_channel=descriptors.channel,
+                control_channel=control.channel,
+            )
+        )
+
+    def _seen(self) -> tuple[int, int]:
+        return (self._mapping.epoch or 0, self.reception.last_seq_seen)
+
+    def _qos(self, now_ns: int) -> None:
+        if self.link is None or self._mapping.epoch is None:
+            return
+        stats = self.reception.stats()
+        self._told, self._told_ns = self._seen(), now_ns
+        message = QosConsumer(
+            stream_id=self.stream_id,
+            consumer_id=self.attachment.client_id,
+            epoch=self._mapping.epoch,
+            last_seq_seen=self._told[1],
+            drops_gap=stats.drops_gap,
+            drops_late=stats.drops_late,
+            mode=self.mode,
+        )
+        try:
+            self.link.qos.offer(message.encode())
+        except TransportError:
+            return  # the link is lost; the conductor notices
+
+    # --- inside: where descriptors come from
+
+    def _assigned(self, config: ConsumerConfig) -> None:
+        """§5: a stream of our own, or the shared one where it was declined (E25)."""
+        assert self.link is not None
+        endpoints = self.config.driver
+        descriptors = Endpoint(config.descriptor_channel, config.descriptor_stream_id)
+        is_assigned = bool(descriptors.channel) and descriptors.stream_id > 0 and descriptors != endpoints.descriptor
+        control = Endpoint(config.control_channel, config.control_stream_id)
+        try:
+            if is_assigned and self.preferences.descriptors is not None and self._private != descriptors:
+                subscription = self.link.subscribe(descriptors, rejoin=False)
+                self._private = descriptors
+                self.reception.switch(subscription, is_throttled=self.mode is Mode.RATE_LIMITED)
+            elif not is_assigned:
+                self._leave_private()
+            has_control = bool(control.channel) and control.stream_id > 0 and control != endpoints.control
+            if has_control and self.preferences.supports_progress and self.preferences.control is not None:
+                self.reception.switch_progress(control, lambda: self.conductor.subscribe(control))
+        except TensorPoolError as error:
+            self.log.warning("private_stream_unusable", error=str(error))
+
+    def _leave_private(self) -> None:
+        if self._private is None:
+            return
+        self._private = None
+        if self.link is not None:
+            try:
+                self.reception.switch(
+                    self.link.subscribe(self.config.driver.descriptor, rejoin=False), is_throttled=False
+                )
+            except TransportError:
+                return  # the link is lost; the conductor notices
+
+    def _look_again(self, now_ns: int) -> None:
+        """An image went. Either its publisher ended, or we were too slow and must subscribe anew: a probe tells."""
+        if self.link is None:
+            return
+        if self._private is not None:
+            self._leave_private()
+            return
+        self._probe = self.link.subscribe(self.config.driver.descriptor, rejoin=False)
+        self._probe_until_ns = now_ns + PROBE_NS
+
+    def _compare(self, now_ns: int) -> None:
+        assert self._probe is not None
+        if self._probe.image_count > self.reception.image_count:
+            probe, self._probe = self._probe, None
+            self.log.warning("descriptors_lost", reason="this consumer was too slow for the descriptor stream")
+            self.reception.switch(probe, is_throttled=False)
+        elif now_ns >= self._probe_until_ns:
+            self._probe.close()
+            self._probe = None
+            self.reception.forget_attention(IMAGE_LOST)

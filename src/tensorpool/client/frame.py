@@ -1,0 +1,206 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a consumer receives: a read-only view of shared memory that knows whether it is still whole.
+
+A view keeps its mapping alive: it may outlive the frame, the consumer, the epoch and the lease. What it cannot do is
+keep the producer from using the slot again, which `is_intact` tells. Wire §8.3, §15.18; decisions B3, B26.
+"""
+
+from __future__ import annotations
+
+from types import TracebackType
+from typing import Any, Final, Self
+
+import numpy as np
+
+from tensorpool._core import ReceivedFrame, RingReader, SlotFrame, TensorLayout, monotonic_ns
+from tensorpool.errors import FrameOverwritten, LocalProtocolError
+from tensorpool.shm import MappedRing
+from tensorpool.shm.arrays import Array, Order, numpy_dtype, view_of_frame
+from tensorpool.wire.control import Dtype, MajorOrder
+
+NO_TIMESTAMP: Final = 2**64 - 1
+
+
+class MappedEpoch:
+    """One epoch as a consumer has it mapped, with the views that were made of its slots.
+
+    Making a numpy view takes ten times as long as reading a slot, and a slot keeps its shape: views are kept per slot.
+    """
+
+    __slots__ = ("_views", "epoch", "pools", "reader", "ring", "stream_id")
+
+    def __init__(self, ring: MappedRing) -> None:
+        self.ring: Final = ring
+        self.stream_id: Final = ring.stream_id
+        self.epoch: Final = ring.epoch
+        self.reader: Final[RingReader] = ring.reader()
+        self.pools: Final = [mapping for _, _, mapping in self.reader.pools]
+        self._views: dict[int, tuple[int, TensorLayout, Array]] = {}
+
+    def view(self, slot: SlotFrame) -> Array:
+        """A view of a frame's payload: a new array object each time, so that nobody reshapes somebody else's."""
+        kept = self._views.get(slot.slot)
+        layout = slot.layout
+        if kept is not None and kept[0] == slot.pool and kept[1] is layout:
+            return kept[2][...]
+        view = view_of_frame(self.pools[slot.pool], slot)
+        if layout.extent_bytes <= slot.values_len_bytes:
+            self._views[slot.slot] = slot.pool, layout, view
+        return view[...]
+
+
+class Frame:
+    """A frame as it stood when it was received.
+
+    >>> for frame in consumer:                                 # doctest: +SKIP
+    ...     show(frame.array, frame.seq, frame.age_ns)         # a view: valid until the ring comes round
+    ...     kept = frame.copy()                                # yours; raises FrameOverwritten if it was too late
+
+    `with frame:` raises FrameOverwritten on leaving if the view tore meanwhile.
+    """
+
+    __slots__ = ("_epoch", "_slot")
+
+    def __init__(self, epoch: MappedEpoch, slot: ReceivedFrame) -> None:
+        self._epoch = epoch
+        self._slot = slot
+
+    @property
+    def array(self) -> Array:
+        """A read-only view of the payload, without a copy. BIT frames show their packed bytes."""
+        return self._epoch.view(self._slot)
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Of the tensor; for BIT frames that of the bits."""
+        return self._slot.layout.shape
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        return numpy_dtype(self._slot.layout.dtype)
+
+    @property
+    def wire_dtype(self) -> Dtype:
+        """As the wire calls it: tells BYTES and BIT from UINT8."""
+        return Dtype(self._slot.layout.dtype)
+
+    @property
+    def order(self) -> Order:
+        return "F" if self._slot.layout.major_order == MajorOrder.COLUMN else "C"
+
+    @property
+    def nbytes(self) -> int:
+        return self._slot.values_len_bytes
+
+    @property
+    def stream_id(self) -> int:
+        return self._epoch.stream_id
+
+    @property
+    def epoch(self) -> int:
+        return self._epoch.epoch
+
+    @property
+    def seq(self) -> int:
+        return self._slot.seq
+
+    @property
+    def timestamp_ns(self) -> int | None:
+        """When the payload was captured, by the producer's monotonic clock unless it says otherwise."""
+        stamp = self._slot.timestamp_ns
+        return None if stamp in (0, NO_TIMESTAMP) else stamp
+
+    @property
+    def publish_timestamp_ns(self) -> int | None:
+        """When the producer told of it; most producers leave it out."""
+        return self._slot.publish_timestamp_ns
+
+    @property
+    def meta_version(self) -> int:
+        """Which metadata applies; 0 is none. See `Consumer.metadata`."""
+        return self._slot.meta_version
+
+    @property
+    def trace_id(self) -> int:
+        """0: not traced."""
+        return self._slot.trace_id
+
+    @property
+    def dropped_before(self) -> int:
+        """How many frames were lost between the one delivered before and this one."""
+        return self._slot.dropped_before
+
+    @property
+    def age_ns(self) -> int | None:
+        """How long ago it was captured; None where the producer gave no time."""
+        stamp = self.timestamp_ns
+        return None if stamp is None else monotonic_ns() - stamp
+
+    def is_intact(self) -> bool:
+        """Whether everything read from the view so far was this frame."""
+        return self._epoch.reader.intact(self._slot)
+
+    def copy(self) -> Array:
+        """A copy that is yours, verified. Raises FrameOverwritten when the slot was used again meanwhile."""
+        view = self._epoch.view(self._slot)
+        out: Array
+        if self._slot.values_len_bytes == view.nbytes and (view.flags.c_contiguous or view.flags.f_contiguous):
+            out = np.empty_like(view)
+            is_whole = self._epoch.reader.copy_into(self._slot, out)
+        else:
+            out = view.copy(order="K")
+            is_whole = self.is_intact()
+        if not is_whole:
+            raise self._overwritten()
+        return out
+
+    def copy_into(self, out: Array) -> Array:
+        """Copy into an array of the same shape and dtype, verified; returns it.
+
+        Raises FrameOverwritten, and LocalProtocolError for an array that does not fit.
+        """
+        view = self._epoch.view(self._slot)
+        if out.shape != view.shape or out.dtype != view.dtype:
+            raise LocalProtocolError(f"out is {out.dtype} {out.shape}, the frame {view.dtype} {view.shape}")
+        if out.strides == view.strides and self._slot.values_len_bytes == out.nbytes and _is_dense(out):
+            is_whole = self._epoch.reader.copy_into(self._slot, out)
+        else:
+            np.copyto(out, view)
+            is_whole = self.is_intact()
+        if not is_whole:
+            raise self._overwritten()
+        return out
+
+    def __array__(self, dtype: np.dtype[Any] | None = None, copy: bool | None = None) -> Array:
+        if copy is True or (dtype is not None and np.dtype(dtype) != self.dtype):
+            if copy is False:
+                raise ValueError(f"a frame of {self.dtype} cannot be shown as {dtype} without a copy")
+            return self.copy().astype(dtype or self.dtype, copy=False)
+        return self.array
+
+    def __dlpack__(self, **options: Any) -> Any:
+        """For torch.from_dlpack and jax: read-only, without a copy, for those that know DLPack 1.0's flag."""
+        return self.array.__dlpack__(**options)
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        return self.array.__dlpack_device__()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if kind is None and not self.is_intact():
+            raise self._overwritten()
+
+    def __repr__(self) -> str:
+        shape = "x".join(map(str, self.shape))
+        return f"<Frame {self.seq} of stream {self.stream_id}, epoch {self.epoch}: {self.wire_dtype.name} {shape}>"
+
+    def _overwritten(self) -> FrameOverwritten:
+        return FrameOverwritten(self.stream_id, self.epoch, self.seq)
+
+
+def _is_dense(array: Array) -> bool:
+    return bool(array.flags.c_contiguous or array.flags.f_contiguous)

@@ -1,0 +1,207 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which epoch a consumer has mapped, and when it must let go.
+
+    UNMAPPED ──attach response, announce──► Map … on_mapped ──► MAPPED(E)
+        ▲                                                         │ epoch > E, stale activity, producer revoked,
+        └──────────────── Unmap ──────────────────────────────────┘ superblock changed, lease lost, seq went back
+
+Holds no clock and does no IO: methods take `now_ns` and return effects. Nothing is mapped but what a fresh announce or
+the driver's own answer names; a replayed or late announce changes nothing.
+Wire §10.1.1, §15.1, §15.2, §15.12, §15.14, §15.21; Driver Model §4.9, §6; decisions C1, C5-C8, C10, C13, C15, E40, E41.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+import msgspec
+
+from tensorpool.errors import RemoteProtocolError
+from tensorpool.shm.layout import LAYOUT_VERSION, RingSpec
+from tensorpool.wire.control import ClockDomain, ShmPoolAnnounce
+from tensorpool.wire.driver import ShmAttachResponse, ShmLeaseRevoked
+
+FRESH_PERIODS: Final = 3  # announce periods (§10.1.1)
+ACTIVE_PERIODS: Final = 4  # of the superblock's activity stamp (§15.14)
+
+
+class Regions(msgspec.Struct, frozen=True):
+    """What to map for one epoch."""
+
+    stream_id: int
+    epoch: int
+    layout_version: int
+    ring: RingSpec
+    uris: tuple[str, ...]
+
+    @classmethod
+    def of(cls, source: ShmPoolAnnounce | ShmAttachResponse) -> Regions:
+        """Raises RemoteProtocolError for a layout that no stream may have (C16)."""
+        stream_id, epoch, version = source.stream_id, source.epoch, source.layout_version
+        nslots, slot_bytes = source.header_nslots, source.header_slot_bytes
+        if stream_id is None or epoch is None or version is None or nslots is None or slot_bytes is None:
+            raise RemoteProtocolError("a field that the layout needs is missing")
+        if version != LAYOUT_VERSION:
+            raise RemoteProtocolError(f"layout_version: expected {LAYOUT_VERSION}, found {version}")
+        ring = RingSpec.announced(nslots, slot_bytes, source.payload_pools)
+        uris = (source.header_region_uri, *(pool.region_uri for pool in source.payload_pools))
+        return cls(stream_id, epoch, version, ring, uris)
+
+
+class Map(msgspec.Struct, frozen=True):
+    """Map these; answer with `on_mapped` or `on_rejected`."""
+
+    regions: Regions
+
+
+class Check(msgspec.Struct, frozen=True):
+    """Compare the mapped superblocks again (§15.1); answer a difference with `on_rejected`."""
+
+
+class Unmap(msgspec.Struct, frozen=True):
+    """Deliver nothing more from the mapped epoch."""
+
+    reason: str
+
+
+type Effect = Map | Check | Unmap
+
+
+def is_fresh(announce: ShmPoolAnnounce, joined_ns: int, now_ns: int, wall_ns: int, announce_period_ns: int) -> bool:
+    """§10.1.1, C6-C8, C15: not from before we listened, not old, not from a future that cannot be."""
+    window_ns = FRESH_PERIODS * announce_period_ns
+    stamp_ns = announce.announce_timestamp_ns
+    if announce.announce_clock_domain is ClockDomain.MONOTONIC:
+        return stamp_ns >= joined_ns and abs(now_ns - stamp_ns) <= window_ns
+    return abs(wall_ns - stamp_ns) <= window_ns
+
+
+class MappingState:
+    """The consumer's side of epochs, for one stream."""
+
+    def __init__(self, announce_period_ns: int) -> None:
+        self.epoch: int | None = None  # that is mapped
+        self.producer_id: int | None = None  # as last announced: 0 is nobody, None is not known
+        self._window_ns = FRESH_PERIODS * announce_period_ns
+        self._activity_window_ns = ACTIVE_PERIODS * announce_period_ns
+        self._is_attached = False
+        self._known: Regions | None = None  # the last that was believed
+        self._asked: int | None = None  # an epoch whose mapping is under way
+        self._announced_ns = 0  # when the mapped epoch was last announced
+        self._highest = 0
+        self._highest_ns = 0
+        self._beyond: int | None = None  # §4.9: nothing up to this epoch, its producer is gone
+        self._beyond_until_ns = 0
+        self._revoked: int | None = None  # the lease whose end was noticed last: it is told again at times
+
+    # --- leases
+
+    def on_attached(self, response: ShmAttachResponse, now_ns: int) -> list[Effect]:
+        """The answer is exempt from the freshness rules (C7): we asked for it just now."""
+        self._is_attached = True
+        self._beyond = None
+        regions = Regions.of(response)
+        effects: list[Effect] = []
+        if self.epoch is not None and self.epoch != regions.epoch:
+            effects += self._unmap(f"the driver's epoch is {regions.epoch}")
+        self._highest, self._highest_ns = regions.epoch, now_ns
+        self._announced_ns = now_ns
+        return effects + ([] if self.epoch is not None else self._map(regions))
+
+    def on_lease_lost(self, reason: str) -> list[Effect]:
+        """§4.7: no lease, no memory."""
+        self._is_attached = False
+        self._known = None
+        return self._unmap(reason)
+
+    def on_producer_revoked(self, notice: ShmLeaseRevoked, now_ns: int) -> list[Effect]:
+        """§4.9: wait for the epoch after the one whose producer is gone. A lease that is not its own is nobody's."""
+        if self.epoch is None or self.producer_id not in (None, notice.client_id):
+            return []
+        if notice.lease_id == self._revoked:
+            return []
+        self._revoked = notice.lease_id
+        self._beyond = self.epoch
+        self._beyond_until_ns = now_ns + self._window_ns
+        self._known = None
+        return self._unmap(f"the producer's lease ended ({notice.reason.name})")
+
+    # --- announces
+
+    def on_announce(self, announce: ShmPoolAnnounce, now_ns: int, is_active: bool) -> list[Effect]:
+        """A fresh announce. `is_active`: the mapped regions' activity stamps are fresh; C1 asks when epochs go back."""
+        if not self._is_attached:
+            return []
+        epoch = announce.epoch
+        if epoch < self._highest and now_ns - self._highest_ns <= self._window_ns:
+            return []  # the highest that is still being announced counts
+        if epoch == self.epoch:
+            self.producer_id = announce.producer_id
+            self._note(epoch, now_ns)
+            return [Check()]
+        is_current_live = now_ns - self._announced_ns <= self._window_ns and is_active
+        if self.epoch is not None and epoch < self.epoch and is_current_live:
+            return []
+        if self._beyond is not None and epoch <= self._beyond and now_ns < self._beyond_until_ns:
+            return []
+        regions = Regions.of(announce)
+        self._beyond = None
+        effects = self._unmap(f"epoch {epoch} was announced")
+        self.producer_id = announce.producer_id
+        self._note(epoch, now_ns)
+        return effects + self._map(regions)
+
+    def is_activity_fresh(self, activity_ns: int, now_ns: int, wall_ns: int) -> bool:
+        """§15.14: whether an activity stamp, by either clock (C8), is recent; one from the future is not."""
+        ages_ns = now_ns - activity_ns, wall_ns - activity_ns
+        return any(-self._window_ns <= age_ns <= self._activity_window_ns for age_ns in ages_ns)
+
+    def on_stale(self) -> list[Effect]:
+        """Nobody refreshes the mapped regions: their owner is dead."""
+        return self._unmap("the regions' activity stamps are stale")
+
+    # --- the mapping itself
+
+    def on_mapped(self, epoch: int) -> None:
+        self.epoch = epoch
+        self._asked = None
+
+    def on_rejected(self, reason: str) -> list[Effect]:
+        """The regions are not what was announced: fail closed, and try what is announced next (C13)."""
+        self._asked = None
+        self._known = None
+        return self._unmap(reason)
+
+    def on_seq_went_back(self) -> list[Effect]:
+        """B29: the same files again, with nothing remembered about their seqs."""
+        known = self._known
+        effects = self._unmap("the seq went back")
+        return effects + (self._map(known) if known is not None and self._is_attached else [])
+
+    def on_tick(self, now_ns: int) -> bool:
+        """Whether the wait for the epoch after a revoked one is over without it: then attach again (§4.9)."""
+        if self._beyond is None or now_ns < self._beyond_until_ns:
+            return False
+        self._beyond = None
+        return True
+
+    # --- inside
+
+    def _note(self, epoch: int, now_ns: int) -> None:
+        self._highest, self._highest_ns = epoch, now_ns
+        self._announced_ns = now_ns
+
+    def _map(self, regions: Regions) -> list[Effect]:
+        if self._asked == regions.epoch:
+            return []
+        self._known = regions
+        self._asked = regions.epoch
+        return [Map(regions)]
+
+    def _unmap(self, reason: str) -> list[Effect]:
+        self._asked = None
+        if self.epoch is None:
+            return []
+        self.epoch = None
+        self.producer_id = None
+        return [Unmap(reason)]

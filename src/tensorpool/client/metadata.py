@@ -1,0 +1,199 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What frames mean: attributes and blobs by meta_version, told by a producer and kept by its consumers.
+
+Holds no clock and does no IO. Wire §10.3, §15.9; decisions A11, F5, I5.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any, Final
+
+import google_crc32c
+import msgspec
+
+from tensorpool.errors import LocalProtocolError
+from tensorpool.wire import Message
+from tensorpool.wire.control import Attribute, DataSourceMeta, MetaBlobAnnounce, MetaBlobChunk, MetaBlobComplete
+
+CHUNK_MAX: Final = 65_536
+MAX_BLOB_BYTES: Final = 256 << 20
+MAX_KEPT: Final = 64  # versions that a consumer remembers
+
+_TEXT: Final = "text/plain"
+_JSON: Final = "application/json"
+_BYTES: Final = "application/octet-stream"
+_TAGS: Final = "tags"
+
+
+class Metadata(msgspec.Struct, frozen=True):
+    """The attributes that apply to frames of one meta_version.
+
+    Text and JSON are shown as what they hold; everything else as bytes, with its format in `formats`.
+    """
+
+    meta_version: int
+    timestamp_ns: int
+    attributes: Mapping[str, Any]
+    formats: Mapping[str, str]
+    tags: tuple[str, ...] = ()
+
+    @classmethod
+    def of(cls, message: DataSourceMeta) -> Metadata:
+        attributes: dict[str, Any] = {}
+        formats: dict[str, str] = {}
+        tags: tuple[str, ...] = ()
+        for attribute in message.attributes:
+            value: Any = attribute.value
+            try:
+                if attribute.format == _TEXT:
+                    value = attribute.value.decode()
+                elif attribute.format == _JSON:
+                    value = msgspec.json.decode(attribute.value)
+            except (UnicodeDecodeError, msgspec.DecodeError):
+                value = attribute.value  # not what it claims to be; the bytes are still the bytes
+            if attribute.key == _TAGS:
+                tags = _tags_of(value)
+                continue
+            attributes[attribute.key] = value
+            formats[attribute.key] = attribute.format
+        return cls(message.meta_version, message.timestamp_ns, attributes, formats, tags)
+
+
+def _tags_of(value: object) -> tuple[str, ...]:
+    """F5: a JSON array, or text with commas."""
+    if isinstance(value, str):
+        return tuple(tag.strip() for tag in value.split(",") if tag.strip())
+    if isinstance(value, list):
+        return tuple(tag for tag in value if isinstance(tag, str))
+    return ()
+
+
+def to_message(
+    stream_id: int, meta_version: int, attributes: Mapping[Any, Any], tags: Iterable[Any], timestamp_ns: int
+) -> DataSourceMeta:
+    """Attributes as they travel: text as text, bytes as bytes, everything else as JSON.
+
+    Raises LocalProtocolError for a key or value that cannot travel.
+    """
+    entries = []
+    for key, value in attributes.items():
+        if not isinstance(key, str) or not key or not key.isascii():
+            raise LocalProtocolError(f"metadata key {key!r}: expected ASCII text")
+        if key == _TAGS:
+            raise LocalProtocolError("metadata key 'tags' is what tags= fills")
+        entries.append(_attribute(key, value))
+    tag_list = list(tags)
+    for tag in tag_list:
+        if not isinstance(tag, str) or not tag or "," in tag or not tag.isascii():
+            raise LocalProtocolError(f"tag {tag!r}: expected ASCII text without a comma")
+    if tag_list:
+        entries.append(Attribute(key=_TAGS, format=_TEXT, value=",".join(tag_list).encode()))
+    return DataSourceMeta(
+        stream_id=stream_id, meta_version=meta_version, timestamp_ns=timestamp_ns, attributes=tuple(entries)
+    )
+
+
+def _attribute(key: str, value: object) -> Attribute:
+    if isinstance(value, str):
+        return Attribute(key=key, format=_TEXT, value=value.encode())
+    if isinstance(value, bytes | bytearray | memoryview):
+        return Attribute(key=key, format=_BYTES, value=bytes(value))
+    try:
+        return Attribute(key=key, format=_JSON, value=msgspec.json.encode(value))
+    except TypeError as error:
+        raise LocalProtocolError(f"metadata {key!r}: {error}; give text, bytes, or what JSON can hold") from None
+
+
+def blob_messages(
+    stream_id: int, meta_version: int, blob_type: int, data: bytes, *, checksum: bool = True
+) -> Iterator[Message]:
+    """A large table, cut for the metadata stream."""
+    digest = google_crc32c.value(data) if checksum else 0
+    yield MetaBlobAnnounce(
+        stream_id=stream_id, meta_version=meta_version, blob_type=blob_type, total_len=len(data), checksum=digest
+    )
+    for offset in range(0, len(data), CHUNK_MAX):
+        chunk = data[offset : offset + CHUNK_MAX]
+        yield MetaBlobChunk(stream_id=stream_id, meta_version=meta_version, chunk_offset=offset, chunk_bytes=chunk)
+    yield MetaBlobComplete(stream_id=stream_id, meta_version=meta_version, checksum=digest)
+
+
+class _Assembly:
+    """A blob of which some chunks are here. Offsets grow without gap or overlap (§10.3.3)."""
+
+    def __init__(self, announce: MetaBlobAnnounce) -> None:
+        self.announce = announce
+        self.data = bytearray()
+
+    def add(self, chunk: MetaBlobChunk) -> bool:
+        is_next = chunk.chunk_offset == len(self.data) and len(chunk.chunk_bytes) > 0
+        if not is_next or len(self.data) + len(chunk.chunk_bytes) > self.announce.total_len:
+            return False
+        self.data += chunk.chunk_bytes
+        return True
+
+    def finish(self, complete: MetaBlobComplete) -> bytes | None:
+        if len(self.data) != self.announce.total_len or complete.checksum != self.announce.checksum:
+            return None
+        data = bytes(self.data)
+        checksum = self.announce.checksum
+        return data if checksum == 0 or google_crc32c.value(data) == checksum else None
+
+
+class MetadataCache:
+    """What one stream's producers said about their frames, by meta_version; the oldest versions are forgotten."""
+
+    def __init__(self) -> None:
+        self._versions: OrderedDict[int, Metadata] = OrderedDict()
+        self._blobs: OrderedDict[tuple[int, int], bytes] = OrderedDict()
+        self._assemblies: OrderedDict[int, _Assembly] = OrderedDict()
+        self._newest: int | None = None
+        self.blobs_discarded = 0
+
+    def get(self, meta_version: int | None = None) -> Metadata | None:
+        """Of a version, or of the one that was told last."""
+        version = self._newest if meta_version is None else meta_version
+        return None if version is None else self._versions.get(version)
+
+    def blob(self, blob_type: int, meta_version: int | None = None) -> bytes | None:
+        """The blob of a version, or the one of this type that came last."""
+        if meta_version is not None:
+            return self._blobs.get((meta_version, blob_type))
+        found = [data for (_, kind), data in self._blobs.items() if kind == blob_type]
+        return found[-1] if found else None
+
+    def on_message(self, message: Message) -> None:
+        match message:
+            case DataSourceMeta():
+                known = self._versions.get(message.meta_version)
+                if known is None or known.timestamp_ns != message.timestamp_ns:
+                    _keep(self._versions, message.meta_version, Metadata.of(message))
+                self._newest = message.meta_version
+            case MetaBlobAnnounce():
+                if message.total_len > MAX_BLOB_BYTES:
+                    self.blobs_discarded += 1
+                elif (message.meta_version, message.blob_type) not in self._blobs:
+                    _keep(self._assemblies, message.meta_version, _Assembly(message))
+            case MetaBlobChunk():
+                assembly = self._assemblies.get(message.meta_version)
+                if assembly is not None and not assembly.add(message):
+                    del self._assemblies[message.meta_version]
+                    self.blobs_discarded += 1
+            case MetaBlobComplete():
+                assembly = self._assemblies.pop(message.meta_version, None)
+                if assembly is None:
+                    return
+                data = assembly.finish(message)
+                if data is None:
+                    self.blobs_discarded += 1
+                else:
+                    _keep(self._blobs, (message.meta_version, assembly.announce.blob_type), data)
+
+
+def _keep[K, V](kept: OrderedDict[K, V], key: K, value: V) -> None:
+    kept[key] = value
+    kept.move_to_end(key)
+    while len(kept) > MAX_KEPT:
+        kept.popitem(last=False)

@@ -1,0 +1,497 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Publishing frames: copy an array in, or fill a slot in place.
+
+A producer never waits for anybody: what cannot be published is dropped and counted. It survives the loss of its lease,
+of the driver and of the media driver; meanwhile its frames are dropped and counted as DETACHED.
+Wire §8.3, §9, §10.2, §15.18; decisions B4, B12, B17, B26.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
+from types import TracebackType
+from typing import Any, Final, Literal, Self
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+from tensorpool._core import DropReason, TensorLayout, monotonic_ns
+from tensorpool.client.metadata import to_message
+from tensorpool.client.producer_session import FanOut, ProducerSession, Writing
+from tensorpool.client.progress import ProgressThrottle
+from tensorpool.client.session import State, StateChange
+from tensorpool.errors import Closed, LocalProtocolError, TransportError
+from tensorpool.shm.arrays import Array, Order, layout_for, layout_of, numpy_dtype, view_of
+from tensorpool.wire.control import Dtype, FrameProgress, FrameProgressState, MajorOrder, ProgressUnit
+from tensorpool.wire.trace import Parent, TraceLinkSet
+
+MAX_META_VERSION: Final = 2**32 - 2
+
+type ProgressAxis = Literal["rows", "columns"]
+
+
+class ProducerStats(msgspec.Struct, frozen=True):
+    """What became of the frames so far. `published` + the sum of `dropped` is every frame that was given."""
+
+    published: int
+    bytes: int
+    dropped: dict[DropReason, int]
+    descriptors_unheard: int  # published while nobody listened
+    descriptors_lost: int  # published, but the descriptor log was full: consumers count a gap
+    epochs: int
+
+
+class Producer:
+    """Publishes the frames of one stream. Made by `Client.producer`.
+
+    >>> with client.producer("camera/front", create=True) as producer:     # doctest: +SKIP
+    ...     seq = producer.publish(image)                                  # None: dropped and counted
+    """
+
+    def __init__(
+        self,
+        session: ProducerSession,
+        close: Callable[[ProducerSession], None],
+        wait: Callable[[ProducerSession, Callable[[], bool], float | None], bool],
+        on_state: Callable[[StateChange], object] | None,
+        release_gil_from_bytes: int | None,
+    ) -> None:
+        self._session = session
+        self._close = close
+        self._wait = wait
+        self._on_state = on_state
+        self._release_gil_from_bytes = release_gil_from_bytes
+        self._dropped: Counter[DropReason] = Counter()
+        self._throttle = ProgressThrottle()
+        self._totals = _Totals()
+        self._writing: Writing | None = None
+
+    # --- who it is
+
+    @property
+    def stream_id(self) -> int:
+        return self._session.stream_id
+
+    @property
+    def name(self) -> str | None:
+        return self._session.name
+
+    @property
+    def epoch(self) -> int | None:
+        """Of the memory that frames go to; None while there is none."""
+        writing = self._session.writing
+        return None if writing is None else writing.ring.epoch
+
+    @property
+    def producer_id(self) -> int:
+        return self._session.attachment.client_id
+
+    @property
+    def lease_id(self) -> int | None:
+        return self._session.attachment.lease_id
+
+    @property
+    def next_seq(self) -> int:
+        writing = self._session.writing
+        return 0 if writing is None else writing.writer.next_seq
+
+    @property
+    def max_frame_bytes(self) -> int:
+        """The largest frame that fits a pool; 0 while there is no memory."""
+        writing = self._session.writing
+        return 0 if writing is None else max(pool.stride_bytes for pool in writing.ring.spec.pools)
+
+    @property
+    def state(self) -> State:
+        return self._session.state
+
+    @property
+    def is_active(self) -> bool:
+        return self._session.state is State.ACTIVE
+
+    @property
+    def consumers(self) -> int:
+        """How many consumers have this epoch mapped and told so lately."""
+        return self._session.consumers_ready()
+
+    @property
+    def stats(self) -> ProducerStats:
+        totals = self._totals.with_current(self._writing)
+        return ProducerStats(
+            published=totals.written,
+            bytes=totals.bytes,
+            dropped=dict(self._dropped),
+            descriptors_unheard=totals.unheard,
+            descriptors_lost=totals.back_pressured,
+            epochs=self._session.epochs,
+        )
+
+    # --- frames
+
+    def publish(
+        self,
+        array: npt.ArrayLike,
+        *,
+        timestamp_ns: int | None = None,
+        meta_version: int | None = None,
+        trace_id: int = 0,
+        parents: Iterable[int] = (),
+        seq: int | None = None,
+    ) -> int | None:
+        """Copy an array into shared memory and tell everybody; its seq, or None: dropped and counted.
+
+        >>> producer.publish(np.zeros((480, 640), np.uint8), trace_id=7, parents=[3, 5])     # doctest: +SKIP
+
+        `timestamp_ns` is when it was captured (CLOCK_MONOTONIC; now by default), `meta_version` the metadata that
+        applies (what `set_metadata` set last). Strided and Fortran-ordered arrays go without an extra copy. Raises
+        LocalProtocolError for what no frame can carry, Closed after close().
+        """
+        session = self._session
+        writing = session.writing
+        if writing is None or writing is not self._writing:
+            writing = self._renew()
+            if writing is None:
+                self._dropped[DropReason.DETACHED] += 1
+                return None
+        elif session.is_plain and type(array) is np.ndarray and seq is None and not parents:
+            # The usual case, in one native call: an array like the one before, and nobody with wishes of their own.
+            version = session.meta_version if meta_version is None else meta_version
+            same = writing.publisher.publish_same(array, timestamp_ns, version, trace_id)
+            if same >= 0:
+                return same
+        data = array if type(array) is np.ndarray else np.asarray(array)
+        flags = data.flags
+        if not (flags.c_contiguous or flags.f_contiguous):
+            return self._publish_strided(data, timestamp_ns, meta_version, trace_id, parents, seq)
+        version = session.meta_version if meta_version is None else meta_version
+        number = writing.publisher.publish(layout_of(data), data, timestamp_ns, version, trace_id, seq)
+        if number is None:
+            self._dropped[DropReason.NO_POOL] += 1
+            return None
+        if parents or not session.is_plain:
+            self._tell_others(writing, number, version, trace_id, parents)
+        return number
+
+    def claim(
+        self,
+        shape: tuple[int, ...],
+        dtype: npt.DTypeLike | Dtype = np.uint8,
+        order: Order = "C",
+        *,
+        timestamp_ns: int | None = None,
+        meta_version: int | None = None,
+        trace_id: int = 0,
+        progress: ProgressAxis | None = None,
+        seq: int | None = None,
+    ) -> Slot:
+        """A slot to fill in place: no copy at all.
+
+        >>> with producer.claim((1080, 1920, 3), np.uint8) as slot:     # doctest: +SKIP
+        ...     camera.read_into(slot.array)                            # published here, given up on an exception
+
+        A frame that cannot be published gets an array all the same, so that your loop goes on; it is dropped, and
+        counted, when the slot is left. `progress` lets `slot.progress(rows=…)` tell consumers about partial frames.
+        """
+        layout = layout_for(shape, dtype, order)
+        if progress is not None:
+            layout = _with_progress(layout, progress)
+        version = self._session.meta_version if meta_version is None else meta_version
+        writing = self._session.writing
+        if writing is None or writing is not self._writing:
+            writing = self._renew()
+        return Slot(self, writing, layout, timestamp_ns, version, trace_id, progress, seq)
+
+    # --- about the frames
+
+    def set_metadata(self, attributes: Mapping[str, Any], *, tags: Iterable[str] = (), summary: str = "") -> int:
+        """Say what frames mean from now on; returns their meta_version.
+
+        Text and bytes travel as they are, everything else as JSON. Raises LocalProtocolError for what cannot travel.
+        """
+        session = self._session
+        tag_list = tuple(tags)
+        version = session.meta_version + 1
+        if version > MAX_META_VERSION:
+            raise LocalProtocolError("meta_version is used up; attach anew")
+        _check_metadata(attributes, tag_list, summary)
+        frozen = dict(attributes)
+        session.meta_version = version
+        session.conductor.order(lambda now_ns: session.set_metadata(frozen, tag_list, summary, version))
+        return version
+
+    def publish_blob(self, data: bytes, *, blob_type: int, checksum: bool = True) -> int:
+        """Distribute a large table (a flat field, a mask) under the current meta_version, which is returned.
+
+        Consumers that come later get it too.
+        """
+        session = self._session
+        kept, version = bytes(data), session.meta_version
+        session.conductor.order(lambda now_ns: session.add_blob(version, blob_type, kept, checksum))
+        return version
+
+    def wait_for_consumers(self, n: int = 1, timeout: float | None = None) -> bool:
+        """Wait until `n` consumers have this epoch mapped, so that they miss nothing from here on."""
+        return self._wait(self._session, lambda: self._session.consumers_ready() >= n, timeout)
+
+    def drain(self, timeout: float | None = 5.0) -> bool:
+        """Wait until every consumer of this epoch has seen the last frame; what it has not seen goes with the epoch."""
+        last = self.next_seq - 1
+        return last < 0 or self._wait(self._session, lambda: self._session.is_read_up_to(last), timeout)
+
+    def close(self) -> None:
+        """Give the lease back. Frames that consumers have not read yet are lost to them; see `drain`."""
+        self._close(self._session)
+        self._retire()
+        self._session.take_events(self._on_state)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    # --- inside
+
+    def _renew(self) -> Writing | None:
+        """The epoch changed, or is gone: look again, and tell the user."""
+        session = self._session
+        if session.is_closed:
+            raise Closed(f"the producer of stream {self.name or self.stream_id} is closed")
+        if session.events:
+            session.take_events(self._on_state)
+        current = session.writing
+        if current is not self._writing:
+            self._retire()
+            self._writing = current
+            if current is not None and self._release_gil_from_bytes is not None:
+                current.writer.release_gil_from_bytes = self._release_gil_from_bytes
+        return current
+
+    def _retire(self) -> None:
+        self._totals = self._totals.with_current(self._writing)
+        self._writing = None
+
+    def _publish_strided(
+        self,
+        data: Array,
+        timestamp_ns: int | None,
+        meta_version: int | None,
+        trace_id: int,
+        parents: Iterable[int],
+        seq: int | None,
+    ) -> int | None:
+        slot = self.claim(
+            data.shape, data.dtype, timestamp_ns=timestamp_ns, meta_version=meta_version, trace_id=trace_id, seq=seq
+        )
+        with slot:
+            np.copyto(slot.array, data)
+        number = slot.seq
+        if number is not None and parents and self._writing is not None:
+            self._link_parents(self._writing, number, trace_id, parents)
+        return number
+
+    def _tell_others(
+        self, writing: Writing, seq: int, meta_version: int, trace_id: int, parents: Iterable[int] = ()
+    ) -> None:
+        epoch, now_ns = writing.ring.epoch, monotonic_ns()
+        for stream in self._session.fan_out.descriptors:
+            if stream.is_due(now_ns):
+                try:
+                    stream.publication.offer_descriptor(
+                        self.stream_id, epoch, seq, None, meta_version or None, trace_id
+                    )
+                except (Closed, TransportError):
+                    continue  # the conductor closed it, or notices by itself
+        if parents:
+            self._link_parents(writing, seq, trace_id, parents)
+
+    def _link_parents(self, writing: Writing, seq: int, trace_id: int, parents: Iterable[int]) -> None:
+        if not trace_id:
+            raise LocalProtocolError("parents= needs a trace_id= that they lead to")
+        session = self._session
+        message = TraceLinkSet(
+            stream_id=self.stream_id,
+            epoch=writing.ring.epoch,
+            seq=seq,
+            trace_id=trace_id,
+            parents=tuple(Parent(trace_id=parent) for parent in parents),
+        )
+        session.conductor.order(lambda now_ns: session.post_metadata(message))
+
+
+class Slot:
+    """A frame being written in place. Leaving the `with` block commits it, an exception gives it up.
+
+    `array` is writable until then; do not keep it. `seq` is None where the frame is going to be dropped.
+    """
+
+    def __init__(
+        self,
+        producer: Producer,
+        writing: Writing | None,
+        layout: TensorLayout,
+        timestamp_ns: int | None,
+        meta_version: int,
+        trace_id: int,
+        progress: ProgressAxis | None,
+        seq: int | None,
+    ) -> None:
+        self._producer = producer
+        self._writing = writing
+        self._layout = layout
+        self._timestamp_ns = timestamp_ns
+        self._meta_version = meta_version
+        self._trace_id = trace_id
+        self._axis = progress
+        self._is_open = True
+        self._drop: DropReason | None = None
+        self.seq: int | None = None
+        place = None
+        if writing is None:
+            self._drop = DropReason.DETACHED
+        else:
+            number = writing.writer.next_seq if seq is None else seq
+            stamp_ns = monotonic_ns() if timestamp_ns is None else timestamp_ns
+            place = writing.writer.begin(number, layout, stamp_ns, meta_version, header_first=progress is not None)
+            if place is None:
+                self._drop = DropReason.NO_POOL
+            else:
+                self.seq = number
+        if place is not None:
+            self.array: Array = view_of(place[0], place[1], layout, writable=True)
+        else:
+            self.array = _scratch(layout)
+        if progress is not None and self.seq is not None:
+            producer._throttle.start(self.seq, monotonic_ns())
+            self._tell(FrameProgressState.STARTED, 0)
+
+    def progress(self, *, rows: int | None = None, columns: int | None = None, bytes_filled: int | None = None) -> None:
+        """Tell how far the frame is: so many complete rows (columns), or bytes. Throttled; cheap where nobody asked."""
+        if not self._is_open:
+            raise LocalProtocolError("the slot is committed or given up")
+        given = [value for value in (rows, columns, bytes_filled) if value is not None]
+        if self._axis is None or len(given) != 1:
+            raise LocalProtocolError(
+                "claim(progress='rows' or 'columns'), then give one of rows, columns, bytes_filled"
+            )
+        if (rows is not None and self._axis != "rows") or (columns is not None and self._axis != "columns"):
+            raise LocalProtocolError(f"this frame is claimed with progress={self._axis!r}")
+        unit_bytes = self._layout.progress_stride_bytes
+        filled = given[0] if bytes_filled is not None else given[0] * unit_bytes
+        if not 0 <= filled <= self._layout.extent_bytes:
+            raise LocalProtocolError(f"{filled} bytes are filled, the frame has {self._layout.extent_bytes}")
+        policy = self._fan_out.policy
+        if policy is None or self.seq is None:
+            return
+        if self._producer._throttle.update(filled, unit_bytes, policy, monotonic_ns()):
+            self._tell(FrameProgressState.PROGRESS, filled)
+
+    def commit(self) -> int | None:
+        """Publish; the seq, or None: dropped and counted."""
+        if not self._is_open:
+            raise LocalProtocolError("the slot is committed or given up already")
+        self._is_open = False
+        producer, writing = self._producer, self._writing
+        if self._drop is None and producer._session.writing is not writing:
+            self._drop = DropReason.DETACHED  # the lease went while the frame was being written
+            self.seq = None
+        if self._drop is not None or writing is None or self.seq is None:
+            producer._dropped[self._drop or DropReason.DETACHED] += 1
+            return None
+        if self._axis is not None:
+            self._tell(FrameProgressState.COMPLETE, self._layout.extent_bytes)
+        writing.publisher.commit(self._timestamp_ns, self._meta_version, self._trace_id, self._layout.extent_bytes)
+        if self._fan_out.descriptors:
+            producer._tell_others(writing, self.seq, self._meta_version, self._trace_id)
+        return self.seq
+
+    def abandon(self) -> None:
+        """Give it up: nobody sees the frame, and its seq is used again."""
+        if not self._is_open:
+            return
+        self._is_open = False
+        if self._drop is None and self._writing is not None:
+            self._writing.writer.abandon()
+        self.seq = None
+
+    @property
+    def _fan_out(self) -> FanOut:
+        return self._producer._session.fan_out
+
+    def _tell(self, state: FrameProgressState, filled: int) -> None:
+        publications = self._fan_out.progress
+        if not publications or self._writing is None or self.seq is None:
+            return
+        message = FrameProgress(
+            stream_id=self._producer.stream_id,
+            epoch=self._writing.ring.epoch,
+            seq=self.seq,
+            payload_bytes_filled=filled,
+            state=state,
+        ).encode()
+        for publication in publications:
+            try:
+                publication.offer(message)
+            except (Closed, TransportError):
+                continue  # the conductor closed it, or notices by itself
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if kind is not None:
+            self.abandon()
+        elif self._is_open:
+            self.commit()
+
+
+class _Totals(msgspec.Struct, frozen=True):
+    """Counters of epochs that are over."""
+
+    written: int = 0
+    bytes: int = 0
+    unheard: int = 0
+    back_pressured: int = 0
+
+    def with_current(self, writing: Writing | None) -> _Totals:
+        if writing is None:
+            return self
+        publisher = writing.publisher
+        return _Totals(
+            self.written + writing.writer.written,
+            self.bytes + publisher.bytes,
+            self.unheard + publisher.unheard,
+            self.back_pressured + publisher.back_pressured,
+        )
+
+
+def _with_progress(layout: TensorLayout, axis: ProgressAxis) -> TensorLayout:
+    """B23: rows are dimension 0, columns dimension 1."""
+    index = {"rows": 0, "columns": 1}.get(axis)
+    if index is None:
+        raise LocalProtocolError(f"progress = {axis!r}: expected 'rows' or 'columns'")
+    unit = ProgressUnit.ROWS if axis == "rows" else ProgressUnit.COLUMNS
+    try:
+        stride = layout.byte_strides[index]
+        return TensorLayout(layout.dtype, layout.major_order, layout.shape, (), unit, stride)
+    except (IndexError, ValueError) as error:
+        raise LocalProtocolError(f"progress = {axis!r} of shape {layout.shape}: {error}") from None
+
+
+def _scratch(layout: TensorLayout) -> Array:
+    if layout.dtype == Dtype.BIT:
+        return np.empty((layout.extent_bytes,), np.uint8)
+    order: Order = "F" if layout.major_order == MajorOrder.COLUMN else "C"
+    return np.empty(layout.shape, numpy_dtype(layout.dtype), order)
+
+
+def _check_metadata(attributes: Mapping[str, Any], tags: tuple[str, ...], summary: str) -> None:
+    to_message(1, 0, attributes, tags, 0).encode()
+    if not summary.isascii():
+        raise LocalProtocolError(f"summary {summary!r}: expected ASCII text")

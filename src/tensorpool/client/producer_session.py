@@ -1,0 +1,436 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A producer's duties beside publishing: memory for the lease, QoS, metadata, and the wishes of its consumers.
+
+Runs on the conductor; what the publishing thread needs is handed over as whole objects (`writing`, `fan_out`).
+Wire §5, §10.1.2, §10.1.3, §10.2.2, §10.3, §10.4.2; Driver Model §4.12.2; decisions C20, E22-E28, E43, E44.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Mapping
+from concurrent.futures import Future
+from typing import Any, Final
+
+import msgspec
+
+from tensorpool import aeron
+from tensorpool._core import FramePublisher
+from tensorpool.channel import Endpoint, check_channel
+from tensorpool.client import attachment as lease
+from tensorpool.client import metadata
+from tensorpool.client.conductor import ClientConductor
+from tensorpool.client.link import SMALL_TERM, Link
+from tensorpool.client.mapping import Regions
+from tensorpool.client.names import preferred_id
+from tensorpool.client.progress import ProgressPolicy
+from tensorpool.client.session import Session, State
+from tensorpool.errors import Closed, ConfigError, RegionRejected, TensorPoolError, TransportError
+from tensorpool.shm import LAYOUT_VERSION, MappedRing
+from tensorpool.wire import Message
+from tensorpool.wire.control import (
+    ConsumerConfig,
+    ConsumerHello,
+    DataSourceAnnounce,
+    DataSourceMeta,
+    Mode,
+    QosConsumer,
+    QosProducer,
+)
+from tensorpool.wire.driver import ResponseCode, ShmAttachResponse, ShmLeaseRevoked
+
+STALE_PERIODS: Final = 4  # without hello or QoS (E28)
+MAX_PRIVATE_STREAMS: Final = 64
+MAX_AERON_STREAM_ID: Final = 2**31 - 1
+
+
+class Writing:
+    """What the publishing thread needs of one epoch."""
+
+    __slots__ = ("publisher", "ring", "writer")
+
+    def __init__(self, ring: MappedRing, publication: aeron.Publication, *, with_publish_time: bool) -> None:
+        self.ring: Final = ring
+        self.writer: Final = ring.writer()
+        self.publisher: Final = FramePublisher(
+            self.writer, publication, ring.stream_id, ring.epoch, with_publish_time=with_publish_time
+        )
+
+
+class PrivateStream:
+    """A consumer's own descriptor stream, with the rate that it asked for."""
+
+    __slots__ = ("_due_ns", "_interval_ns", "endpoint", "publication", "unconnected_since_ns")
+
+    def __init__(self, endpoint: Endpoint, publication: aeron.Publication, max_rate_hz: int) -> None:
+        self.endpoint: Final = endpoint
+        self.publication: Final = publication
+        self._interval_ns = 1_000_000_000 // max_rate_hz if max_rate_hz else 0
+        self._due_ns = 0
+        self.unconnected_since_ns: int | None = None
+
+    def set_rate(self, max_rate_hz: int) -> None:
+        self._interval_ns = 1_000_000_000 // max_rate_hz if max_rate_hz else 0
+
+    def is_due(self, now_ns: int) -> bool:
+        """Whether the cap leaves room for this frame."""
+        if now_ns < self._due_ns:
+            return False
+        is_steady = now_ns - self._due_ns < self._interval_ns
+        self._due_ns = (self._due_ns if is_steady else now_ns) + self._interval_ns
+        return True
+
+
+class FanOut(msgspec.Struct, frozen=True):
+    """Where else frames and their progress are told, as of now."""
+
+    descriptors: tuple[PrivateStream, ...] = ()
+    progress: tuple[aeron.Publication, ...] = ()
+    policy: ProgressPolicy | None = None
+
+
+class _Heard:
+    """A consumer, as far as we heard of it."""
+
+    def __init__(self) -> None:
+        self.hello: ConsumerHello | None = None
+        self.heard_ns = 0
+        self.epoch: int | None = None
+        self.last_seq_seen = 0
+        self.descriptors: PrivateStream | None = None
+        self.control: PrivateStream | None = None
+
+    def close(self) -> None:
+        for stream in (self.descriptors, self.control):
+            if stream is not None:
+                stream.publication.close()
+        self.descriptors = self.control = None
+
+
+class ProducerSession(Session):
+    """The conductor's side of a `Producer`."""
+
+    def __init__(
+        self, conductor: ClientConductor, wish: lease.Wish, name: str | None, *, with_publish_time: bool = False
+    ) -> None:
+        super().__init__(conductor, wish, name)
+        self.writing: Writing | None = None
+        self.fan_out = FanOut()
+        self.is_plain = True  # no consumer has a descriptor stream of its own
+        self.meta_version = 0
+        self.epochs = 0
+        self._with_publish_time = with_publish_time
+        self._is_drivers_choice = name is not None and not conductor.config.driver.stream_id_range
+        self._consumers: dict[int, _Heard] = {}
+        self._descriptors: aeron.Publication | None = None
+        self._progress: aeron.Publication | None = None
+        self._mapping: Future[MappedRing] | None = None
+        self._summary = ""
+        self._meta: DataSourceMeta | None = None
+        self._blobs: list[tuple[int, int, bytes, bool]] = []
+        self._outbox: deque[bytes] = deque()
+        self._next_ns = 0
+
+    # --- asked by the user's side
+
+    def consumers_ready(self) -> int:
+        """How many consumers have this epoch mapped and told so lately."""
+        writing = self.writing
+        if writing is None:
+            return 0
+        epoch = writing.ring.epoch
+        return sum(heard.epoch == epoch for heard in list(self._consumers.values()))
+
+    def is_read_up_to(self, seq: int) -> bool:
+        """Whether every consumer of this epoch has told of this frame or a later one."""
+        writing = self.writing
+        if writing is None:
+            return True
+        epoch = writing.ring.epoch
+        heard = [consumer for consumer in list(self._consumers.values()) if consumer.epoch == epoch]
+        return all(consumer.last_seq_seen >= seq for consumer in heard)
+
+    def set_metadata(self, attributes: Mapping[str, Any], tags: tuple[str, ...], summary: str, version: int) -> None:
+        """Conductor: from now on this is what frames of `version` mean."""
+        now_ns = self.conductor.clock.monotonic_ns()
+        self._meta = metadata.to_message(self.stream_id or 1, version, attributes, tags, now_ns)
+        self._summary = summary
+        self._next_ns = 0
+
+    def add_blob(self, version: int, blob_type: int, data: bytes, checksum: bool) -> None:
+        """Conductor: send now, and again to consumers that come later."""
+        self._blobs = [blob for blob in self._blobs if blob[1] != blob_type]
+        self._blobs.append((version, blob_type, data, checksum))
+        self._post_blobs()
+
+    # --- the session
+
+    def is_resolved(self, now_ns: int) -> bool:
+        """A name has one place: where a live producer of that name is, else the one that its letters choose."""
+        if self.name is None or self.attachment.wish.stream_id != 0 or self._is_drivers_choice:
+            return True
+        ids = self.config.driver.stream_id_range
+        known = self.conductor.names.find(self.name, now_ns)
+        stream_id = known[0].stream_id if known else preferred_id(self.name, ids)
+        self.attachment.wish = msgspec.structs.replace(self.attachment.wish, stream_id=stream_id)
+        return True
+
+    def _refused(self, refusal: lease.Refused) -> None:
+        wish = self.attachment.wish
+        now_ns = self.conductor.clock.monotonic_ns()
+        if self.name is not None and wish.create and wish.stream_id:
+            owner = self.conductor.names.owner(wish.stream_id, now_ns)
+            if refusal.code is ResponseCode.INVALID_PARAMS:
+                # The driver's range is not the one we know: let it choose.
+                self._is_drivers_choice = True
+                self.attachment.wish = msgspec.structs.replace(wish, stream_id=0)
+                return
+            if owner is not None and owner != self.name:
+                ids = self.config.driver.stream_id_range
+                following = wish.stream_id + 1 if wish.stream_id + 1 in ids else ids.first
+                self.attachment.wish = msgspec.structs.replace(wish, stream_id=following)
+                return
+        super()._refused(refusal)
+
+    def open_streams(self, link: Link) -> None:
+        self._descriptors = link.publish(self.config.driver.descriptor)
+
+    def close_streams(self) -> None:
+        self._descriptors = None
+        self._progress = None
+        for heard in self._consumers.values():
+            heard.close()
+        self._consumers.clear()
+        self._spread()
+
+    def on_attached(self, response: ShmAttachResponse, now_ns: int) -> None:
+        # Mapping gigabytes page by page takes longer than a keepalive may wait.
+        regions = Regions.of(response)
+        self.attachment.wish = msgspec.structs.replace(self.attachment.wish, stream_id=regions.stream_id)
+        self._mapping = self.conductor.submit(lambda: self._map(regions))
+
+    def on_lost(self, reason: str) -> None:
+        self._mapping = None
+        self.writing = None
+
+    def on_consumer_end(self, notice: ShmLeaseRevoked) -> None:
+        """E28: a consumer without a lease needs no stream of its own."""
+        heard = self._consumers.pop(notice.client_id, None)
+        if heard is not None:
+            heard.close()
+            self._spread()
+
+    def do_work(self, now_ns: int) -> int:
+        work = super().do_work(now_ns)
+        if self._mapping is not None and self._mapping.done():
+            mapping, self._mapping = self._mapping, None
+            self._mapped(mapping, now_ns)
+            work += 1
+        if self.writing is not None and self.writing.publisher.is_broken:
+            raise TransportError("the descriptor log is closed: the media driver is gone")
+        if self.link is None or not self.attachment.is_attached:
+            return work
+        if now_ns >= self._next_ns:
+            self._next_ns = now_ns + self.config.announce_period_ns
+            self._tell(now_ns)
+            self._forget_stale(now_ns)
+            work += 1
+        return work + self._flush()
+
+    # --- consumers
+
+    def on_hello(self, hello: ConsumerHello, now_ns: int) -> None:
+        is_new = hello.consumer_id not in self._consumers
+        heard = self._consumers.setdefault(hello.consumer_id, _Heard())
+        heard.heard_ns = now_ns
+        heard.hello = hello
+        if is_new and self._blobs:
+            self._post_blobs()
+        if hello.expected_layout_version not in (0, LAYOUT_VERSION):  # C20
+            self.send(self._config_for(hello, use_shm=False))
+        elif hello.descriptor_channel or hello.control_channel or hello.descriptor_stream_id or hello.control_stream_id:
+            self._assign(hello, heard)
+        self._spread()
+
+    def on_consumer_config(self, config: ConsumerConfig) -> None:
+        """E24: streams that the driver allocated are opened here."""
+        heard = self._consumers.get(config.consumer_id)
+        if heard is None or heard.hello is None or heard.hello.descriptor_stream_id or heard.hello.control_stream_id:
+            return  # of an explicit request the answer is our own
+        rate = heard.hello.max_rate_hz if heard.hello.mode is Mode.RATE_LIMITED else 0
+        endpoints = self.config.driver
+        descriptors = Endpoint(config.descriptor_channel, config.descriptor_stream_id)
+        control = Endpoint(config.control_channel, config.control_stream_id)
+        if descriptors != endpoints.descriptor:  # E25: the shared one is a no
+            heard.descriptors = self._private(descriptors, heard.descriptors, rate)
+        if control != endpoints.control:
+            heard.control = self._private(control, heard.control, 0)
+        self._spread()
+
+    def on_qos_consumer(self, qos: QosConsumer, now_ns: int) -> None:
+        heard = self._consumers.setdefault(qos.consumer_id, _Heard())
+        heard.heard_ns = now_ns
+        heard.epoch = qos.epoch
+        heard.last_seq_seen = qos.last_seq_seen
+        with self.changed:
+            self.changed.notify_all()
+
+    # --- inside: memory
+
+    def _map(self, regions: Regions) -> MappedRing:
+        ring = self.conductor.map(regions, writable=True)
+        ring.prefault()
+        return ring
+
+    def _mapped(self, mapping: Future[MappedRing], now_ns: int) -> None:
+        try:
+            ring = mapping.result()
+        except (RegionRejected, TensorPoolError) as error:
+            self.failure = error
+            self.set_state(State.WAITING, str(error))
+            self._perform(self.attachment.on_mapping_failed(now_ns), now_ns)
+            return
+        if not self.attachment.is_attached or self._descriptors is None:
+            return
+        self.writing = Writing(ring, self._descriptors, with_publish_time=self._with_publish_time)
+        self.epochs += 1
+        self._next_ns = 0
+        self.set_state(State.ACTIVE, "attached", ring.epoch)
+
+    # --- inside: what is told
+
+    def _tell(self, now_ns: int) -> None:
+        writing = self.writing
+        if writing is None or self.link is None:
+            return
+        producer_id, epoch, stream_id = self.attachment.client_id, writing.ring.epoch, self.stream_id
+        current = max(writing.writer.next_seq - 1, 0)
+        self._offer(
+            self.link.qos,
+            QosProducer(stream_id=stream_id, producer_id=producer_id, epoch=epoch, current_seq=current).encode(),
+        )
+        announce = DataSourceAnnounce(
+            stream_id=stream_id,
+            producer_id=producer_id,
+            epoch=epoch,
+            meta_version=self.meta_version,
+            name=self.name or "",
+            summary=self._summary,
+        )
+        self._offer(self.link.metadata, announce.encode())
+        if self._meta is not None:
+            if self._meta.stream_id != stream_id:
+                self._meta = msgspec.structs.replace(self._meta, stream_id=stream_id)
+            self._offer(self.link.metadata, self._meta.encode())
+
+    def post_metadata(self, message: Message) -> None:
+        """Conductor: send once on the metadata stream, in order, when there is room."""
+        self._outbox.append(message.encode())
+
+    def _post_blobs(self) -> None:
+        for version, blob_type, data, checksum in self._blobs:
+            for message in metadata.blob_messages(self.stream_id, version, blob_type, data, checksum=checksum):
+                self._outbox.append(message.encode())
+
+    def _flush(self) -> int:
+        sent = 0
+        while self._outbox and self.link is not None:
+            result = self._offer(self.link.metadata, self._outbox[0])
+            if not result and result is not aeron.OfferResult.NOT_CONNECTED:
+                break
+            self._outbox.popleft()
+            sent += 1
+        return sent
+
+    def _offer(self, publication: aeron.Publication, data: bytes) -> aeron.OfferResult:
+        """§15.11: what is lost here comes again with the next period."""
+        try:
+            return publication.offer(data)
+        except (TransportError, Closed):
+            return aeron.OfferResult.NOT_CONNECTED
+
+    # --- inside: streams of consumers' own
+
+    def _assign(self, hello: ConsumerHello, heard: _Heard) -> None:
+        """§10.1.3, E22-E24: explicit ids are ours to answer; a channel with id 0 is the driver's."""
+        is_drivers = (hello.descriptor_channel and not hello.descriptor_stream_id) or (
+            hello.control_channel and not hello.control_stream_id
+        )
+        if is_drivers:
+            return
+        rate = hello.max_rate_hz if hello.mode is Mode.RATE_LIMITED else 0  # E27
+        descriptors = Endpoint(hello.descriptor_channel, hello.descriptor_stream_id)
+        control = Endpoint(hello.control_channel, hello.control_stream_id)
+        heard.descriptors = self._private(descriptors, heard.descriptors, rate)
+        heard.control = self._private(control, heard.control, 0)
+        self.send(self._config_for(hello, use_shm=True, heard=heard))
+
+    def _private(self, endpoint: Endpoint, current: PrivateStream | None, rate: int) -> PrivateStream | None:
+        """A publication for it, or None: then the request is declined."""
+        if current is not None and current.endpoint == endpoint and not current.publication.is_closed:
+            current.set_rate(rate)
+            return current
+        if current is not None:
+            current.publication.close()
+        if not endpoint.channel or not 0 < endpoint.stream_id <= MAX_AERON_STREAM_ID or self.link is None:
+            return None
+        open_streams = sum((h.descriptors is not None) + (h.control is not None) for h in self._consumers.values())
+        if open_streams >= MAX_PRIVATE_STREAMS:
+            return None
+        try:
+            if check_channel("descriptor_channel", endpoint.channel).is_spy:
+                return None
+            return PrivateStream(endpoint, self.link.publish(endpoint, SMALL_TERM), rate)
+        except (ConfigError, TransportError) as error:
+            self.log.warning("private_stream_declined", channel=endpoint.channel, error=str(error))
+            return None
+
+    def _config_for(self, hello: ConsumerHello, *, use_shm: bool, heard: _Heard | None = None) -> ConsumerConfig:
+        descriptors = heard.descriptors.endpoint if heard and heard.descriptors else Endpoint("", 0)
+        control = heard.control.endpoint if heard and heard.control else Endpoint("", 0)
+        return ConsumerConfig(
+            stream_id=hello.stream_id,
+            consumer_id=hello.consumer_id,
+            use_shm=use_shm,
+            mode=hello.mode,
+            descriptor_stream_id=descriptors.stream_id,
+            control_stream_id=control.stream_id,
+            descriptor_channel=descriptors.channel,
+            control_channel=control.channel,
+        )
+
+    def _forget_stale(self, now_ns: int) -> None:
+        window_ns = STALE_PERIODS * self.config.announce_period_ns
+        for consumer_id, heard in list(self._consumers.items()):
+            if now_ns - heard.heard_ns > window_ns:
+                heard.close()
+                del self._consumers[consumer_id]
+                continue
+            for kind in ("descriptors", "control"):
+                stream: PrivateStream | None = getattr(heard, kind)
+                if stream is None:
+                    continue
+                if stream.publication.is_connected:
+                    stream.unconnected_since_ns = None
+                elif stream.unconnected_since_ns is None:
+                    stream.unconnected_since_ns = now_ns
+                elif now_ns - stream.unconnected_since_ns > window_ns:
+                    stream.publication.close()
+                    setattr(heard, kind, None)
+        self._spread()
+
+    def _spread(self) -> None:
+        """Hand the publishing thread a new picture of who wants what."""
+        consumers = list(self._consumers.values())
+        policy = ProgressPolicy.of(heard.hello for heard in consumers if heard.hello is not None)
+        progress: list[aeron.Publication] = []
+        if policy is not None and self.link is not None:
+            asking = [heard for heard in consumers if heard.hello is not None and heard.hello.supports_progress]
+            progress = [heard.control.publication for heard in asking if heard.control is not None]
+            if any(heard.control is None for heard in asking):
+                if self._progress is None:
+                    self._progress = self.link.publish(self.config.driver.control, SMALL_TERM)
+                progress.append(self._progress)
+        descriptors = tuple(heard.descriptors for heard in consumers if heard.descriptors is not None)
+        self.is_plain = not descriptors
+        self.fan_out = FanOut(descriptors, tuple(progress), policy)

@@ -1,0 +1,309 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Where the reading thread and the conductor meet: the mapped epoch, its descriptors, and the count of every frame.
+
+The reading thread holds the lock while it polls and waits; the conductor only adds to `pending` and stops the feed, so
+it never waits for a reader. Whoever has the lock next makes the change, the old epoch's losses counted.
+Wire §15.4, §15.18, §15.21; decisions B27-B34.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter, deque
+from collections.abc import Callable
+from typing import Final
+
+import msgspec
+
+from tensorpool import aeron
+from tensorpool._core import DropReason, Feed, is_gap, is_late
+from tensorpool.channel import Endpoint
+from tensorpool.client.frame import MappedEpoch
+from tensorpool.errors import Closed, TransportError
+
+STOPPED: Final = 1  # Feed.attention
+NEWER_EPOCH: Final = 2
+SEQ_WENT_BACK: Final = 4
+IMAGE_LOST: Final = 8
+
+RECOMMENDED_GAP: Final = 256  # §15.4
+
+
+class ConsumerStats(msgspec.Struct, frozen=True):
+    """What became of the frames so far.
+
+    For every epoch that was mapped, `received` + `lost` is what was produced in it: from the first descriptor that was
+    seen on in the first epoch, from seq 0 on in every later one.
+    """
+
+    received: int
+    drops: dict[DropReason, int]
+    epoch: int | None
+    last_seq_seen: int
+    epochs: int
+    duplicates: int
+    descriptors_ignored: int  # of other epochs
+
+    @property
+    def lost(self) -> int:
+        """The sum of all drops."""
+        return sum(self.drops.values())
+
+    @property
+    def drops_gap(self) -> int:
+        """As QosConsumer reports it."""
+        return sum(count for reason, count in self.drops.items() if is_gap(reason))
+
+    @property
+    def drops_late(self) -> int:
+        """As QosConsumer reports it."""
+        return sum(count for reason, count in self.drops.items() if is_late(reason))
+
+
+class _Reading:
+    """An epoch with its feed."""
+
+    __slots__ = ("feed", "mapped")
+
+    def __init__(self, mapped: MappedEpoch, feed: Feed) -> None:
+        self.mapped: Final = mapped
+        self.feed: Final = feed
+
+
+class Reception:
+    """The state of reading one stream."""
+
+    def __init__(self, max_outstanding_seq_gap: int | None) -> None:
+        self.lock = threading.Lock()
+        self.mapped_or_changed = threading.Condition()
+        self.pending: deque[Callable[[], object]] = deque()
+        self.current: tuple[Feed, aeron.Subscription, MappedEpoch] | None = None  # what poll needs, as one
+        self.mapped: MappedEpoch | None = None
+        self.feed: Feed | None = None
+        self.descriptors: aeron.Subscription | None = None
+        self.progress: aeron.Subscription | None = None
+        self.is_closed = False
+        self._max_gap = max_outstanding_seq_gap
+        self._suspended: _Reading | None = None
+        self._interval_ns = 0
+        self._is_throttled = False
+        self._forget_seqs = False
+        self._progress_endpoint: Endpoint | None = None
+        self._drops: Counter[DropReason] = Counter()
+        self._received = 0
+        self._duplicates = 0
+        self._ignored = 0
+        self._epochs = 0
+        self._lost_carried = 0
+        self._idle_mark = -1
+
+    # --- from the conductor
+
+    def adopt(self, mapped: MappedEpoch) -> None:
+        """Go on with this epoch."""
+        self._change(lambda: self._adopt(mapped))
+
+    def suspend(self) -> None:
+        """Deliver nothing more; what is lost is counted when the next epoch is there, or by `let_go`."""
+        self._change(self._suspend)
+
+    def let_go(self) -> None:
+        """The suspended epoch is not coming back: count what it lost and release it."""
+        self._change(lambda: self._settle(None))
+
+    def set_streams(self, descriptors: aeron.Subscription | None, progress: aeron.Subscription | None) -> None:
+        """The streams of a new link, or none."""
+
+        def change() -> None:
+            self.descriptors, self.progress = descriptors, progress
+            self._is_throttled = False
+            self._progress_endpoint = None
+            if self.feed is not None:
+                self.feed.set_switching()
+                self.feed.set_throttled(False)
+
+        self._change(change)
+
+    def switch(self, descriptors: aeron.Subscription, *, is_throttled: bool) -> None:
+        """B34: take descriptors from another stream."""
+
+        def change() -> None:
+            old, self.descriptors = self.descriptors, descriptors
+            self._is_throttled = is_throttled
+            if self.feed is not None:
+                self.feed.set_switching()
+                self.feed.set_throttled(is_throttled)
+                self.feed.forget(IMAGE_LOST)
+            if old is not None:
+                old.close()
+
+        self._change(change)
+
+    def switch_progress(self, endpoint: Endpoint, subscribe: Callable[[], aeron.Subscription]) -> None:
+        """§5: FrameProgress comes on a stream of our own."""
+        if endpoint == self._progress_endpoint:
+            return
+        self._progress_endpoint = endpoint
+        subscription = subscribe()
+
+        def change() -> None:
+            old, self.progress = self.progress, subscription
+            if old is not None:
+                old.close()
+
+        self._change(change)
+
+    def set_rate(self, max_rate_hz: int) -> None:
+        """Deliver at most so many frames a second; 0: all."""
+        interval_ns = 1_000_000_000 // max_rate_hz if max_rate_hz else 0
+        if interval_ns == self._interval_ns:
+            return
+        self._interval_ns = interval_ns
+
+        def change() -> None:
+            if self.feed is not None:
+                self.feed.set_min_interval_ns(interval_ns)
+
+        self._change(change)
+
+    def forget_seqs(self) -> None:
+        """B29: the epoch is mapped again, and nothing is known about its seqs."""
+        self._forget_seqs = True
+
+    def forget_attention(self, bits: int) -> None:
+        if self.feed is not None:
+            self.feed.forget(bits)
+
+    def close(self) -> None:
+        """No more frames for anybody. What was counted stays."""
+        self.is_closed = True
+        self._change(lambda: self._settle(None, is_end=True))
+
+    def apply_pending(self) -> None:
+        """Make the changes that are due, unless the reading thread is at it."""
+        if self.pending and self.lock.acquire(blocking=False):
+            try:
+                self.apply()
+            finally:
+                self.lock.release()
+
+    @property
+    def attention(self) -> int:
+        feed = self.feed
+        return 0 if feed is None else feed.attention
+
+    @property
+    def image_count(self) -> int:
+        descriptors = self.descriptors
+        try:
+            return 0 if descriptors is None else descriptors.image_count
+        except (Closed, TransportError):
+            return 0
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether nothing was received since the last time somebody asked."""
+        feed = self.feed
+        received = self._received + (0 if feed is None else feed.received)
+        is_idle, self._idle_mark = received == self._idle_mark, received
+        return is_idle
+
+    # --- from anywhere
+
+    @property
+    def last_seq_seen(self) -> int:
+        feed = self.feed
+        return 0 if feed is None else feed.last_seq_seen or 0  # B31
+
+    def stats(self) -> ConsumerStats:
+        drops = Counter(self._drops)
+        received, duplicates, ignored = self._received, self._duplicates, self._ignored
+        suspended = self._suspended
+        for feed in (self.feed, None if suspended is None else suspended.feed):
+            if feed is not None:
+                drops.update(feed.drops)
+                received += feed.received
+                duplicates += feed.duplicates
+                ignored += feed.ignored
+        epoch = None if self.mapped is None else self.mapped.epoch
+        return ConsumerStats(received, dict(drops), epoch, self.last_seq_seen, self._epochs, duplicates, ignored)
+
+    # --- with the lock held
+
+    def apply(self) -> None:
+        """Make the changes that the conductor asked for.
+
+        It asks first and stops the feed then; so we let the feed go on first and look for what was asked then.
+        """
+        if self.feed is not None:
+            self.feed.forget(STOPPED)
+        while self.pending:
+            self.pending.popleft()()
+        self._publish()
+
+    # --- inside
+
+    def _publish(self) -> None:
+        feed, descriptors, mapped = self.feed, self.descriptors, self.mapped
+        is_whole = feed is not None and descriptors is not None and mapped is not None
+        self.current = (feed, descriptors, mapped) if is_whole else None  # type: ignore[assignment]
+
+    def lose_descriptors(self) -> None:
+        """Their media driver is gone; the conductor brings others."""
+        self.descriptors = None
+        self.current = None
+
+    def _change(self, change: Callable[[], object]) -> None:
+        self.pending.append(change)
+        feed = self.feed
+        if feed is not None:
+            feed.stop()  # a sleeping reader comes out and makes the change
+        self.apply_pending()
+        with self.mapped_or_changed:
+            self.mapped_or_changed.notify_all()
+
+    def _suspend(self) -> None:
+        if self.feed is not None and self.mapped is not None:
+            self.feed.stop()
+            self._suspended = _Reading(self.mapped, self.feed)
+        self.feed = None
+        self.mapped = None
+
+    def _settle(self, next_epoch: int | None, *, is_end: bool = False) -> int | None:
+        """Close the book on the epoch before; returns the seq that counts next, should it be the same epoch."""
+        self._suspend()
+        suspended, self._suspended = self._suspended, None
+        if suspended is None:
+            return None
+        feed = suspended.feed
+        is_same = suspended.mapped.epoch == next_epoch
+        expected = feed.finish(is_epoch_over=not is_same and not is_end)
+        self._drops.update(feed.drops)
+        self._received += feed.received
+        self._duplicates += feed.duplicates
+        self._ignored += feed.ignored
+        self._lost_carried = feed.lost
+        return expected if is_same else 0
+
+    def _adopt(self, mapped: MappedEpoch) -> None:
+        has_history = self._epochs > 0
+        is_same = self._suspended is not None and self._suspended.mapped.epoch == mapped.epoch
+        is_same = is_same or (self.mapped is not None and self.mapped.epoch == mapped.epoch)
+        expected = self._settle(mapped.epoch)
+        if not has_history:
+            expected = None
+        elif not is_same:
+            expected = 0
+        if self._forget_seqs:
+            expected, self._forget_seqs = None, False
+        gap = self._max_gap
+        if gap is None:
+            gap = max(RECOMMENDED_GAP, mapped.reader.nslots * 3 // 4)
+        feed = Feed(mapped.reader, mapped.stream_id, mapped.epoch, expected, gap)
+        feed.carry_lost(self._lost_carried)
+        feed.set_min_interval_ns(self._interval_ns)
+        feed.set_throttled(self._is_throttled)
+        feed.set_switching()
+        self._lost_carried = 0
+        self._epochs += 0 if is_same else 1
+        self.mapped, self.feed = mapped, feed

@@ -1,0 +1,223 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What producers and consumers have in common: a lease that is asked for, kept and replaced without their user's help.
+
+A session belongs to the conductor; its user's side reads `state` and waits for `changed`. It performs what the
+`Attachment` decides, and tells its subclass when there is a lease and when there is none.
+Driver Model §4.12; decisions E40-E44.
+"""
+
+from __future__ import annotations
+
+import threading
+from abc import abstractmethod
+from collections import deque
+from collections.abc import Callable
+from enum import StrEnum
+from typing import TYPE_CHECKING, Final
+
+import msgspec
+
+from tensorpool.client import attachment as lease
+from tensorpool.client.mapping import is_fresh
+from tensorpool.errors import AttachRefused, DriverUnreachable, TensorPoolError, TransportError
+from tensorpool.logs import get_logger
+from tensorpool.wire import Message
+from tensorpool.wire.control import ShmPoolAnnounce
+from tensorpool.wire.driver import (
+    ResponseCode,
+    ShmAttachResponse,
+    ShmDetachResponse,
+    ShmLeaseRevoked,
+)
+
+if TYPE_CHECKING:
+    from tensorpool.client.conductor import ClientConductor
+    from tensorpool.client.link import Link
+
+MAX_EVENTS: Final = 1_000
+
+
+class State(StrEnum):
+    """What a producer or consumer can do at the moment."""
+
+    ATTACHING = "ATTACHING"  # no lease yet
+    ACTIVE = "ACTIVE"  # frames flow
+    WAITING = "WAITING"  # lease or memory lost; coming back by itself
+    FALLBACK = "FALLBACK"  # told not to use shared memory: see fallback_uri
+    CLOSED = "CLOSED"
+
+
+class StateChange(msgspec.Struct, frozen=True):
+    """A producer or consumer went to `state`, because of `reason`; `epoch` is the one it has mapped."""
+
+    state: State
+    reason: str
+    epoch: int | None = None
+
+
+class Session:
+    """A lease with its duties. Everything but `state`, `failure`, `changed` and `take_events` is the conductor's."""
+
+    def __init__(self, conductor: ClientConductor, wish: lease.Wish, name: str | None) -> None:
+        self.conductor = conductor
+        self.name = name
+        self.config = conductor.config
+        self.attachment = lease.Attachment(
+            wish,
+            new_client_id=conductor.new_client_id,
+            new_correlation_id=conductor.new_correlation_id,
+            keepalive_interval_ns=self.config.lease_keepalive_interval_ns,
+            silence_ns=3 * self.config.announce_period_ns,
+        )
+        self.state = State.ATTACHING
+        self.failure: TensorPoolError | None = None  # why it is not ACTIVE, where somebody said so
+        self.is_hopeless = False  # asking again would get the same answer
+        self.changed = threading.Condition()
+        self.events: deque[StateChange] = deque(maxlen=MAX_EVENTS)
+        self.link: Link | None = None
+        self.log = get_logger("client", role=wish.role.name, stream=name or wish.stream_id)
+
+    # --- for the user's side
+
+    @property
+    def stream_id(self) -> int:
+        return self.attachment.stream_id
+
+    @property
+    def is_closed(self) -> bool:
+        return self.state is State.CLOSED
+
+    def set_state(self, state: State, reason: str, epoch: int | None = None) -> None:
+        """Change, tell the user's side, and wake whoever waits."""
+        with self.changed:
+            if self.state is not state or (epoch is not None and state is State.ACTIVE):
+                if self.state is State.CLOSED:
+                    return
+                self.state = state
+                self.events.append(StateChange(state, reason, epoch))
+                self.log.info("state_changed", state=state.value, reason=reason, epoch=epoch)
+            self.changed.notify_all()
+
+    def take_events(self, on_state: Callable[[StateChange], object] | None) -> None:
+        """Hand the changes since last time to the user's callback, on the user's thread."""
+        while self.events:
+            event = self.events.popleft()
+            if on_state is not None:
+                on_state(event)
+
+    # --- the conductor's turn
+
+    def on_link(self, link: Link, now_ns: int) -> None:
+        self.link = link
+        self.open_streams(link)
+        if self.is_resolved(now_ns):
+            self._perform(self.attachment.start(now_ns), now_ns)
+
+    def on_link_lost(self, words: str, now_ns: int) -> None:
+        self.link = None
+        self.close_streams()
+        self._perform(self.attachment.on_link_lost(words), now_ns)
+
+    def on_attach_response(self, response: ShmAttachResponse, now_ns: int, wall_ns: int) -> None:
+        self._perform(self.attachment.on_attach_response(response, now_ns, wall_ns), now_ns)
+
+    def on_detach_response(self, response: ShmDetachResponse, now_ns: int) -> None:
+        self._perform(self.attachment.on_detach_response(response), now_ns)
+
+    def on_revoked(self, notice: ShmLeaseRevoked, now_ns: int) -> None:
+        self._perform(self.attachment.on_revoked(notice, now_ns), now_ns)
+
+    def on_driver_shutdown(self, words: str, now_ns: int) -> None:
+        self._perform(self.attachment.on_driver_shutdown(words, now_ns), now_ns)
+
+    def is_fresh(self, announce: ShmPoolAnnounce, joined_ns: int, now_ns: int, wall_ns: int) -> bool:
+        return is_fresh(announce, joined_ns, now_ns, wall_ns, self.config.announce_period_ns)
+
+    def on_announce(self, announce: ShmPoolAnnounce, now_ns: int, wall_ns: int) -> None:
+        """A fresh announce of this session's stream."""
+        self._perform(self.attachment.on_announce(announce, now_ns), now_ns)
+
+    def do_work(self, now_ns: int) -> int:
+        """What is due. Returns the work done."""
+        if self.link is None:
+            return 0
+        attachment = self.attachment
+        work = self._perform(attachment.on_tick(now_ns), now_ns)
+        if attachment.phase is lease.Phase.UNATTACHED and self.is_resolved(now_ns):
+            work += self._perform(attachment.start(now_ns), now_ns)
+        keepalive = attachment.keepalive(now_ns)
+        if keepalive is not None:
+            result = self.link.control.offer(keepalive.encode())
+            if result:
+                attachment.on_keepalive_sent(now_ns)
+                work += 1
+            else:
+                is_connected = self.link.control.is_connected
+                self._perform(attachment.on_keepalive_failed(is_connected, now_ns), now_ns)
+        return work
+
+    def detach(self, now_ns: int) -> None:
+        """Give the lease back; the session ends as CLOSED."""
+        self.on_lost("closed by its user")
+        self._perform(self.attachment.detach(now_ns), now_ns)
+
+    # --- for subclasses
+
+    def is_resolved(self, now_ns: int) -> bool:
+        """Whether the stream to attach to is known; a subclass may find out here."""
+        return self.attachment.wish.stream_id != 0 or self.name is None
+
+    @abstractmethod
+    def open_streams(self, link: Link) -> None:
+        """Open what the session needs of a new link."""
+
+    @abstractmethod
+    def close_streams(self) -> None:
+        """Forget what belonged to the link that is gone."""
+
+    @abstractmethod
+    def on_attached(self, response: ShmAttachResponse, now_ns: int) -> None:
+        """There is a lease."""
+
+    @abstractmethod
+    def on_lost(self, reason: str) -> None:
+        """There is none any more: nothing of its memory may be used."""
+
+    # --- inside
+
+    def send(self, message: Message) -> bool:
+        """Offer on the control stream; a loss is made good by the next period."""
+        if self.link is None:
+            return False
+        try:
+            return bool(self.link.control.offer(message.encode()))
+        except TransportError:
+            return False
+
+    def _perform(self, effects: list[lease.Effect], now_ns: int) -> int:
+        for effect in effects:
+            match effect:
+                case lease.Send():
+                    self.send(effect.message)
+                case lease.Attached():
+                    self.failure = None
+                    self.on_attached(effect.response, now_ns)
+                case lease.Lost():
+                    self.on_lost(f"{effect.reason}: {effect.words}")
+                    self.set_state(State.WAITING, f"{effect.reason}: {effect.words}")
+                case lease.Refused():
+                    self._refused(effect)
+                case lease.Unanswered():
+                    channel = self.config.driver.control.channel
+                    words = "is a driver running there? (`tensorpool driver`)"
+                    self.failure = DriverUnreachable(channel, lease.SERIES_NS, words)
+                case lease.Detached():
+                    self.set_state(State.CLOSED, "closed")
+        return len(effects)
+
+    def _refused(self, refusal: lease.Refused) -> None:
+        wish = self.attachment.wish
+        self.failure = AttachRefused(refusal.code.name, self.name or wish.stream_id, wish.role.name, refusal.words)
+        self.is_hopeless = refusal.code in (ResponseCode.INVALID_PARAMS, ResponseCode.UNSUPPORTED)
+        with self.changed:
+            self.changed.notify_all()
