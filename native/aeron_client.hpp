@@ -56,7 +56,7 @@ struct ClientOptions {
     std::uint64_t driver_timeout_ms = 10'000;
     std::uint64_t keepalive_interval_ns = 500'000'000;
     std::uint64_t resource_linger_ns = 3'000'000'000;
-    std::uint64_t idle_sleep_ns = 4'000'000;
+    std::uint64_t idle_sleep_ns = 16'000'000;
     bool pre_touch = false;
 };
 
@@ -220,8 +220,10 @@ private:
             api_.context_set_idle_sleep_duration_ns(context_, nanoseconds);
             return;
         }
-        set_arguments(context_, std::to_string(nanoseconds).c_str());
-        set_strategy(context_, "sleep-ns");
+        // Prompt while the driver's answers are due, nearly free when nothing happens.
+        const std::uint64_t longest_us = std::max<std::uint64_t>(nanoseconds / 1000, 100);
+        set_arguments(context_, ("1-1-100us-" + std::to_string(longest_us) + "us").c_str());
+        set_strategy(context_, "backoff");
     }
 
     static void on_error(void* self, int code, const char* message) {

@@ -45,6 +45,7 @@ public:
           expected_(expected) {
         const std::optional<std::uint64_t> newest = reader.newest();
         watched_ = newest ? *newest + 1 : 0;
+        last_frame_ns_ = monotonic_ns();
     }
 
     // --- settings, from the polling thread
@@ -69,8 +70,13 @@ public:
             if (queue_.empty() || (attention() & (kSeqWentBack | kStopped)) != 0) return false;
             catch_up();
             const FrameDescriptor descriptor = queue_.front();
+            const bool is_gone = queue_.back().seq - descriptor.seq >= reader_.geometry().nslots();
             queue_.pop_front();
-            if (account(descriptor) && deliver(descriptor, out)) return true;
+            if (!account(descriptor)) continue;
+            if (is_gone)
+                count(Drop::OVERWRITTEN, 1);  // a later frame has its slot: no need to look
+            else if (deliver(descriptor, out))
+                return true;
         }
     }
 
@@ -106,9 +112,10 @@ public:
         const std::uint64_t start_ns = monotonic_ns();
         std::uint64_t committed_since_ns = 0;
         while (true) {
-            if (!queue_.empty()) return true;
+            if (!queue_.empty()) return is_awake();
             fill(subscription);
-            if (!queue_.empty() || (attention() & (kStopped | kSeqWentBack)) != 0) return true;
+            if (!queue_.empty()) return is_awake();
+            if ((attention() & (kStopped | kSeqWentBack | kNewerEpoch)) != 0) return true;
             const std::uint64_t now_ns = monotonic_ns();
             const std::uint64_t elapsed_ns = now_ns - start_ns;
             if (elapsed_ns >= timeout_ns) return false;
@@ -122,11 +129,12 @@ public:
                 if (now_ns - committed_since_ns < kGraceNs)
                     sched_yield();
                 else
-                    nap(std::min(left_ns, kNapNs));
+                    nap(std::min({left_ns, kLongestNapNs, std::max(kNapNs, (now_ns - committed_since_ns) / 4)}));
             } else if (elapsed_ns < kGraceNs) {
                 sched_yield();
             } else {
-                sleep_on(word.low_half(), static_cast<std::uint32_t>(seen), std::min(left_ns, kLongestSleepNs));
+                sleep_on(word.low_half(), static_cast<std::uint32_t>(seen),
+                         std::min(left_ns, bounded_sleep_ns(now_ns - last_frame_ns_)));
             }
         }
     }
@@ -181,6 +189,7 @@ private:
     static constexpr std::size_t kFragmentLimit = 1024;
     static constexpr std::uint32_t kPollEvery = 32;
     static constexpr std::uint64_t kNapNs = 1'000'000;
+    static constexpr std::uint64_t kLongestNapNs = 20'000'000;
     static constexpr int kLatestAttempts = 8;
 
     struct Busy {
@@ -202,6 +211,8 @@ private:
         const timespec duration{0, static_cast<long>(nanoseconds)};
         nanosleep(&duration, nullptr);
     }
+
+    bool is_awake() noexcept { return last_frame_ns_ = monotonic_ns(), true; }
 
     void count(Drop drop, std::uint64_t frames) noexcept {
         drops_[index(drop)] += frames;
@@ -294,6 +305,7 @@ private:
     const std::uint64_t max_outstanding_;
     std::optional<std::uint64_t> expected_;
     std::uint64_t watched_ = 0;
+    std::uint64_t last_frame_ns_ = 0;
     std::deque<FrameDescriptor> queue_;
     FrameDescriptor last_;
     bool has_last_ = false;

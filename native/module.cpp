@@ -741,7 +741,7 @@ void bind_aeron(nb::module_& m) {
              }),
              "dir"_a, nb::kw_only(), "client_name"_a = "tensorpool", "driver_timeout_ms"_a = 10'000,
              "keepalive_interval_ns"_a = 500'000'000, "resource_linger_ns"_a = 3'000'000'000,
-             "idle_sleep_ns"_a = 4'000'000, "pre_touch"_a = false)
+             "idle_sleep_ns"_a = 16'000'000, "pre_touch"_a = false)
         .def(
             "add_publication",
             [](const std::shared_ptr<aeron::ClientCore>& self, const std::string& channel, std::int32_t stream_id,

@@ -321,7 +321,7 @@ public:
                 sched_yield();
             else
                 sleep_on(word.low_half(), static_cast<std::uint32_t>(seen),
-                         std::min(timeout_ns - elapsed, kLongestSleepNs));
+                         std::min(timeout_ns - elapsed, bounded_sleep_ns(elapsed)));
         }
     }
 

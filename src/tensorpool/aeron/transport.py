@@ -63,7 +63,7 @@ def connect(
     client_name: str = "tensorpool",
     driver_timeout_ms: int = DRIVER_TIMEOUT_MS,
     keepalive_interval_ns: int = 500_000_000,
-    idle_sleep_ns: int = 4_000_000,
+    idle_sleep_ns: int = 16_000_000,
 ) -> Client:
     """Connect to the media driver at `aeron_dir`.
 

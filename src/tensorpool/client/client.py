@@ -67,7 +67,7 @@ class Client:
         self._invoker: aeron.AgentInvoker | None = None
         self._sessions: list[Session] = []
         if conductor == "thread":
-            idle = KickedIdle(self._conductor.kicked)
+            idle = KickedIdle(self._conductor)
             self._runner = aeron.AgentRunner(self._conductor, idle, on_error=_log_failed_turn).start()
         else:
             self._invoker = aeron.AgentInvoker(self._conductor, on_error=_log_failed_turn)
@@ -133,8 +133,8 @@ class Client:
         >>> consumer = client.consumer("camera/front")     # doctest: +SKIP
 
         `mode="rate_limited"` delivers at most `max_rate_hz` frames a second. A consumer that falls more than
-        `max_outstanding_seq_gap` frames behind goes on with the newest (by default 256, or three quarters of the ring
-        where that is more; 0: never). `on_progress` is called from `poll` with partial frames. A stream of descriptors
+        `max_outstanding_seq_gap` frames behind goes on with the newest (three quarters of the ring by default; 0:
+        never). `on_progress` is called from `poll` with partial frames. A stream of descriptors
         or of progress of its own is asked for with `private_descriptors` and `private_control`.
         Raises like `producer`, and RegionRejected when the stream's memory must not be mapped.
         """
@@ -240,6 +240,10 @@ class Client:
     def _wait_for(self, session: Session, is_met: Callable[[], bool], timeout: float | None) -> bool:
         """Wait until it is so; turns the conductor where nobody else does."""
         deadline = None if timeout is None else time.monotonic() + timeout
+        with self._conductor.awaited():
+            return self._wait_until(session, is_met, deadline)
+
+    def _wait_until(self, session: Session, is_met: Callable[[], bool], deadline: float | None) -> bool:
         while not is_met():
             if session.is_closed:
                 return is_met()

@@ -12,14 +12,16 @@ import secrets
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Final
 
 from tensorpool import aeron
 from tensorpool.channel import Endpoint
 from tensorpool.client.link import Link
 from tensorpool.client.names import Names
+from tensorpool.client.session import Session, State
 from tensorpool.clock import Clock
 from tensorpool.driver.config import DriverConfig
 from tensorpool.errors import Closed, DecodeError, TransportError
@@ -49,7 +51,6 @@ if TYPE_CHECKING:
     from tensorpool.client.consumer_session import ConsumerSession
     from tensorpool.client.mapping import Regions
     from tensorpool.client.producer_session import ProducerSession
-    from tensorpool.client.session import Session
 
 FRAGMENT_LIMIT: Final = 256
 RECONNECT_EVERY_NS: Final = 100_000_000
@@ -74,6 +75,7 @@ class ClientConductor:
         self.clock = clock
         self.names = Names(config.announce_period_ns)
         self.kicked = threading.Event()
+        self._waiters = 0
         self.malformed = 0
         self._aeron_dir = aeron_dir
         self._client_name = client_name
@@ -104,6 +106,23 @@ class ClientConductor:
     def kick(self) -> None:
         """Have a turn soon."""
         self.kicked.set()
+
+    @property
+    def is_urgent(self) -> bool:
+        """Whether somebody waits for what the control plane brings."""
+        return self._waiters > 0 or any(session.state is not State.ACTIVE for session in self._sessions)
+
+    @contextmanager
+    def awaited(self) -> Iterator[None]:
+        """Turn often meanwhile: the caller waits for what the control plane brings."""
+        with self._lock:
+            self._waiters += 1
+        self.kick()
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._waiters -= 1
 
     def submit(self, make: Callable[[], MappedRing]) -> Future[MappedRing]:
         """Do what takes long beside the duty cycle."""
@@ -347,12 +366,21 @@ class ClientConductor:
 
 
 class KickedIdle:
-    """Sleeps between turns, longer and longer, until there is work or somebody kicks."""
+    """Sleeps between turns, longer and longer, until there is work or somebody kicks; shorter while somebody waits."""
 
-    def __init__(self, kicked: threading.Event, *, min_park_ns: int = 200_000, max_park_ns: int = 10_000_000) -> None:
-        self._kicked = kicked
+    def __init__(
+        self,
+        conductor: ClientConductor,
+        *,
+        min_park_ns: int = 200_000,
+        max_park_ns: int = 50_000_000,
+        max_urgent_park_ns: int = 2_000_000,
+    ) -> None:
+        self._conductor = conductor
+        self._kicked = conductor.kicked
         self._min_park_ns = min_park_ns
         self._max_park_ns = max_park_ns
+        self._max_urgent_park_ns = max_urgent_park_ns
         self._park_ns = min_park_ns
 
     def idle(self, work_count: int) -> None:
@@ -360,7 +388,9 @@ class KickedIdle:
             self._park_ns = self._min_park_ns
             time.sleep(0)
             return
+        longest_ns = self._max_urgent_park_ns if self._conductor.is_urgent else self._max_park_ns
+        self._park_ns = min(self._park_ns, longest_ns)
         if self._kicked.wait(self._park_ns / 1e9):
             self._park_ns = self._min_park_ns
         else:
-            self._park_ns = min(2 * self._park_ns, self._max_park_ns)
+            self._park_ns = min(2 * self._park_ns, longest_ns)

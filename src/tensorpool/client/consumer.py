@@ -21,7 +21,7 @@ from tensorpool.client.consumer_session import ConsumerSession
 from tensorpool.client.frame import Frame, MappedEpoch
 from tensorpool.client.metadata import Metadata
 from tensorpool.client.progress import ProgressTracker
-from tensorpool.client.reception import SEQ_WENT_BACK, ConsumerStats
+from tensorpool.client.reception import NEWER_EPOCH, SEQ_WENT_BACK, ConsumerStats
 from tensorpool.client.session import State, StateChange
 from tensorpool.errors import Closed, DecodeError, TransportError
 from tensorpool.shm.arrays import Array, view_of_frame
@@ -279,7 +279,11 @@ class Consumer:
         if self._invoke is not None:
             self._invoke()
             timeout_ns = min(timeout_ns, 1_000_000)
-        if reception.attention & SEQ_WENT_BACK:
+        attention = reception.attention
+        if attention & NEWER_EPOCH:
+            reception.forget_attention(NEWER_EPOCH)
+            self._session.conductor.kick()  # its announce is there, or about to be
+        if attention & SEQ_WENT_BACK:
             self._session.conductor.kick()
             time.sleep(min(timeout_ns, 1_000_000) / 1e9)
             return True

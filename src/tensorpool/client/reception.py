@@ -26,8 +26,6 @@ NEWER_EPOCH: Final = 2
 SEQ_WENT_BACK: Final = 4
 IMAGE_LOST: Final = 8
 
-RECOMMENDED_GAP: Final = 256  # §15.4
-
 
 class ConsumerStats(msgspec.Struct, frozen=True):
     """What became of the frames so far.
@@ -298,7 +296,8 @@ class Reception:
             expected, self._forget_seqs = None, False
         gap = self._max_gap
         if gap is None:
-            gap = max(RECOMMENDED_GAP, mapped.reader.nslots * 3 // 4)
+            # §15.4 recommends 256 frames and to mind the depth: near the end of the ring a frame does not last.
+            gap = max(1, mapped.reader.nslots * 3 // 4)
         feed = Feed(mapped.reader, mapped.stream_id, mapped.epoch, expected, gap)
         feed.carry_lost(self._lost_carried)
         feed.set_min_interval_ns(self._interval_ns)
