@@ -16,10 +16,10 @@ from tensorpool.wire import Message, decode
 
 def to_json(message: Message) -> bytes:
     """One line: the message's name, then its fields; binary data as hexadecimal, enums by name."""
-    return msgspec.json.encode({"message": type(message).__name__, **_plain_fields(message)})
+    return msgspec.json.encode({"message": type(message).__name__, **plain_fields(message)})
 
 
-def _plain_fields(struct: msgspec.Struct) -> dict[str, object]:
+def plain_fields(struct: msgspec.Struct) -> dict[str, object]:
     return {name: _plain(getattr(struct, name)) for name in struct.__struct_fields__}
 
 
@@ -33,7 +33,7 @@ def _plain(value: object) -> object:
     if isinstance(value, tuple):
         return [_plain(item) for item in value]
     if isinstance(value, msgspec.Struct):
-        return _plain_fields(value)
+        return plain_fields(value)
     return value
 
 

@@ -21,6 +21,9 @@ COMMANDS: Final = {
         "The main job on embedded defaults: a camera, readers, a summary that checks itself.",
     ),
     "driver": ("tensorpool.cli.driver", "The SHM driver: owns the memory, grants leases, announces streams."),
+    "produce": ("tensorpool.cli.produce", "A synthetic producer: frames of any shape, dtype, rate and pattern."),
+    "consume": ("tensorpool.cli.consume", "Receive a stream: rates, ages, drops, and a check of every byte."),
+    "tap": ("tensorpool.cli.tap", "The live messages of an Aeron directory, one line each."),
     "decode": ("tensorpool.cli.decode", "Any SBE message of the protocol as JSON."),
     "media-driver": ("tensorpool.cli.media_driver", "An Aeron media driver on its own."),
 }

@@ -171,6 +171,11 @@ class Attachment:
         return self.phase is Phase.ATTACHED
 
     @property
+    def deadline_ns(self) -> int:
+        """When the lease ends unless a keepalive is sent before."""
+        return 2**63 - 1 if self._duration_ns is None else self._deadline_ns
+
+    @property
     def next_ns(self) -> int:
         """Nothing is due before."""
         return self._next_ns if self.phase not in (Phase.UNATTACHED, Phase.CLOSED) else 2**63

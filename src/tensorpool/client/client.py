@@ -210,11 +210,12 @@ class Client:
         self._sessions = [kept for kept in self._sessions if not kept.is_closed] + [session]
         started_ns = time.monotonic_ns()
         try:
-            self._wait_for(session, lambda: session.state is State.ACTIVE or session.is_hopeless, timeout)
+            usable = (State.ACTIVE, State.FALLBACK)
+            self._wait_for(session, lambda: session.state in usable or session.is_hopeless, timeout)
         except BaseException:
             self._detach(session)
             raise
-        if session.state is State.ACTIVE or session.state is State.FALLBACK:
+        if session.state in usable:
             return
         failure = session.failure
         self._detach(session)

@@ -10,7 +10,6 @@ from __future__ import annotations
 import os
 import secrets
 import threading
-import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -366,31 +365,22 @@ class ClientConductor:
 
 
 class KickedIdle:
-    """Sleeps between turns, longer and longer, until there is work or somebody kicks; shorter while somebody waits."""
+    """Sleeps between turns, longer and longer, until there is work or somebody kicks; briefly while somebody waits."""
 
-    def __init__(
-        self,
-        conductor: ClientConductor,
-        *,
-        min_park_ns: int = 200_000,
-        max_park_ns: int = 50_000_000,
-        max_urgent_park_ns: int = 2_000_000,
-    ) -> None:
+    URGENT_NS: Final = (200_000, 2_000_000)
+    CALM_NS: Final = (10_000_000, 50_000_000)
+
+    def __init__(self, conductor: ClientConductor) -> None:
         self._conductor = conductor
-        self._kicked = conductor.kicked
-        self._min_park_ns = min_park_ns
-        self._max_park_ns = max_park_ns
-        self._max_urgent_park_ns = max_urgent_park_ns
-        self._park_ns = min_park_ns
+        self._park_ns = 0
 
     def idle(self, work_count: int) -> None:
+        is_urgent = self._conductor.is_urgent
         if work_count > 0:
-            self._park_ns = self._min_park_ns
-            time.sleep(0)
-            return
-        longest_ns = self._max_urgent_park_ns if self._conductor.is_urgent else self._max_park_ns
-        self._park_ns = min(self._park_ns, longest_ns)
-        if self._kicked.wait(self._park_ns / 1e9):
-            self._park_ns = self._min_park_ns
-        else:
-            self._park_ns = min(2 * self._park_ns, longest_ns)
+            self._park_ns = 0
+            if is_urgent:
+                return
+        shortest_ns, longest_ns = self.URGENT_NS if is_urgent else self.CALM_NS
+        self._park_ns = min(max(2 * self._park_ns, shortest_ns), longest_ns)
+        if self._conductor.kicked.wait(self._park_ns / 1e9):
+            self._park_ns = 0

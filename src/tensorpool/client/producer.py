@@ -238,7 +238,8 @@ class Producer:
     def drain(self, timeout: float | None = 5.0) -> bool:
         """Wait until every consumer of this epoch has seen the last frame; what it has not seen goes with the epoch."""
         last = self.next_seq - 1
-        return last < 0 or self._wait(self._session, lambda: self._session.is_read_up_to(last), timeout)
+        since_ns = monotonic_ns()
+        return last < 0 or self._wait(self._session, lambda: self._session.is_read_up_to(last, since_ns), timeout)
 
     def close(self) -> None:
         """Give the lease back. Frames that consumers have not read yet are lost to them; see `drain`."""

@@ -41,16 +41,20 @@ from tensorpool.wire.driver import ResponseCode, ShmAttachResponse, ShmLeaseRevo
 
 STALE_PERIODS: Final = 4  # without hello or QoS (E28)
 MAX_PRIVATE_STREAMS: Final = 64
+FIRST_FRAME_NS: Final = 100_000_000
 MAX_AERON_STREAM_ID: Final = 2**31 - 1
 
 
 class Writing:
     """What the publishing thread needs of one epoch."""
 
-    __slots__ = ("publisher", "ring", "writer")
+    __slots__ = ("publisher", "ring", "until_ns", "writer")
 
-    def __init__(self, ring: MappedRing, publication: aeron.Publication, *, with_publish_time: bool) -> None:
+    def __init__(
+        self, ring: MappedRing, publication: aeron.Publication, until_ns: int, *, with_publish_time: bool
+    ) -> None:
         self.ring: Final = ring
+        self.until_ns = until_ns  # §4.7: who stood still past the end of the lease writes nothing more
         self.writer: Final = ring.writer()
         self.publisher: Final = FramePublisher(
             self.writer, publication, ring.stream_id, ring.epoch, with_publish_time=with_publish_time
@@ -97,6 +101,7 @@ class _Heard:
         self.heard_ns = 0
         self.epoch: int | None = None
         self.last_seq_seen = 0
+        self.qos_ns = 0
         self.descriptors: PrivateStream | None = None
         self.control: PrivateStream | None = None
 
@@ -141,13 +146,18 @@ class ProducerSession(Session):
         epoch = writing.ring.epoch
         return sum(heard.epoch == epoch for heard in list(self._consumers.values()))
 
-    def is_read_up_to(self, seq: int) -> bool:
-        """Whether every consumer of this epoch has told of this frame or a later one."""
+    def is_read_up_to(self, seq: int, since_ns: int) -> bool:
+        """Whether every consumer of this epoch has told of this frame or a later one.
+
+        B31: seq 0 looks like none at all, so for the first frame alone we want to hear from them a while after.
+        """
         writing = self.writing
         if writing is None:
             return True
         epoch = writing.ring.epoch
         heard = [consumer for consumer in list(self._consumers.values()) if consumer.epoch == epoch]
+        if seq == 0:
+            return all(consumer.qos_ns > since_ns + FIRST_FRAME_NS for consumer in heard)
         return all(consumer.last_seq_seen >= seq for consumer in heard)
 
     def set_metadata(self, attributes: Mapping[str, Any], tags: tuple[str, ...], summary: str, version: int) -> None:
@@ -222,6 +232,8 @@ class ProducerSession(Session):
 
     def do_work(self, now_ns: int) -> int:
         work = super().do_work(now_ns)
+        if self.writing is not None:
+            self.writing.until_ns = self.attachment.deadline_ns
         if self._mapping is not None and self._mapping.done():
             mapping, self._mapping = self._mapping, None
             self._mapped(mapping, now_ns)
@@ -272,6 +284,7 @@ class ProducerSession(Session):
         heard.heard_ns = now_ns
         heard.epoch = qos.epoch
         heard.last_seq_seen = qos.last_seq_seen
+        heard.qos_ns = now_ns
         with self.changed:
             self.changed.notify_all()
 
@@ -292,7 +305,8 @@ class ProducerSession(Session):
             return
         if not self.attachment.is_attached or self._descriptors is None:
             return
-        self.writing = Writing(ring, self._descriptors, with_publish_time=self._with_publish_time)
+        until_ns = self.attachment.deadline_ns
+        self.writing = Writing(ring, self._descriptors, until_ns, with_publish_time=self._with_publish_time)
         self.epochs += 1
         self._next_ns = 0
         self.set_state(State.ACTIVE, "attached", ring.epoch)

@@ -58,14 +58,28 @@ class ConsumerStats(msgspec.Struct, frozen=True):
         return sum(count for reason, count in self.drops.items() if is_late(reason))
 
 
-class _Reading:
-    """An epoch with its feed."""
+class _Book(msgspec.Struct, frozen=True):
+    """The counts of epochs that are over, and the feeds that still count; replaced as a whole, so readable anywhere."""
 
-    __slots__ = ("feed", "mapped")
+    drops: dict[DropReason, int] = {}
+    received: int = 0
+    duplicates: int = 0
+    ignored: int = 0
+    epochs: int = 0
+    current: Feed | None = None
+    suspended: Feed | None = None
 
-    def __init__(self, mapped: MappedEpoch, feed: Feed) -> None:
-        self.mapped: Final = mapped
-        self.feed: Final = feed
+    def summed(self) -> _Book:
+        """With what the feeds have counted so far."""
+        drops = Counter(self.drops)
+        received, duplicates, ignored = self.received, self.duplicates, self.ignored
+        for feed in (self.current, self.suspended):
+            if feed is not None:
+                drops.update(feed.drops)
+                received += feed.received
+                duplicates += feed.duplicates
+                ignored += feed.ignored
+        return _Book(dict(drops), received, duplicates, ignored, self.epochs)
 
 
 class Reception:
@@ -82,16 +96,13 @@ class Reception:
         self.progress: aeron.Subscription | None = None
         self.is_closed = False
         self._max_gap = max_outstanding_seq_gap
-        self._suspended: _Reading | None = None
+        self._book = _Book()
+        self._suspended: MappedEpoch | None = None
+        self._next_seq: tuple[int, int | None] | None = None  # of the epoch that was settled last
         self._interval_ns = 0
         self._is_throttled = False
         self._forget_seqs = False
         self._progress_endpoint: Endpoint | None = None
-        self._drops: Counter[DropReason] = Counter()
-        self._received = 0
-        self._duplicates = 0
-        self._ignored = 0
-        self._epochs = 0
         self._lost_carried = 0
         self._idle_mark = -1
 
@@ -201,8 +212,7 @@ class Reception:
     @property
     def is_idle(self) -> bool:
         """Whether nothing was received since the last time somebody asked."""
-        feed = self.feed
-        received = self._received + (0 if feed is None else feed.received)
+        received = self._book.summed().received
         is_idle, self._idle_mark = received == self._idle_mark, received
         return is_idle
 
@@ -214,17 +224,11 @@ class Reception:
         return 0 if feed is None else feed.last_seq_seen or 0  # B31
 
     def stats(self) -> ConsumerStats:
-        drops = Counter(self._drops)
-        received, duplicates, ignored = self._received, self._duplicates, self._ignored
-        suspended = self._suspended
-        for feed in (self.feed, None if suspended is None else suspended.feed):
-            if feed is not None:
-                drops.update(feed.drops)
-                received += feed.received
-                duplicates += feed.duplicates
-                ignored += feed.ignored
+        book = self._book.summed()
         epoch = None if self.mapped is None else self.mapped.epoch
-        return ConsumerStats(received, dict(drops), epoch, self.last_seq_seen, self._epochs, duplicates, ignored)
+        return ConsumerStats(
+            book.received, book.drops, epoch, self.last_seq_seen, book.epochs, book.duplicates, book.ignored
+        )
 
     # --- with the lock held
 
@@ -263,35 +267,29 @@ class Reception:
     def _suspend(self) -> None:
         if self.feed is not None and self.mapped is not None:
             self.feed.stop()
-            self._suspended = _Reading(self.mapped, self.feed)
+            self._suspended = self.mapped
+            self._book = msgspec.structs.replace(self._book, current=None, suspended=self.feed)
         self.feed = None
         self.mapped = None
 
-    def _settle(self, next_epoch: int | None, *, is_end: bool = False) -> int | None:
-        """Close the book on the epoch before; returns the seq that counts next, should it be the same epoch."""
+    def _settle(self, next_epoch: int | None, *, is_end: bool = False) -> None:
+        """Close the book on the epoch before, unless it goes on."""
         self._suspend()
-        suspended, self._suspended = self._suspended, None
-        if suspended is None:
-            return None
-        feed = suspended.feed
-        is_same = suspended.mapped.epoch == next_epoch
-        expected = feed.finish(is_epoch_over=not is_same and not is_end)
-        self._drops.update(feed.drops)
-        self._received += feed.received
-        self._duplicates += feed.duplicates
-        self._ignored += feed.ignored
+        mapped, feed = self._suspended, self._book.suspended
+        self._suspended = None
+        if mapped is None or feed is None:
+            return
+        is_over = mapped.epoch != next_epoch and not is_end
+        self._next_seq = mapped.epoch, feed.finish(is_epoch_over=is_over)
         self._lost_carried = feed.lost
-        return expected if is_same else 0
+        self._book = self._book.summed()
 
     def _adopt(self, mapped: MappedEpoch) -> None:
-        has_history = self._epochs > 0
-        is_same = self._suspended is not None and self._suspended.mapped.epoch == mapped.epoch
-        is_same = is_same or (self.mapped is not None and self.mapped.epoch == mapped.epoch)
-        expected = self._settle(mapped.epoch)
-        if not has_history:
-            expected = None
-        elif not is_same:
-            expected = 0
+        self._settle(mapped.epoch)
+        expected: int | None = None  # in the first epoch the first descriptor decides
+        is_new = self._next_seq is None or self._next_seq[0] != mapped.epoch
+        if self._next_seq is not None:
+            expected = 0 if is_new else self._next_seq[1]
         if self._forget_seqs:
             expected, self._forget_seqs = None, False
         gap = self._max_gap
@@ -304,5 +302,6 @@ class Reception:
         feed.set_throttled(self._is_throttled)
         feed.set_switching()
         self._lost_carried = 0
-        self._epochs += 0 if is_same else 1
+        self._next_seq = mapped.epoch, expected
+        self._book = msgspec.structs.replace(self._book, current=feed, epochs=self._book.epochs + is_new)
         self.mapped, self.feed = mapped, feed

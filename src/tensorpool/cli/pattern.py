@@ -1,0 +1,160 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Synthetic frames: how they are painted, and how every byte of them is checked.
+
+counter     every element is the frame's seq, as far as the dtype can hold it
+gradient    a ramp that moves one step with every frame
+noise       random values
+checked     each byte follows from the frame's seq and the byte's place; `Checked.find` tells the first that does not
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final, Protocol
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+type Array = npt.NDArray[Any]
+type Words = npt.NDArray[np.uint64]
+
+_NOISE_SHIFTS: Final = 4096
+_OF_SEQS: Final = 1 << 63  # keeps the words of seqs apart from those of places
+
+
+class Painter(Protocol):
+    """Makes frames of one pattern."""
+
+    def paint(self, array: Array, seq: int) -> None:
+        """Fill a dense array with frame `seq`."""
+
+
+class Difference(msgspec.Struct, frozen=True):
+    """The first byte of a frame that is not what it should be."""
+
+    offset: int
+    expected: int
+    found: int
+
+
+class Checked:
+    """The pattern that can be checked: 8-byte word `i` of frame `seq` is mix(i) xor mix(2^63 + seq).
+
+    >>> pattern, pixels = Checked(), np.empty((2, 3), np.uint8)
+    >>> pattern.paint(pixels, 7)
+    >>> pattern.find(pixels, 7) is None, pattern.find(pixels, 8) is None
+    (True, False)
+    """
+
+    def __init__(self) -> None:
+        self._places: Words = np.empty(0, np.uint64)
+        self._expected: Words = np.empty(0, np.uint64)
+
+    def paint(self, array: Array, seq: int) -> None:
+        """Fill a dense array, in the order of its memory."""
+        data = _memory_of(array)
+        whole, rest = divmod(data.nbytes, 8)
+        places, key = self._places_of(data.nbytes), _key(seq)
+        np.bitwise_xor(places[:whole], key, out=data[: 8 * whole].view(np.uint64))
+        if rest:
+            data[8 * whole :] = (places[whole:] ^ key).view(np.uint8)[:rest]
+
+    def find(self, array: Array, seq: int) -> Difference | None:
+        """The first byte that differs; None where all are right.
+
+        A frame that is overwritten meanwhile differs, or not: ask it `is_intact` afterwards.
+        """
+        data = _memory_of(array)
+        places = self._places_of(data.nbytes)
+        words = np.bitwise_xor(places, _key(seq), out=self._expected[: places.size])
+        expected = words.view(np.uint8)[: data.nbytes]
+        whole = data.nbytes // 8
+        is_same = np.array_equal(data[: 8 * whole].view(np.uint64), words[:whole])
+        if is_same and np.array_equal(data[8 * whole :], expected[8 * whole :]):
+            return None
+        differing = np.flatnonzero(data != expected)
+        if not differing.size:
+            return None  # it was overwritten between the two looks
+        offset = int(differing[0])
+        return Difference(offset, int(expected[offset]), int(data[offset]))
+
+    def _places_of(self, nbytes: int) -> Words:
+        count = -(-nbytes // 8)
+        if count > self._places.size:
+            self._places = _mix(np.arange(count, dtype=np.uint64))
+            self._expected = np.empty(count, np.uint64)
+        return self._places[:count]
+
+
+class Counter:
+    """Every element is the frame's seq, as far as the dtype can hold it."""
+
+    def paint(self, array: Array, seq: int) -> None:
+        value = np.array(seq % 2 if array.dtype.kind == "b" else seq)
+        array.fill(value.astype(array.dtype)[()])
+
+
+class Gradient:
+    """A ramp along the second axis, or the only one, that moves one step with every frame."""
+
+    def __init__(self) -> None:
+        self._twice: Array | None = None
+
+    def paint(self, array: Array, seq: int) -> None:
+        axis = min(1, array.ndim - 1)
+        extent = array.shape[axis]
+        if self._twice is None:
+            top = 1 if array.dtype.kind in "fb" else 127 if array.dtype == np.int8 else 255
+            ramp = np.linspace(0, top, 2 * extent).reshape(-1, *[1] * (array.ndim - axis - 1))
+            ramp = np.concatenate([ramp[::2], ramp[::2]]).astype(array.dtype)
+            shape = *array.shape[:axis], 2 * extent, *array.shape[axis + 1 :]
+            self._twice = np.ascontiguousarray(np.broadcast_to(ramp, shape))
+        start = seq % extent
+        array[...] = self._twice[(slice(None),) * axis + (slice(start, start + extent),)]
+
+
+class Noise:
+    """Random values: another piece of one table for every frame."""
+
+    def __init__(self) -> None:
+        self._random = np.random.default_rng()
+        self._table: Array | None = None
+
+    def paint(self, array: Array, seq: int) -> None:
+        if self._table is None:
+            self._table = self._values(array.size + _NOISE_SHIFTS, array.dtype)
+        start = int(self._random.integers(_NOISE_SHIFTS))
+        array[...] = self._table[start : start + array.size].reshape(array.shape)
+
+    def _values(self, size: int, dtype: np.dtype[Any]) -> Array:
+        if dtype.kind == "f":
+            return self._random.random(size).astype(dtype)
+        if dtype.kind == "b":
+            return self._random.integers(0, 2, size, dtype=dtype)
+        limits = np.iinfo(dtype)
+        return self._random.integers(limits.min, limits.max, size, dtype=dtype, endpoint=True)
+
+
+PATTERNS: Final[dict[str, type[Painter]]] = {
+    "counter": Counter,
+    "gradient": Gradient,
+    "noise": Noise,
+    "checked": Checked,
+}
+
+
+def _memory_of(array: Array) -> npt.NDArray[np.uint8]:
+    """The bytes of a dense array as they lie in memory."""
+    return (array if array.flags.c_contiguous else array.T).reshape(-1).view(np.uint8)
+
+
+def _key(seq: int) -> Words:
+    return _mix(np.array([_OF_SEQS + seq], np.uint64))
+
+
+def _mix(values: Words) -> Words:
+    """The finaliser of splitmix64: neighbours come out different in about every byte."""
+    mixed = values + np.uint64(0x9E3779B97F4A7C15)
+    mixed = (mixed ^ (mixed >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    mixed = (mixed ^ (mixed >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return mixed ^ (mixed >> np.uint64(31))

@@ -1,0 +1,237 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`tensorpool produce`: a synthetic producer, for trying out consumers, drivers and machines."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Any, Final
+
+import click
+import msgspec
+import numpy as np
+
+from tensorpool.cli import figures, options
+from tensorpool.cli.pattern import PATTERNS, Painter
+from tensorpool.cli.signals import StopSignals
+from tensorpool.client import Producer, connect
+from tensorpool.errors import LocalProtocolError
+from tensorpool.shm.arrays import Order, layout_for
+
+DRAIN_S: Final = 5.0
+SLICE_S: Final = 0.1  # how long a signal may wait
+CATCH_UP_S: Final = 1.0
+
+
+@click.command(name="produce")
+@click.argument("stream")
+@click.option(
+    "--shape", type=options.shape, default="720x1280x3", show_default=True, metavar="NxM…", help="Of a frame."
+)
+@click.option("--dtype", type=click.Choice(options.DTYPES), default="uint8", show_default=True, metavar="NAME")
+@click.option("--order", type=click.Choice(["C", "F"]), default="C", show_default=True, help="Row or column major.")
+@click.option(
+    "--pattern",
+    type=click.Choice(list(PATTERNS)),
+    default="gradient",
+    show_default=True,
+    help="What frames show; `consume --verify` checks every byte of `checked`.",
+)
+@click.option(
+    "--rate", type=click.FloatRange(min=0), default=60.0, show_default=True, help="Frames a second; 0: all it can."
+)
+@click.option("--count", type=click.IntRange(min=0), default=0, help="End after so many frames.  [default: at Ctrl-C]")
+@click.option(
+    "--wait-for-consumers", "wanted", type=click.IntRange(min=0), default=0, metavar="N", help="Begin when N listen."
+)
+@click.option("--create/--no-create", default=True, show_default=True, help="Make the stream where there is none.")
+@click.option(
+    "--timeout", type=click.FloatRange(min=0.1), default=5.0, show_default=True, help="Seconds to wait for the stream."
+)
+@click.option("--json", "as_json", is_flag=True, help="The summary as JSON, nothing else.")
+@options.connection_options
+def command(
+    stream: str,
+    shape: tuple[int, ...],
+    dtype: str,
+    order: Order,
+    pattern: str,
+    rate: float,
+    count: int,
+    wanted: int,
+    create: bool,
+    timeout: float,
+    as_json: bool,
+    aeron_dir: str | None,
+    path: Path | None,
+    settings: tuple[str, ...],
+) -> None:
+    """Publish synthetic frames on STREAM: an id, or a name.
+
+    Frames are painted in place, in shared memory. Ctrl-C and SIGTERM end with a summary, after consumers have seen the
+    last frame; a second one ends at once.
+    """
+    nbytes = layout_for(shape, np.dtype(dtype), order).extent_bytes
+    config = options.load_config(path, settings)
+    with figures.LiveLine(is_quiet=as_json) as line, options.interruptible():
+        job = _Job(stream, shape, np.dtype(dtype), order, rate, count, PATTERNS[pattern](), line)
+        with (
+            connect(aeron_dir, config=config) as client,
+            client.producer(stream, create=create, timeout=timeout, on_state=line.on_state) as producer,
+        ):
+            stop = StopSignals()
+            if nbytes > producer.max_frame_bytes:
+                raise LocalProtocolError(
+                    f"a frame of {figures.size(nbytes)} fits no pool of stream {producer.stream_id}, the largest has "
+                    f"{figures.size(producer.max_frame_bytes)}; give its profile a larger stride_bytes"
+                )
+            producer.set_metadata({"pattern": pattern, "rate_hz": rate})
+            job.announce(producer, wanted, nbytes)
+            job.run(producer, wanted, stop)
+            line.end()
+            is_drained = _drain(producer, stop)
+            summary = _Summary.of(producer, job.meter, is_drained=is_drained)
+    click.echo(msgspec.json.encode(summary) if as_json else summary.text())
+
+
+class _Job:
+    """One run of a producer."""
+
+    def __init__(
+        self,
+        stream: str,
+        shape: tuple[int, ...],
+        dtype: np.dtype[Any],
+        order: Order,
+        rate: float,
+        count: int,
+        painter: Painter,
+        line: figures.LiveLine,
+    ) -> None:
+        self.meter = figures.Meter()
+        self._stream = stream
+        self._shape = shape
+        self._dtype = dtype
+        self._order: Order = order
+        self._rate = rate
+        self._count = count
+        self._painter = painter
+        self._line = line
+
+    def announce(self, producer: Producer, wanted: int, nbytes: int) -> None:
+        frame = f"{figures.shape(self._shape)} {self._dtype} frames of {figures.size(nbytes)}"
+        name = "" if producer.name is None else f" ({producer.name})"
+        self._line.note(f"producing stream {producer.stream_id}{name}: {frame}")
+        if producer.consumers < wanted:
+            self._line.note(f"waiting for {wanted} consumer{'s' if wanted > 1 else ''}")
+
+    def run(self, producer: Producer, wanted: int, stop: StopSignals) -> None:
+        while not stop.count and wanted and not producer.wait_for_consumers(wanted, SLICE_S):
+            continue
+        self._painter.paint(np.empty(self._shape, self._dtype, self._order), 0)  # makes its tables
+        pace, given = _Pace(self._rate), 0
+        while not stop.count and (not self._count or given < self._count):
+            if not pace.is_due():
+                continue
+            with producer.claim(self._shape, self._dtype, self._order) as slot:
+                self._painter.paint(slot.array, slot.seq or 0)
+            given += 1
+            if slot.seq is not None:
+                self.meter.add(slot.array.nbytes)
+            if self._line.is_due:
+                self._line.show(self._now(producer))
+
+    def _now(self, producer: Producer) -> str:
+        stats = producer.stats
+        dropped = sum(stats.dropped.values())
+        consumers = producer.consumers
+        return (
+            f"{self._stream}  {self.meter.recent()}  {stats.published} published  "
+            f"{consumers} consumer{'' if consumers == 1 else 's'}  "
+            + (f"{dropped} dropped: {figures.drops(stats.dropped)}" if dropped else "0 dropped")
+        )
+
+
+class _Pace:
+    """When the next frame is due. A producer that was held up for long goes on from where it is."""
+
+    def __init__(self, rate_hz: float) -> None:
+        self._interval_s = 1 / rate_hz if rate_hz else 0.0
+        self._next_s = time.monotonic()
+
+    def is_due(self) -> bool:
+        """Sleep until it is, or for a while: then False."""
+        if not self._interval_s:
+            return True
+        left = self._next_s - time.monotonic()
+        if left > 0:
+            time.sleep(min(left, SLICE_S))
+        if left > SLICE_S:
+            return False
+        self._next_s += self._interval_s
+        if left < -CATCH_UP_S:
+            self._next_s = time.monotonic() + self._interval_s
+        return True
+
+
+class _Summary(msgspec.Struct, frozen=True):
+    """What became of the frames."""
+
+    stream_id: int
+    name: str | None
+    epoch: int | None
+    epochs: int
+    published: int
+    bytes: int
+    seconds: float
+    rate_hz: float
+    mib_per_s: float
+    dropped: dict[str, int]
+    descriptors_unheard: int
+    descriptors_lost: int
+    consumers: int
+    is_drained: bool
+
+    @classmethod
+    def of(cls, producer: Producer, meter: figures.Meter, *, is_drained: bool) -> _Summary:
+        stats, overall = producer.stats, meter.overall
+        return cls(
+            stream_id=producer.stream_id,
+            name=producer.name,
+            epoch=producer.epoch,
+            epochs=stats.epochs,
+            published=stats.published,
+            bytes=stats.bytes,
+            seconds=round(meter.seconds, 6),
+            rate_hz=round(overall.hz, 3),
+            mib_per_s=round(overall.mib_per_s, 3),
+            dropped=figures.drops_by_name(stats.dropped),
+            descriptors_unheard=stats.descriptors_unheard,
+            descriptors_lost=stats.descriptors_lost,
+            consumers=producer.consumers,
+            is_drained=is_drained,
+        )
+
+    def text(self) -> str:
+        rate = figures.Rate(self.rate_hz, self.mib_per_s)
+        lines = [f"published {self.published} frames, {figures.size(self.bytes)}, in {self.seconds:.1f} s: {rate}"]
+        if self.dropped:
+            reasons = ", ".join(f"{reason.lower()} {count}" for reason, count in self.dropped.items())
+            lines.append(f"dropped {sum(self.dropped.values())}: {reasons}")
+        if self.descriptors_unheard:
+            lines.append(f"nobody listened to {self.descriptors_unheard} of them")
+        if self.descriptors_lost:
+            lines.append(f"consumers did not hear of {self.descriptors_lost}: they were too slow")
+        if self.consumers:
+            seen = "have seen the last frame" if self.is_drained else "have NOT all seen the last frame"
+            lines.append(f"consumers: {self.consumers}, {seen}")
+        return "\n".join(lines)
+
+
+def _drain(producer: Producer, stop: StopSignals) -> bool:
+    """Wait for consumers to see the last frame; the second signal ends that too."""
+    deadline_s, signals = time.monotonic() + DRAIN_S, stop.count
+    while not producer.drain(SLICE_S):
+        if time.monotonic() > deadline_s or stop.count > signals:
+            return False
+    return True

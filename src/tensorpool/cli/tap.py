@@ -1,0 +1,199 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`tensorpool tap`: the messages that travel through an Aeron directory, as they come.
+
+It only listens, takes no lease, and lets itself be passed over: whoever publishes never waits for it. Tokens of
+shutdown requests stay hidden. Wire §5, §10; Driver Model §4.4.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import difflib
+import time
+from datetime import datetime
+from pathlib import Path
+from typing import Final
+
+import click
+import msgspec
+
+from tensorpool import aeron
+from tensorpool.channel import Endpoint, check_channel
+from tensorpool.cli import figures, options
+from tensorpool.cli.decode import plain_fields
+from tensorpool.cli.signals import StopSignals
+from tensorpool.driver.config import DriverSection
+from tensorpool.errors import DecodeError
+from tensorpool.wire import Message, bridge, control, decode, discovery, driver, event, peek_header, trace
+
+FRAGMENT_LIMIT: Final = 64
+MAX_HEX_BYTES: Final = 32
+MALFORMED: Final = "malformed"
+KINDS: Final = frozenset(
+    kind.__name__
+    for module in (control, driver, bridge, trace, event, discovery)
+    for kind in module.schema.messages.values()
+) | {MALFORMED}
+
+
+def _kinds(text: str) -> frozenset[str]:
+    """An option's type: names of messages, with commas."""
+    wanted = frozenset(filter(None, text.split(",")))
+    for name in sorted(wanted - KINDS):
+        close = difflib.get_close_matches(name, KINDS, 1, 0.5)
+        raise click.BadParameter(f"{name!r} is no message" + (f"; did you mean {close[0]}?" if close else ""))
+    return wanted
+
+
+@click.command(name="tap")
+@click.option("--descriptors", is_flag=True, help="Also one FrameDescriptor per frame.")
+@click.option("--only", type=_kinds, metavar="NAME,…", help="Messages of these names only, such as QosConsumer.")
+@click.option("--stream", "stream_id", type=click.IntRange(min=1), metavar="ID", help="Messages about it only.")
+@click.option("--count", type=click.IntRange(min=0), default=0, help="End after so many lines.  [default: at Ctrl-C]")
+@click.option("--json", "as_json", is_flag=True, help="One line of JSON for each message.")
+@options.connection_options
+def command(
+    descriptors: bool,
+    only: frozenset[str] | None,
+    stream_id: int | None,
+    count: int,
+    as_json: bool,
+    aeron_dir: str | None,
+    path: Path | None,
+    settings: tuple[str, ...],
+) -> None:
+    """Show the live messages of an Aeron directory: who attaches, announces, reports and leaves.
+
+    Listens to the control, announce, QoS and metadata streams. A message that is malformed is shown with its fault.
+    """
+    endpoints = options.load_config(path, settings).driver
+    where = aeron_dir or endpoints.aeron_dir or aeron.default_aeron_dir()
+    streams = _streams(endpoints, with_descriptors=descriptors or "FrameDescriptor" in (only or ()))
+    stop = StopSignals()
+    screen = _Screen(only, stream_id, count, as_json=as_json)
+    idle = aeron.BackoffIdle()
+    with contextlib.closing(aeron.connect(where, client_name="tensorpool tap")) as client:
+        listeners = [_Listener(client, name, endpoint, screen) for name, endpoint in streams.items()]
+        if not as_json:
+            names = ", ".join(f"{name} ({endpoint.stream_id})" for name, endpoint in streams.items())
+            click.echo(f"listening at {where} to {names}", err=True)
+        while not stop.count and not screen.is_full:
+            idle.idle(sum(listener.poll() for listener in listeners))
+
+
+def _streams(endpoints: DriverSection, *, with_descriptors: bool) -> dict[str, Endpoint]:
+    """The Aeron streams by name; two that are one are listened to once."""
+    found = {"control": endpoints.control}
+    if endpoints.announce != endpoints.control:
+        found["announce"] = endpoints.announce
+    found |= {"qos": endpoints.qos, "metadata": endpoints.metadata}
+    return found | {"descriptor": endpoints.descriptor} if with_descriptors else found
+
+
+class _Listener:
+    """One Aeron stream."""
+
+    def __init__(self, client: aeron.Client, name: str, endpoint: Endpoint, screen: _Screen) -> None:
+        self._name = name
+        self._screen = screen
+        self._left_at: dict[int, int] = {}  # where publishers were when we lost sight of them
+        parameters = check_channel(name, endpoint.channel).parameters
+        is_bare = "?" not in endpoint.channel
+        added = "" if "tether" in parameters else "?tether=false" if is_bare else "|tether=false"
+        self._subscription = client.add_subscription(endpoint.channel + added, endpoint.stream_id, self._on_image)
+
+    def poll(self) -> int:
+        return self._subscription.poll(self._on_message, FRAGMENT_LIMIT)
+
+    def _on_message(self, data: bytes, info: aeron.MessageInfo) -> None:
+        self._screen.show(self._name, data, info.session_id)
+
+    def _on_image(self, image: aeron.ImageEvent) -> None:
+        if not image.available:
+            self._left_at[image.session_id] = image.position
+        elif image.session_id in self._left_at:
+            missed = image.position - self._left_at.pop(image.session_id)
+            click.echo(f"too slow: missed {figures.size(missed)} of {self._name}", err=True)
+
+
+class _Screen:
+    """Where messages are shown, those that were asked for."""
+
+    def __init__(self, only: frozenset[str] | None, stream_id: int | None, count: int, *, as_json: bool) -> None:
+        self._only = only
+        self._stream_id = stream_id
+        self._count = count
+        self._as_json = as_json
+        self._shown = 0
+
+    @property
+    def is_full(self) -> bool:
+        return self._count > 0 and self._shown >= self._count
+
+    def show(self, aeron_stream: str, data: bytes, session_id: int) -> None:
+        try:
+            message = decode(data)
+        except DecodeError as error:
+            kind, fields = MALFORMED, {"error": str(error), "bytes": len(data), **_shown_bytes(data)}
+        else:
+            kind, fields = type(message).__name__, _shown_fields(message)
+        if self.is_full or (self._only is not None and kind not in self._only):
+            return
+        if self._stream_id is not None and fields.get("stream_id") != self._stream_id:
+            return
+        self._shown += 1
+        now_ns = time.time_ns()
+        if self._as_json:
+            line = {"received_ns": now_ns, "aeron_stream": aeron_stream, "session_id": session_id, "message": kind}
+            click.echo(msgspec.json.encode(line | fields))
+            return
+        clock = datetime.fromtimestamp(now_ns / 1e9).strftime("%H:%M:%S.%f")[:-3]
+        name = click.style(f"{kind:<18}", fg="red" if kind == MALFORMED else "cyan", bold=True)
+        click.echo(f"{click.style(clock, dim=True)}  {aeron_stream:<10}  {name}  {_text(fields)}")
+
+
+def _shown_fields(message: Message) -> dict[str, object]:
+    fields = plain_fields(message)
+    return fields | {"token": "<hidden>"} if fields.get("token") else fields
+
+
+def _shown_bytes(data: bytes) -> dict[str, object]:
+    """Enough to see what it may be; nothing that may hold a token."""
+    is_secret = _has_header(data, driver.ShmDriverShutdownRequest)
+    return {} if is_secret else {"hex": data[:MAX_HEX_BYTES].hex() + ("…" if len(data) > MAX_HEX_BYTES else "")}
+
+
+def _has_header(data: bytes, kind: type[Message]) -> bool:
+    try:
+        header = peek_header(data)
+    except DecodeError:
+        return False
+    return (header.schema_id, header.template_id) == (kind.SCHEMA_ID, kind.TEMPLATE_ID)
+
+
+def _text(value: object) -> str:
+    """Fields as name=value, without those that say nothing."""
+    match value:
+        case {"hex": str(digits), **others} if not others:
+            return digits[: 2 * MAX_HEX_BYTES] + ("…" if len(digits) > 2 * MAX_HEX_BYTES else "")
+        case dict():
+            said = ((name, field) for name, field in value.items() if field not in (None, "", []))
+            return " ".join(f"{name}={_nested(_short(name, field))}" for name, field in said)
+        case list():
+            return "[" + ", ".join(map(_nested, value)) + "]"
+        case bool():
+            return str(value).lower()
+        case str():
+            return value if value.isprintable() and value and " " not in value else repr(value)
+    return str(value)
+
+
+def _short(name: str, value: object) -> object:
+    """A region's path repeats the stream and its epoch."""
+    is_region = name.endswith("region_uri") and isinstance(value, str)
+    return "…/" + str(value).rpartition("/")[2] if is_region else value
+
+
+def _nested(value: object) -> str:
+    is_group = isinstance(value, dict) and value.keys() != {"hex"}
+    return f"({_text(value)})" if is_group else _text(value)
