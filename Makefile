@@ -1,13 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 # make demo   the main job, end to end            make test          everything that CI checks
 # make setup  only prepare .venv                  make test-native   the C++ core alone, plain and under TSan and ASan
-# make bench  our figures on this machine         make lock          pin the dependencies anew
+# make bench  our figures on this machine         make bench-peers   the same next to iceoryx2, zmq, zenoh, …
+#                                                 make lock          pin the dependencies anew
 #
 # A fresh machine needs make, gcc/g++, cmake, Java 17 and some python3. Nothing outside this folder is touched.
 
 SHELL := /bin/bash
 .DELETE_ON_ERROR:
-.PHONY: setup demo test check test-native bench stubs lock clean
+.PHONY: setup demo test check test-native bench bench-peers stubs lock clean
 
 UV_VERSION := 0.13.7
 UV := .uv/bin/uv
@@ -26,6 +27,9 @@ test: setup check test-native
 
 bench: setup
 	$(PY) -m benchmarks.core
+
+bench-peers: setup .venv/.bench
+	$(PY) -m benchmarks.peers
 
 check: setup
 	.venv/bin/ruff check .
@@ -50,9 +54,16 @@ NATIVE := CMakeLists.txt $(wildcard native/*.hpp native/*.cpp)
 	$(UV) pip install --quiet --python $(PY) --no-deps --no-build-isolation --editable .
 	@touch $@
 
+# The packages we are compared with: beside the locked ones, and gone again when those are synced anew.
+.venv/.bench: requirements-bench.lock .venv/.locked
+	$(UV) pip install --quiet --python $(PY) --require-hashes --requirements requirements-bench.lock
+	@touch $@
+
 lock: $(UV)
 	$(UV) pip compile --quiet --universal --generate-hashes --no-annotate --no-header --no-emit-index-url \
 	    --python-version 3.12 --all-extras --group dev --output-file requirements.lock pyproject.toml
+	$(UV) pip compile --quiet --universal --generate-hashes --no-annotate --no-header --no-emit-index-url \
+	    --python-version 3.12 --group bench --constraint requirements.lock --output-file requirements-bench.lock
 
 # The typed face of the native module, generated and checked in; a test fails when it drifts.
 stubs: setup

@@ -14,28 +14,31 @@ import msgspec
 from tensorpool.cli import figures, options
 from tensorpool.cli.pattern import Checked
 from tensorpool.cli.signals import StopSignals
-from tensorpool.client import Consumer, Frame, connect
+from tensorpool.client import Consumer, DropReason, Frame, connect
 
 SLICE_S: Final = 0.1  # how long a signal may wait
 ATTACH_S: Final = 1e9
+
+_ON_PURPOSE: Final = (DropReason.SKIPPED.name, DropReason.RATE_LIMITED.name)
 
 type End = Literal["count", "timeout", "signal", "difference"]
 
 
 @click.command(name="consume")
 @click.argument("stream")
-@click.option("--count", type=click.IntRange(min=0), default=0, help="End after so many frames.  [default: at Ctrl-C]")
+@options.count_option("frames")
 @click.option(
     "--timeout",
     type=click.FloatRange(min=0),
     default=10.0,
     show_default=True,
-    help="End when nothing came for so many seconds; 0: never.",
+    metavar="S",
+    help="End when nothing came for S seconds; 0: never.",
 )
 @click.option("--latest", is_flag=True, help="Look at the newest frame only, and skip what came between.")
-@click.option("--max-rate-hz", type=click.IntRange(min=1), help="Receive at most so many frames a second.")
+@click.option("--max-rate-hz", type=click.IntRange(min=1), metavar="HZ", help="Receive no more frames a second.")
 @click.option("--verify", is_flag=True, help="Check every byte against `produce --pattern checked`.")
-@click.option("--json", "as_json", is_flag=True, help="The summary as JSON, nothing else.")
+@click.option("--json", "as_json", is_flag=True, help="The summary as JSON.")
 @options.connection_options
 def command(
     stream: str,
@@ -227,8 +230,11 @@ class _Summary(msgspec.Struct, frozen=True):
     def text(self) -> str:
         rate = figures.Rate(self.rate_hz, self.mib_per_s)
         lines = [f"received {self.received} frames, {figures.size(self.bytes)}, in {self.seconds:.1f} s: {rate}"]
-        reasons = ", ".join(f"{reason.lower()} {count}" for reason, count in self.drops.items())
-        lines.append(f"lost     {self.lost}" + (f": {reasons}" if self.lost else ""))
+        passed = {reason: count for reason, count in self.drops.items() if reason in _ON_PURPOSE}
+        lost = {reason: count for reason, count in self.drops.items() if reason not in _ON_PURPOSE}
+        lines.append(f"lost     {_counts(lost)}")
+        if passed:
+            lines.append(f"passed   over, as asked: {_counts(passed)}")
         if self.age_p50_ms is not None and self.age_p99_ms is not None:
             half, most = figures.duration_ms(self.age_p50_ms), figures.duration_ms(self.age_p99_ms)
             lines.append(f"age      p50 {half}, p99 {most}")
@@ -249,3 +255,8 @@ class _Summary(msgspec.Struct, frozen=True):
         if not self.received:
             return f"nothing came within {timeout:g} s"
         return f"{self.received} of {count} frames came, then nothing for {timeout:g} s" if count else None
+
+
+def _counts(drops: dict[str, int]) -> str:
+    reasons = ", ".join(f"{reason.lower()} {count}" for reason, count in drops.items())
+    return f"{sum(drops.values())}" + (f": {reasons}" if reasons else "")

@@ -1,225 +1,259 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`tensorpool demo`: a synthetic camera and two readers in processes of their own, and a summary that checks itself.
+"""`tensorpool demo`: a camera and two readers, each in its own process, live figures, a summary that checks itself.
 
-Everything is real and embedded: a media driver, a ring in shared memory, announces and descriptors over Aeron. One
-reader keeps up, the other is slow on purpose; every frame must be accounted for in both.
+Everything is real and embedded: a media driver, an SHM driver, a producer and two consumers that share nothing but
+memory. Both readers check every byte of what they get; one is slow on purpose. Every frame must be accounted for.
 """
 
 from __future__ import annotations
 
+import math
 import multiprocessing as mp
-import shutil
+import signal
 import sys
-import tempfile
 import time
-from multiprocessing.connection import Connection
-from multiprocessing.context import SpawnProcess
+from multiprocessing.connection import Connection, wait
+from multiprocessing.context import ForkServerProcess
 from pathlib import Path
-from typing import Final
+from types import TracebackType
+from typing import TYPE_CHECKING, Final, Self
 
 import click
-import msgspec
-import numpy as np
 
-from tensorpool import aeron, shm
-from tensorpool._core import RingReader, SlotFrame
-from tensorpool.clock import SystemClock
-from tensorpool.wire import decode
-from tensorpool.wire.control import ClockDomain, PayloadPool, ShmPoolAnnounce
+from tensorpool.cli import actors, figures, options
+from tensorpool.cli.actors import Part, Report
+from tensorpool.cli.signals import StopSignals
+from tensorpool.embedded import Local, local
 
-CONTROL: Final = ("aeron:ipc?term-length=64k", 1000)
-DESCRIPTORS: Final = ("aeron:ipc?term-length=1m", 1100)
-STREAM_ID: Final = 10_000
+if TYPE_CHECKING:
+    from rich.live import Live
+    from rich.table import Table
+
+CAMERA: Final = "camera"
+DELAYS: Final = {"fast reader": 0.0, "slow reader": 2.5}  # in frame intervals, over each frame
 NSLOTS: Final = 16
-ANNOUNCE_EVERY_S: Final = 0.1
-
-
-class Tally(msgspec.Struct):
-    """What became of the frames that the camera published."""
-
-    name: str
-    received: int = 0
-    drops_gap: int = 0
-    drops_late: int = 0
-    wrong: int = 0
-    next_seq: int = 0
-
-    def finish(self, published: int) -> None:
-        """Count what was published after the last frame that came."""
-        self.drops_gap += published - self.next_seq
-
-    def adds_up(self, published: int) -> bool:
-        """Whether every frame is accounted for and none was wrong."""
-        return self.wrong == 0 and self.received + self.drops_gap + self.drops_late == published
+MIN_STRIDE: Final = 64
+REDRAW_EVERY_S: Final = 0.1
+LINE_EVERY_S: Final = 1.0
+PATIENCE_S: Final = 60.0  # beyond the time that was asked for
+WIDE: Final = 76  # columns that show everything
 
 
 @click.command(name="demo")
 @click.option("--seconds", default=5.0, show_default=True, type=click.FloatRange(min=0.5), help="How long to run.")
 @click.option("--rate", default=60.0, show_default=True, type=click.FloatRange(min=1), help="Frames per second.")
-@click.option("--shape", default="720,1280,3", show_default=True, help="Of a frame of bytes: up to 8 extents.")
-@click.option("--keep", is_flag=True, help="Leave the files in place and print where they are.")
-def command(seconds: float, rate: float, shape: str, keep: bool) -> None:
-    """A camera, two readers, one of them slow, and a summary that checks itself."""
-    extents = _parsed(shape)
-    folder = Path(tempfile.mkdtemp(prefix="tensorpool-demo-", dir="/dev/shm"))
-    try:
-        correct = _run(folder, seconds, rate, extents)
-        if keep:
-            click.echo(f"kept: {folder}")
-    finally:
-        if not keep:
-            shutil.rmtree(folder, ignore_errors=True)
-    sys.exit(0 if correct else 1)
+@click.option(
+    "--shape",
+    type=options.shape,
+    default="720x1280x3",
+    show_default=True,
+    metavar="NxM…",
+    help="Of a frame of bytes: up to 8 extents.",
+)
+@click.option("--keep", is_flag=True, help="Keep the drivers running afterwards, for other commands, until Ctrl-C.")
+def command(seconds: float, rate: float, shape: tuple[int, ...], keep: bool) -> None:
+    """A camera, two readers, one of them slow, and a summary that checks itself.
 
-
-def _parsed(shape: str) -> tuple[int, ...]:
-    parts = shape.split(",")
-    if not all(part.isdecimal() and int(part) > 0 for part in parts) or not 1 <= len(parts) <= 8:
-        raise click.BadParameter(f"{shape!r}: give 1 to 8 positive extents, such as 720,1280,3", param_hint="--shape")
-    return tuple(int(part) for part in parts)
-
-
-def _run(folder: Path, seconds: float, rate: float, shape: tuple[int, ...]) -> bool:
-    pixels = np.zeros(shape, np.uint8)
-    stride = max(64, 1 << (pixels.nbytes - 1).bit_length())
-    spec = shm.RingSpec(NSLOTS, (shm.PoolSpec(1, stride),))
-    clock = SystemClock()
-    context = mp.get_context("spawn")
-    readers: list[tuple[SpawnProcess, Connection]] = []
-    with (
-        aeron.MediaDriver(str(folder / "aeron")) as driver,
-        shm.EpochTree.open(str(folder), clock=clock) as tree,
-    ):
-        epoch = tree.next_epoch(STREAM_ID)
-        ring = tree.create(STREAM_ID, epoch, spec, clock.monotonic_ns(), prefault=True)
-        for name, delay_s in (("fast reader", 0.0), ("slow reader", 2.5 / rate)):
-            ours, theirs = context.Pipe()
-            arguments = (name, delay_s, driver.aeron_dir, str(folder), theirs)
-            readers.append((context.Process(target=_read, args=arguments, daemon=True), ours))
-            readers[-1][0].start()
-        client = aeron.connect(driver.aeron_dir)
-        published = _publish(client, ring, pixels, seconds, rate, [pipe for _, pipe in readers])
-        tallies: list[Tally] = []
-        for reader, pipe in readers:
-            pipe.send(published)
-            tallies.append(pipe.recv())
-            reader.join()
-        client.close()
-        tree.remove(STREAM_ID, epoch)
-    return _summarise(published, pixels.nbytes, seconds, tallies)
-
-
-def _publish(
-    client: aeron.Client,
-    ring: shm.MappedRing,
-    pixels: np.ndarray[tuple[int, ...], np.dtype[np.uint8]],
-    seconds: float,
-    rate: float,
-    readers: list[Connection],
-) -> int:
-    """Announce until every reader is there, then publish frames at the rate asked for."""
-    control = client.add_publication(*CONTROL)
-    descriptors = client.add_publication(*DESCRIPTORS)
-    writer, layout = ring.writer(), shm.layout_of(pixels)
-    waiting = list(readers)
-    while waiting:
-        control.offer(_announce(ring).encode())
-        waiting = [reader for reader in waiting if not reader.poll()]
-        time.sleep(ANNOUNCE_EVERY_S)
-    for reader in readers:
-        reader.recv()
-    click.echo(f"camera: {'x'.join(map(str, pixels.shape))} bytes at {rate:g} Hz, ring of {NSLOTS} slots")
-    started = time.monotonic()
-    seq = 0
-    while (elapsed := time.monotonic() - started) < seconds:
-        if elapsed * rate < seq:
-            time.sleep(min(0.01, seq / rate - elapsed))
-            continue
-        pixels.fill(seq & 0xFF)
-        writer.write(seq, layout, pixels, time.monotonic_ns())
-        descriptors.offer_descriptor(STREAM_ID, ring.epoch, seq)
-        writer.wake()
-        seq += 1
-    return seq
-
-
-def _announce(ring: shm.MappedRing) -> ShmPoolAnnounce:
-    return ShmPoolAnnounce(
-        stream_id=ring.stream_id,
-        producer_id=1,
-        epoch=ring.epoch,
-        announce_timestamp_ns=time.monotonic_ns(),
-        announce_clock_domain=ClockDomain.MONOTONIC,
-        layout_version=ring.layout_version,
-        header_nslots=ring.spec.nslots,
-        header_slot_bytes=256,
-        payload_pools=tuple(
-            PayloadPool(
-                pool_id=pool.spec.pool_id,
-                pool_nslots=ring.spec.nslots,
-                stride_bytes=pool.spec.stride_bytes,
-                region_uri=pool.uri,
-            )
-            for pool in ring.pools
-        ),
-        header_region_uri=ring.header.uri,
-    )
-
-
-def _read(name: str, delay_s: float, aeron_dir: str, base_dir: str, pipe: Connection) -> None:
-    """A reader's process: map what is announced, check every frame, report when the camera has stopped."""
-    client = aeron.connect(aeron_dir)
-    control = client.add_subscription(*CONTROL)
-    descriptors = client.add_subscription(*DESCRIPTORS)
-    announces: list[bytes] = []
-    while not announces:
-        if control.poll(lambda data, _: announces.append(data)) == 0:
-            time.sleep(0.002)
-    announce = decode(announces[0])
-    assert isinstance(announce, ShmPoolAnnounce)
-    spec = shm.RingSpec.announced(announce.header_nslots, announce.header_slot_bytes, announce.payload_pools)
-    uris = [announce.header_region_uri, *(pool.region_uri for pool in announce.payload_pools)]
-    ring = shm.map_ring(spec, uris, shm.AllowedBases([base_dir]), stream_id=announce.stream_id, epoch=announce.epoch)
-    reader, sink, tally = ring.reader(), aeron.DescriptorSink(STREAM_ID), Tally(name)
-    pipe.send("ready")
-    while not pipe.poll():
-        descriptors.poll_descriptors(sink, 100)
-        if (descriptor := sink.take()) is None:
-            reader.wait(tally.next_seq, 20_000_000)
-        else:
-            _take(descriptor.seq, reader, tally)
-            time.sleep(delay_s)
-    published: int = pipe.recv()
-    while len(sink) or descriptors.poll_descriptors(sink, 1000):
-        if (descriptor := sink.take()) is not None:
-            _take(descriptor.seq, reader, tally)
-    tally.finish(published)
-    pipe.send(tally)
-    client.close()
-
-
-def _take(seq: int, reader: RingReader, tally: Tally) -> None:
-    tally.drops_gap += seq - tally.next_seq
-    tally.next_seq = seq + 1
-    frame = reader.read(seq)
-    if isinstance(frame, SlotFrame):
-        pixels = np.empty(frame.layout.shape, np.uint8)
-        if reader.copy_into(frame, pixels):
-            tally.received += 1
-            tally.wrong += not (pixels == (seq & 0xFF)).all()
-            return
-    tally.drops_late += 1
-
-
-def _summarise(published: int, frame_bytes: int, seconds: float, tallies: list[Tally]) -> bool:
-    rate = published / seconds
-    click.echo(f"published {published} frames, {rate:.0f} Hz, {rate * frame_bytes / 2**20:.0f} MiB/s")
-    correct = True
-    for tally in tallies:
-        adds_up = tally.adds_up(published)
-        correct = correct and adds_up and tally.received > 0
+    Exit code 1: a frame is unaccounted for, a byte is wrong, or something is left behind.
+    """
+    nbytes = math.prod(shape)
+    stride = max(MIN_STRIDE, 1 << (nbytes - 1).bit_length())
+    profile = {"header_nslots": NSLOTS, "payload_pools": [{"pool_id": 1, "stride_bytes": stride}]}
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the children inherit it: Ctrl-C comes to us, and we tell them
+    with local(overrides={"profiles.default": profile}) as pool:
         click.echo(
-            f"{tally.name}: received {tally.received}, drops_gap {tally.drops_gap}, drops_late {tally.drops_late}, "
-            f"wrong {tally.wrong}: {'every frame is accounted for' if adds_up else 'DOES NOT ADD UP'}"
+            f"camera: {figures.shape(shape)} bytes at {rate:g} Hz, {figures.size(nbytes)} a frame, "
+            f"ring of {NSLOTS} slots\ntwo readers check every byte; one of them is slow on purpose"
         )
-    return correct
+        with _Cast(pool, shape, rate, seconds) as cast:
+            stop = StopSignals()
+            faults = cast.play(stop)
+        if stop.count and not cast.reports[CAMERA].frames:
+            faults.append("stopped before the first frame")
+        faults = faults or _account(cast.reports)
+        if keep and not faults:
+            _stay(pool, stop)
+    folder = Path(pool.aeron_dir).parent
+    if folder.exists():
+        faults.append(f"{folder} is left behind")
+    else:
+        click.echo(f"{'/dev/shm':<13}nothing left behind")
+    verdict = f"FAILED       {'; '.join(faults)}" if faults else "OK           every frame is accounted for"
+    click.secho(verdict, fg="red" if faults else "green", bold=True)
+    sys.exit(1 if faults else 0)
+
+
+class _Cast:
+    """The processes, from their start to their end."""
+
+    def __init__(self, pool: Local, shape: tuple[int, ...], rate: float, seconds: float) -> None:
+        self._seconds = seconds
+        self._processes: dict[str, ForkServerProcess] = {}
+        self._pipes: dict[str, Connection] = {}
+        self.reports = {name: Report(name) for name in (CAMERA, *DELAYS)}
+        context = mp.get_context("forkserver")
+        context.set_forkserver_preload([actors.__name__])  # imported once for all three
+        for name in self.reports:
+            ours, theirs = context.Pipe()
+            delay_s = DELAYS.get(name, 0.0) / rate
+            part = Part(name, pool.aeron_dir, pool.config, shape, rate, seconds, len(DELAYS), delay_s)
+            play = actors.play_camera if name == CAMERA else actors.play_reader
+            self._processes[name] = context.Process(target=play, args=(part, theirs), daemon=True)
+            self._processes[name].start()
+            theirs.close()
+            self._pipes[name] = ours
+
+    def play(self, stop: StopSignals) -> list[str]:
+        """Until all have reported a last time; returns what went wrong."""
+        deadline_s = time.monotonic() + self._seconds + PATIENCE_S
+        is_stopped = is_over = False
+        with _Display() as display:
+            while not all(report.is_final for report in self.reports.values()):
+                if fault := self._listen():
+                    return [fault]
+                if stop.count > 1 or time.monotonic() > deadline_s:
+                    return ["interrupted" if stop.count > 1 else "it takes too long"]
+                if stop.count and not is_stopped:
+                    is_stopped = True
+                    self._pipes[CAMERA].send("stop")
+                if self.reports[CAMERA].is_final and not is_over:
+                    is_over = True
+                    for name in DELAYS:
+                        self._pipes[name].send(self.reports[CAMERA].frames)
+                display.show(self.reports)
+        return []
+
+    def _listen(self) -> str:
+        """Take what the actors report; the first failure, or nothing."""
+        for pipe in wait(self._open_pipes(), REDRAW_EVERY_S):
+            assert isinstance(pipe, Connection)
+            name = next(name for name, known in self._pipes.items() if known is pipe)
+            try:
+                report = pipe.recv()
+            except EOFError:
+                self._processes[name].join()
+                return f"the {name} ended with exit code {self._processes[name].exitcode}"
+            self.reports[name] = report
+            if report.failure:
+                return f"the {name}: {report.failure}"
+        return ""
+
+    def _open_pipes(self) -> list[Connection]:
+        return [pipe for name, pipe in self._pipes.items() if not self.reports[name].is_final]
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for name, process in self._processes.items():
+            if not self.reports[name].is_final:
+                process.terminate()
+            process.join()
+            self._pipes[name].close()
+
+
+class _Display:
+    """What is going on: a table that is redrawn on a terminal, a line every second elsewhere."""
+
+    def __init__(self) -> None:
+        self._live: Live | None = None
+        self._started_s: float | None = None
+        self._next_s = 0.0
+        if sys.stdout.isatty():
+            from rich.live import Live
+
+            self._live = Live(auto_refresh=False, transient=True)
+
+    def show(self, reports: dict[str, Report]) -> None:
+        now_s = time.monotonic()
+        if now_s < self._next_s:
+            return
+        if self._live is not None:
+            self._next_s = now_s + REDRAW_EVERY_S
+            self._live.update(_table(reports, self._live.console.width), refresh=True)
+            return
+        camera = reports[CAMERA]
+        if self._started_s is None and camera.frames:
+            self._started_s = now_s
+        elif self._started_s is not None and not camera.is_final:
+            readers = "".join(f"; {name} {reports[name].frames}, lost {reports[name].lost}" for name in DELAYS)
+            click.echo(f"{now_s - self._started_s:4.1f} s  {camera.frames} frames, {camera.recent}{readers}")
+        if self._started_s is not None:
+            self._next_s = (self._next_s or now_s) + LINE_EVERY_S
+
+    def __enter__(self) -> Self:
+        if self._live is not None:
+            self._live.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._live is not None:
+            self._live.stop()
+
+
+def _table(reports: dict[str, Report], width: int) -> Table:
+    from rich.table import Table
+
+    is_wide = width >= WIDE
+    table = Table(box=None, pad_edge=False)
+    table.add_column("", no_wrap=True)
+    for title in ("frames", "Hz", "MiB/s", "lost", *(["age p50", "p99"] if is_wide else [])):
+        table.add_column(title, justify="right", no_wrap=True)
+    if is_wide:
+        table.add_column("why", no_wrap=True, overflow="ellipsis", style="dim")
+    for name, report in reports.items():
+        ages = [figures.duration_ms(age) for age in report.ages_ms] if report.ages_ms else ["", ""]
+        rate = report.overall if report.is_final else report.recent
+        table.add_row(
+            name,
+            str(report.frames),
+            figures.number(rate.hz),
+            figures.number(rate.mib_per_s),
+            str(report.lost),
+            *([*ages, figures.drops(report.drops)] if is_wide else []),
+        )
+    return table
+
+
+def _account(reports: dict[str, Report]) -> list[str]:
+    """Print what became of every frame; returns what does not add up."""
+    camera = reports[CAMERA]
+    faults = [] if camera.frames else ["nothing was published"]
+    click.echo(f"{CAMERA:<13}published {camera.frames} frames in {camera.seconds:.1f} s: {camera.overall}")
+    if camera.lost:
+        click.echo(f"{'':<13}could not publish {camera.lost}: {figures.drops(camera.drops)}")
+    for name in DELAYS:
+        report = reports[name]
+        total = report.frames + report.lost
+        checked = f"checked {figures.size(report.checked_bytes)}, {report.wrong or 'all right'}"
+        click.echo(f"{name:<13}{report.frames} received + {report.lost} lost = {total}; {checked}")
+        if report.lost:
+            click.echo(f"{'':<13}lost: {figures.drops(report.drops)}")
+        if report.overwritten:
+            click.echo(f"{'':<13}overwritten while being checked, and noticed: {report.overwritten}")
+        if total != camera.frames:
+            faults.append(f"the {name} accounts for {total} of {camera.frames} frames")
+        if report.wrong:
+            faults.append(f"the {name} found {report.wrong} wrong")
+        if not report.frames:
+            faults.append(f"the {name} received nothing")
+        elif report.checked + report.overwritten != report.frames and not report.wrong:
+            faults.append(f"the {name} did not check every frame")
+    return faults
+
+
+def _stay(pool: Local, stop: StopSignals) -> None:
+    """Let others use the drivers until a signal comes."""
+    click.echo(
+        "the drivers go on until Ctrl-C; in another terminal:\n"
+        f"  export AERON_DIR={pool.aeron_dir} SHM_BASE_DIR={pool.config.shm.base_dir}\n"
+        "  tensorpool tap\n"
+        f"  tensorpool consume {actors.STREAM} --verify & tensorpool produce {actors.STREAM} --pattern checked"
+    )
+    signals = stop.count
+    while stop.count == signals:
+        time.sleep(REDRAW_EVERY_S)

@@ -30,6 +30,12 @@ def shape(text: str) -> tuple[int, ...]:
     return tuple(map(int, parts))
 
 
+def count_option[F: Callable[..., None]](things: str) -> Callable[[F], F]:
+    """--count N: end after so many; 0 is no limit."""
+    words = f"End after N {things}.  [default: at Ctrl-C]"
+    return click.option("--count", type=click.IntRange(min=0), default=0, metavar="N", help=words)
+
+
 def connection_options[F: Callable[..., None]](command: F) -> F:
     """--aeron-dir, --config and --set: which driver a command talks to. See `load_config`."""
     place = "[default: driver.aeron_dir, AERON_DIR, Aeron's own]"

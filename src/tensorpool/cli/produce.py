@@ -21,6 +21,7 @@ from tensorpool.shm.arrays import Order, layout_for
 DRAIN_S: Final = 5.0
 SLICE_S: Final = 0.1  # how long a signal may wait
 CATCH_UP_S: Final = 1.0
+DROPPED_S: Final = 0.01  # a pause while nothing can be published
 
 
 @click.command(name="produce")
@@ -28,7 +29,9 @@ CATCH_UP_S: Final = 1.0
 @click.option(
     "--shape", type=options.shape, default="720x1280x3", show_default=True, metavar="NxM…", help="Of a frame."
 )
-@click.option("--dtype", type=click.Choice(options.DTYPES), default="uint8", show_default=True, metavar="NAME")
+@click.option(
+    "--dtype", type=click.Choice(options.DTYPES), default="uint8", show_default=True, metavar="NAME", help="Numpy's."
+)
 @click.option("--order", type=click.Choice(["C", "F"]), default="C", show_default=True, help="Row or column major.")
 @click.option(
     "--pattern",
@@ -38,17 +41,27 @@ CATCH_UP_S: Final = 1.0
     help="What frames show; `consume --verify` checks every byte of `checked`.",
 )
 @click.option(
-    "--rate", type=click.FloatRange(min=0), default=60.0, show_default=True, help="Frames a second; 0: all it can."
+    "--rate",
+    type=click.FloatRange(min=0),
+    default=60.0,
+    show_default=True,
+    metavar="HZ",
+    help="Frames a second; 0: all it can.",
 )
-@click.option("--count", type=click.IntRange(min=0), default=0, help="End after so many frames.  [default: at Ctrl-C]")
+@options.count_option("frames")
 @click.option(
     "--wait-for-consumers", "wanted", type=click.IntRange(min=0), default=0, metavar="N", help="Begin when N listen."
 )
 @click.option("--create/--no-create", default=True, show_default=True, help="Make the stream where there is none.")
 @click.option(
-    "--timeout", type=click.FloatRange(min=0.1), default=5.0, show_default=True, help="Seconds to wait for the stream."
+    "--timeout",
+    type=click.FloatRange(min=0.1),
+    default=5.0,
+    show_default=True,
+    metavar="S",
+    help="Ask for the stream for S seconds.",
 )
-@click.option("--json", "as_json", is_flag=True, help="The summary as JSON, nothing else.")
+@click.option("--json", "as_json", is_flag=True, help="The summary as JSON.")
 @options.connection_options
 def command(
     stream: str,
@@ -138,6 +151,8 @@ class _Job:
             given += 1
             if slot.seq is not None:
                 self.meter.add(slot.array.nbytes)
+            elif not self._rate:
+                time.sleep(DROPPED_S)
             if self._line.is_due:
                 self._line.show(self._now(producer))
 
@@ -219,7 +234,8 @@ class _Summary(msgspec.Struct, frozen=True):
             reasons = ", ".join(f"{reason.lower()} {count}" for reason, count in self.dropped.items())
             lines.append(f"dropped {sum(self.dropped.values())}: {reasons}")
         if self.descriptors_unheard:
-            lines.append(f"nobody listened to {self.descriptors_unheard} of them")
+            part = "" if self.descriptors_unheard == self.published else f" to {self.descriptors_unheard} of them"
+            lines.append(f"nobody listened{part}")
         if self.descriptors_lost:
             lines.append(f"consumers did not hear of {self.descriptors_lost}: they were too slow")
         if self.consumers:

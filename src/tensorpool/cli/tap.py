@@ -49,7 +49,7 @@ def _kinds(text: str) -> frozenset[str]:
 @click.option("--descriptors", is_flag=True, help="Also one FrameDescriptor per frame.")
 @click.option("--only", type=_kinds, metavar="NAME,…", help="Messages of these names only, such as QosConsumer.")
 @click.option("--stream", "stream_id", type=click.IntRange(min=1), metavar="ID", help="Messages about it only.")
-@click.option("--count", type=click.IntRange(min=0), default=0, help="End after so many lines.  [default: at Ctrl-C]")
+@options.count_option("messages")
 @click.option("--json", "as_json", is_flag=True, help="One line of JSON for each message.")
 @options.connection_options
 def command(
@@ -175,7 +175,7 @@ def _text(value: object) -> str:
     """Fields as name=value, without those that say nothing."""
     match value:
         case {"hex": str(digits), **others} if not others:
-            return digits[: 2 * MAX_HEX_BYTES] + ("…" if len(digits) > 2 * MAX_HEX_BYTES else "")
+            return _bytes_text(bytes.fromhex(digits))
         case dict():
             said = ((name, field) for name, field in value.items() if field not in (None, "", []))
             return " ".join(f"{name}={_nested(_short(name, field))}" for name, field in said)
@@ -186,6 +186,13 @@ def _text(value: object) -> str:
         case str():
             return value if value.isprintable() and value and " " not in value else repr(value)
     return str(value)
+
+
+def _bytes_text(data: bytes) -> str:
+    """Text where it is text, else the first bytes."""
+    if data.isascii() and data.decode().isprintable():
+        return repr(data.decode())
+    return data[:MAX_HEX_BYTES].hex() + ("…" if len(data) > MAX_HEX_BYTES else "")
 
 
 def _short(name: str, value: object) -> object:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final, Self
 
@@ -48,6 +48,7 @@ class AsyncConsumer:
         self._thread: ThreadPoolExecutor | None = None
         self._waiting: asyncio.Future[bool] | None = None
         self._is_closed = False
+        self._attaching = asyncio.Lock()
 
     @property
     def consumer(self) -> Consumer:
@@ -116,20 +117,28 @@ class AsyncConsumer:
             await asyncio.shield(self._waiting)
 
     async def _attached(self) -> Consumer:
-        if self._is_closed:
-            raise Closed("the consumer is closed")
-        if self._consumer is None:
-            if self._thread is None:
-                self._thread = ThreadPoolExecutor(1, "tensorpool-aio")
-            attaching = asyncio.get_running_loop().run_in_executor(self._thread, self._attach)
-            try:
-                self._consumer = await asyncio.shield(attaching)
-            except asyncio.CancelledError:
-                attaching.add_done_callback(_close_late)
-                self._thread.shutdown(wait=False)
-                self._is_closed = True
-                raise
-        return self._consumer
+        async with self._attaching:  # whoever comes second finds what the first has attached
+            if self._is_closed:
+                raise Closed("the consumer is closed")
+            if self._consumer is None:
+                self._consumer = await self._attach_on_thread()
+            return self._consumer
+
+    async def _attach_on_thread(self) -> Consumer:
+        if self._thread is None:
+            self._thread = ThreadPoolExecutor(1, "tensorpool-aio")
+        attaching = self._thread.submit(self._attach)
+        try:
+            return await asyncio.shield(asyncio.wrap_future(attaching))
+        except asyncio.CancelledError:
+            attaching.add_done_callback(_close_late)
+            self._thread.shutdown(wait=False)
+            self._is_closed = True
+            raise
+        except BaseException:
+            self._thread.shutdown(wait=False)
+            self._thread = None
+            raise
 
     def _attach(self) -> Consumer:
         return self._client.consumer(self._stream, **self._options)
@@ -143,7 +152,7 @@ class AsyncConsumer:
         await asyncio.shield(self._waiting)
 
 
-def _close_late(attaching: asyncio.Future[Consumer]) -> None:
-    """The caller was cancelled while the consumer attached: nobody else will close it."""
+def _close_late(attaching: Future[Consumer]) -> None:
+    """The caller was cancelled while the consumer attached: nobody else will close it, perhaps not even a loop."""
     if not attaching.cancelled() and attaching.exception() is None:
         attaching.result().close()

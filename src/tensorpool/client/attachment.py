@@ -213,6 +213,8 @@ class Attachment:
         """E3: only the answer to the pending request counts. The expiry is by either clock (C8): the nearer one."""
         if self.phase is not Phase.ATTACHING or response.correlation_id != self._correlation_id:
             return []
+        if self.wish.stream_id and response.stream_id not in (None, self.wish.stream_id):
+            return []  # E3: somebody else chose the same number
         if response.code is not ResponseCode.OK:
             self._back_off(now_ns)
             return [Refused(response.code, response.error_message)]
@@ -331,9 +333,11 @@ class Attachment:
 
     def on_keepalive_sent(self, now_ns: int) -> None:
         self._unsent_since_ns = None
-        self._next_ns = now_ns + self._keepalive_interval_ns
+        interval_ns = self._keepalive_interval_ns
         if self._duration_ns is not None:
+            interval_ns = min(interval_ns, self._duration_ns // 3)  # §4.4: before the deadline, whatever is configured
             self._deadline_ns = now_ns + self._duration_ns
+        self._next_ns = now_ns + interval_ns
 
     def on_keepalive_failed(self, is_connected: bool, now_ns: int) -> list[Effect]:
         """E7: back pressure passes; nobody listening for more than an interval means that the driver is gone."""

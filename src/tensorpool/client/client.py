@@ -22,6 +22,7 @@ from tensorpool.client.consumer_session import ConsumerSession, Preferences
 from tensorpool.client.producer import Producer
 from tensorpool.client.producer_session import ProducerSession
 from tensorpool.client.session import Session, State, StateChange
+from tensorpool.client.watch import Watch
 from tensorpool.clock import Clock, SystemClock
 from tensorpool.driver.config import DriverConfig
 from tensorpool.errors import Closed, ConfigError, DriverUnreachable, LocalProtocolError
@@ -156,6 +157,17 @@ class Client:
         self._attach(session, lambda now_ns: self._conductor.add_consumer(session, now_ns), timeout)
         invoke = None if self._invoker is None else self.invoke
         return Consumer(session, self._detach, invoke, on_state, on_progress)
+
+    def watch(self, stream: int | str, *, timeout: float = 5.0) -> Watch:
+        """Follow a stream's rings without receiving its frames. Raises like `consumer`."""
+        stream_id, name = _stream(stream)
+        wish, preferences = Wish(stream_id, Role.CONSUMER), Preferences(listens=False)
+        session = ConsumerSession(self._conductor, wish, name, preferences, None)
+        watch = Watch(session, self._detach)
+        if name is not None:
+            self._order(self._conductor.listen_for_names)
+        self._attach(session, lambda now_ns: self._conductor.add_consumer(session, now_ns), timeout)
+        return watch
 
     def invoke(self) -> int:
         """One turn of the conductor, for clients made with conductor="invoked"; returns the work done."""

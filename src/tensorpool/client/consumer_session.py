@@ -8,6 +8,7 @@ E22-E28, E40-E43.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Final
 
 import msgspec
@@ -43,6 +44,7 @@ class Preferences(msgspec.Struct, frozen=True):
     progress_major_delta_units: int | None = None
     descriptors: Endpoint | None = None  # a descriptor stream of its own
     control: Endpoint | None = None  # a stream of its own for FrameProgress
+    listens: bool = True  # to descriptors
 
 
 class ConsumerSession(Session):
@@ -63,6 +65,7 @@ class ConsumerSession(Session):
         self.metadata = MetadataCache()
         self.reception = Reception(max_outstanding_seq_gap)
         self.reception.set_rate(preferences.max_rate_hz if self.mode is Mode.RATE_LIMITED else 0)
+        self.on_mapped: Callable[[mapping.Regions, MappedEpoch], object] | None = None
         self._mapping = mapping.MappingState(self.config.announce_period_ns)
         self._mapped: MappedEpoch | None = None
         self._private: Endpoint | None = None
@@ -95,7 +98,9 @@ class ConsumerSession(Session):
         return False
 
     def open_streams(self, link: Link) -> None:
-        descriptors = link.subscribe(self.config.driver.descriptor, rejoin=False)
+        if not self.preferences.listens:
+            return
+        descriptors = link.subscribe(self.config.driver.descriptor)
         progress = None
         if self.preferences.supports_progress:
             progress = link.subscribe(self.config.driver.control)
@@ -182,6 +187,8 @@ class ConsumerSession(Session):
             wall_ns = self.conductor.clock.realtime_ns()
             if self._mapped is not None and not self._is_active(now_ns, wall_ns):
                 self._follow(self._mapping.on_stale(), now_ns)
+            if self._mapping.producer_id and self._is_deaf:
+                self._look_again(now_ns)
             self._hello()
             self._qos(now_ns)
             return work + 1
@@ -211,6 +218,9 @@ class ConsumerSession(Session):
             return
         try:
             mapped = MappedEpoch(self.conductor.map(regions, writable=False))
+            wall_ns = self.conductor.clock.realtime_ns()
+            if not self._mapping.is_activity_fresh(mapped.ring.activity_timestamp_ns, now_ns, wall_ns):
+                raise RemoteProtocolError(f"nobody refreshes the regions of epoch {regions.epoch}")
         except TensorPoolError as error:
             self._fail(error, now_ns)
             return
@@ -218,6 +228,8 @@ class ConsumerSession(Session):
         self._mapped = mapped
         self._suspended_ns = 0
         self.reception.adopt(mapped)
+        if self.on_mapped is not None:
+            self.on_mapped(regions, mapped)
         self.failure = None
         self.set_state(State.ACTIVE, "mapped", regions.epoch)
         # At once: producers may be waiting for us.
@@ -231,10 +243,12 @@ class ConsumerSession(Session):
         try:
             self._mapped.ring.revalidate()
         except TensorPoolError as error:
+            if "pid:" in str(error):  # better: a check of its own in RegionRejected
+                self._follow(self._mapping.on_second_writer(str(error)), now_ns)
             self._fail(error, now_ns)
 
     def _fail(self, error: TensorPoolError, now_ns: int) -> None:
-        self.failure = error
+        self.failure = error.with_traceback(None)  # its frames hold the mapping
         self.log.warning("regions_rejected", error=str(error))
         self._follow(self._mapping.on_rejected(str(error)), now_ns)
         if self.attachment.is_attached:
@@ -304,7 +318,7 @@ class ConsumerSession(Session):
         control = Endpoint(config.control_channel, config.control_stream_id)
         try:
             if is_assigned and self.preferences.descriptors is not None and self._private != descriptors:
-                subscription = self.link.subscribe(descriptors, rejoin=False)
+                subscription = self.link.subscribe(descriptors)
                 self._private = descriptors
                 self.reception.switch(subscription, is_throttled=self.mode is Mode.RATE_LIMITED)
             elif not is_assigned:
@@ -321,11 +335,16 @@ class ConsumerSession(Session):
         self._private = None
         if self.link is not None:
             try:
-                self.reception.switch(
-                    self.link.subscribe(self.config.driver.descriptor, rejoin=False), is_throttled=False
-                )
+                self.reception.switch(self.link.subscribe(self.config.driver.descriptor), is_throttled=False)
             except TransportError:
                 return  # the link is lost; the conductor notices
+
+    @property
+    def _is_deaf(self) -> bool:
+        """Whether no publisher of the shared descriptor stream is heard."""
+        reception = self.reception
+        is_shared = self._private is None and reception.descriptors is not None
+        return is_shared and self._probe is None and reception.image_count == 0
 
     def _look_again(self, now_ns: int) -> None:
         """An image went. Either its publisher ended, or we were too slow and must subscribe anew: a probe tells."""
@@ -334,13 +353,14 @@ class ConsumerSession(Session):
         if self._private is not None:
             self._leave_private()
             return
-        self._probe = self.link.subscribe(self.config.driver.descriptor, rejoin=False)
-        self._probe_until_ns = now_ns + PROBE_NS
+        self._probe = self.link.subscribe(self.config.driver.descriptor)
+        self._probe_until_ns = self.conductor.clock.monotonic_ns() + PROBE_NS  # subscribing may have taken long
 
     def _compare(self, now_ns: int) -> None:
         assert self._probe is not None
         if self._probe.image_count > self.reception.image_count:
             probe, self._probe = self._probe, None
+            self.reception.forget_attention(IMAGE_LOST)
             self.log.warning("descriptors_lost", reason="this consumer was too slow for the descriptor stream")
             self.reception.switch(probe, is_throttled=False)
         elif now_ns >= self._probe_until_ns:

@@ -41,7 +41,7 @@ class MappedEpoch:
         """A view of a frame's payload: a new array object each time, so that nobody reshapes somebody else's."""
         kept = self._views.get(slot.slot)
         layout = slot.layout
-        if kept is not None and kept[0] == slot.pool and kept[1] is layout:
+        if kept is not None and kept[0] == slot.pool and kept[1] is layout and slot.values_len_bytes:
             return kept[2][...]
         view = view_of_frame(self.pools[slot.pool], slot)
         if layout.extent_bytes <= slot.values_len_bytes:

@@ -86,6 +86,7 @@ class MappingState:
         self._activity_window_ns = ACTIVE_PERIODS * announce_period_ns
         self._is_attached = False
         self._known: Regions | None = None  # the last that was believed
+        self._spoilt: int | None = None  # an epoch that two processes wrote
         self._asked: int | None = None  # an epoch whose mapping is under way
         self._announced_ns = 0  # when the mapped epoch was last announced
         self._highest = 0
@@ -166,6 +167,11 @@ class MappingState:
         self.epoch = epoch
         self._asked = None
 
+    def on_second_writer(self, reason: str) -> list[Effect]:
+        """C10, §15.14: let go, and wait for another epoch."""
+        self._spoilt = self.epoch
+        return self.on_rejected(reason)
+
     def on_rejected(self, reason: str) -> list[Effect]:
         """The regions are not what was announced: fail closed, and try what is announced next (C13)."""
         self._asked = None
@@ -192,7 +198,7 @@ class MappingState:
         self._announced_ns = now_ns
 
     def _map(self, regions: Regions) -> list[Effect]:
-        if self._asked == regions.epoch:
+        if regions.epoch in (self._asked, self._spoilt):
             return []
         self._known = regions
         self._asked = regions.epoch

@@ -86,8 +86,8 @@ def to_message(
         entries.append(_attribute(key, value))
     tag_list = list(tags)
     for tag in tag_list:
-        if not isinstance(tag, str) or not tag or "," in tag or not tag.isascii():
-            raise LocalProtocolError(f"tag {tag!r}: expected ASCII text without a comma")
+        if not isinstance(tag, str) or not tag or "," in tag or not tag.isascii() or tag != tag.strip():
+            raise LocalProtocolError(f"tag {tag!r}: expected ASCII text without a comma or blanks at its ends")
     if tag_list:
         entries.append(Attribute(key=_TAGS, format=_TEXT, value=",".join(tag_list).encode()))
     return DataSourceMeta(
@@ -96,13 +96,13 @@ def to_message(
 
 
 def _attribute(key: str, value: object) -> Attribute:
-    if isinstance(value, str):
-        return Attribute(key=key, format=_TEXT, value=value.encode())
     if isinstance(value, bytes | bytearray | memoryview):
         return Attribute(key=key, format=_BYTES, value=bytes(value))
     try:
+        if isinstance(value, str):
+            return Attribute(key=key, format=_TEXT, value=value.encode())
         return Attribute(key=key, format=_JSON, value=msgspec.json.encode(value))
-    except TypeError as error:
+    except (TypeError, UnicodeEncodeError) as error:
         raise LocalProtocolError(f"metadata {key!r}: {error}; give text, bytes, or what JSON can hold") from None
 
 
@@ -147,7 +147,7 @@ class MetadataCache:
 
     def __init__(self) -> None:
         self._versions: OrderedDict[int, Metadata] = OrderedDict()
-        self._blobs: OrderedDict[tuple[int, int], bytes] = OrderedDict()
+        self._blobs: OrderedDict[tuple[int, int], tuple[MetaBlobAnnounce, bytes]] = OrderedDict()
         self._assemblies: OrderedDict[int, _Assembly] = OrderedDict()
         self._newest: int | None = None
         self.blobs_discarded = 0
@@ -159,9 +159,11 @@ class MetadataCache:
 
     def blob(self, blob_type: int, meta_version: int | None = None) -> bytes | None:
         """The blob of a version, or the one of this type that came last."""
-        if meta_version is not None:
-            return self._blobs.get((meta_version, blob_type))
-        found = [data for (_, kind), data in self._blobs.items() if kind == blob_type]
+        found = [
+            data
+            for (version, kind), (_, data) in self._blobs.items()
+            if kind == blob_type and meta_version in (None, version)
+        ]
         return found[-1] if found else None
 
     def on_message(self, message: Message) -> None:
@@ -174,7 +176,7 @@ class MetadataCache:
             case MetaBlobAnnounce():
                 if message.total_len > MAX_BLOB_BYTES:
                     self.blobs_discarded += 1
-                elif (message.meta_version, message.blob_type) not in self._blobs:
+                elif not message.checksum or message != self._announce_of(message):  # a restarted producer counts anew
                     _keep(self._assemblies, message.meta_version, _Assembly(message))
             case MetaBlobChunk():
                 assembly = self._assemblies.get(message.meta_version)
@@ -189,7 +191,11 @@ class MetadataCache:
                 if data is None:
                     self.blobs_discarded += 1
                 else:
-                    _keep(self._blobs, (message.meta_version, assembly.announce.blob_type), data)
+                    _keep(self._blobs, (message.meta_version, assembly.announce.blob_type), (assembly.announce, data))
+
+    def _announce_of(self, message: MetaBlobAnnounce) -> MetaBlobAnnounce | None:
+        kept = self._blobs.get((message.meta_version, message.blob_type))
+        return None if kept is None else kept[0]
 
 
 def _keep[K, V](kept: OrderedDict[K, V], key: K, value: V) -> None:

@@ -65,6 +65,7 @@ class Producer:
         self._release_gil_from_bytes = release_gil_from_bytes
         self._dropped: Counter[DropReason] = Counter()
         self._throttle = ProgressThrottle()
+        self._told = (0, -1)  # the epoch and seq of a frame that was told of and given up
         self._totals = _Totals()
         self._writing: Writing | None = None
 
@@ -150,7 +151,7 @@ class Producer:
         """
         session = self._session
         writing = session.writing
-        if writing is None or writing is not self._writing:
+        if writing is None or writing is not self._writing or monotonic_ns() >= writing.until_ns:
             writing = self._renew()
             if writing is None:
                 self._dropped[DropReason.DETACHED] += 1
@@ -199,7 +200,7 @@ class Producer:
             layout = _with_progress(layout, progress)
         version = self._session.meta_version if meta_version is None else meta_version
         writing = self._session.writing
-        if writing is None or writing is not self._writing:
+        if writing is None or writing is not self._writing or monotonic_ns() >= writing.until_ns:
             writing = self._renew()
         return Slot(self, writing, layout, timestamp_ns, version, trace_id, progress, seq)
 
@@ -270,7 +271,17 @@ class Producer:
             self._writing = current
             if current is not None and self._release_gil_from_bytes is not None:
                 current.writer.release_gil_from_bytes = self._release_gil_from_bytes
+        if current is not None and monotonic_ns() >= current.until_ns:
+            session.conductor.kick()  # we stood still for longer than the lease lasts: it is about to find out
+            return None
         return current
+
+    def _is_current(self, writing: Writing) -> bool:
+        return self._session.writing is writing and monotonic_ns() < writing.until_ns
+
+    def _next_seq(self, writing: Writing) -> int:
+        epoch, seq = self._told
+        return max(writing.writer.next_seq, seq + 1) if epoch == writing.ring.epoch else writing.writer.next_seq
 
     def _retire(self) -> None:
         self._totals = self._totals.with_current(self._writing)
@@ -355,7 +366,7 @@ class Slot:
         if writing is None:
             self._drop = DropReason.DETACHED
         else:
-            number = writing.writer.next_seq if seq is None else seq
+            number = producer._next_seq(writing) if seq is None else seq
             stamp_ns = monotonic_ns() if timestamp_ns is None else timestamp_ns
             place = writing.writer.begin(number, layout, stamp_ns, meta_version, header_first=progress is not None)
             if place is None:
@@ -397,7 +408,8 @@ class Slot:
             raise LocalProtocolError("the slot is committed or given up already")
         self._is_open = False
         producer, writing = self._producer, self._writing
-        if self._drop is None and producer._session.writing is not writing:
+        if self._drop is None and writing is not None and not producer._is_current(writing):
+            writing.writer.abandon()
             self._drop = DropReason.DETACHED  # the lease went while the frame was being written
             self.seq = None
         if self._drop is not None or writing is None or self.seq is None:
@@ -417,6 +429,8 @@ class Slot:
         self._is_open = False
         if self._drop is None and self._writing is not None:
             self._writing.writer.abandon()
+            if self._axis is not None and self._fan_out.progress and self.seq is not None:
+                self._producer._told = self._writing.ring.epoch, self.seq  # progress was told of it: not used again
         self.seq = None
 
     @property

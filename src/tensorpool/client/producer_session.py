@@ -25,7 +25,14 @@ from tensorpool.client.mapping import Regions
 from tensorpool.client.names import preferred_id
 from tensorpool.client.progress import ProgressPolicy
 from tensorpool.client.session import Session, State
-from tensorpool.errors import Closed, ConfigError, RegionRejected, TensorPoolError, TransportError
+from tensorpool.errors import (
+    Closed,
+    ConfigError,
+    RegionRejected,
+    RemoteProtocolError,
+    TensorPoolError,
+    TransportError,
+)
 from tensorpool.shm import LAYOUT_VERSION, MappedRing
 from tensorpool.wire import Message
 from tensorpool.wire.control import (
@@ -215,7 +222,13 @@ class ProducerSession(Session):
 
     def on_attached(self, response: ShmAttachResponse, now_ns: int) -> None:
         # Mapping gigabytes page by page takes longer than a keepalive may wait.
-        regions = Regions.of(response)
+        try:
+            regions = Regions.of(response)
+        except RemoteProtocolError as error:
+            self.failure = error
+            self.set_state(State.WAITING, str(error))
+            self._perform(self.attachment.on_mapping_failed(now_ns), now_ns)
+            return
         self.attachment.wish = msgspec.structs.replace(self.attachment.wish, stream_id=regions.stream_id)
         self._mapping = self.conductor.submit(lambda: self._map(regions))
 
@@ -388,6 +401,8 @@ class ProducerSession(Session):
             current.publication.close()
         if not endpoint.channel or not 0 < endpoint.stream_id <= MAX_AERON_STREAM_ID or self.link is None:
             return None
+        if self._is_taken(endpoint):
+            return None
         open_streams = sum((h.descriptors is not None) + (h.control is not None) for h in self._consumers.values())
         if open_streams >= MAX_PRIVATE_STREAMS:
             return None
@@ -398,6 +413,18 @@ class ProducerSession(Session):
         except (ConfigError, TransportError) as error:
             self.log.warning("private_stream_declined", channel=endpoint.channel, error=str(error))
             return None
+
+    def _is_taken(self, endpoint: Endpoint) -> bool:
+        """§5: a stream that others use, or no endpoint at all, is not given away."""
+        shared = self.config.driver
+        taken = {shared.control, shared.announce, shared.descriptor, shared.qos, shared.metadata}
+        for heard in self._consumers.values():
+            taken |= {stream.endpoint for stream in (heard.descriptors, heard.control) if stream is not None}
+        try:
+            place = check_channel("channel", endpoint.channel).address, endpoint.stream_id
+        except ConfigError:
+            return True
+        return place in {(check_channel("channel", it.channel).address, it.stream_id) for it in taken}
 
     def _config_for(self, hello: ConsumerHello, *, use_shm: bool, heard: _Heard | None = None) -> ConsumerConfig:
         descriptors = heard.descriptors.endpoint if heard and heard.descriptors else Endpoint("", 0)

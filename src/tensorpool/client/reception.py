@@ -104,6 +104,7 @@ class Reception:
         self._forget_seqs = False
         self._progress_endpoint: Endpoint | None = None
         self._lost_carried = 0
+        self._attention_carried = 0
         self._idle_mark = -1
 
     # --- from the conductor
@@ -114,7 +115,7 @@ class Reception:
 
     def suspend(self) -> None:
         """Deliver nothing more; what is lost is counted when the next epoch is there, or by `let_go`."""
-        self._change(self._suspend)
+        self._change(lambda: self._settle(None))  # unmaps
 
     def let_go(self) -> None:
         """The suspended epoch is not coming back: count what it lost and release it."""
@@ -125,6 +126,7 @@ class Reception:
 
         def change() -> None:
             self.descriptors, self.progress = descriptors, progress
+            self._attention_carried = 0
             self._is_throttled = False
             self._progress_endpoint = None
             if self.feed is not None:
@@ -139,10 +141,10 @@ class Reception:
         def change() -> None:
             old, self.descriptors = self.descriptors, descriptors
             self._is_throttled = is_throttled
+            self.forget_attention(IMAGE_LOST)
             if self.feed is not None:
                 self.feed.set_switching()
                 self.feed.set_throttled(is_throttled)
-                self.feed.forget(IMAGE_LOST)
             if old is not None:
                 old.close()
 
@@ -180,6 +182,7 @@ class Reception:
         self._forget_seqs = True
 
     def forget_attention(self, bits: int) -> None:
+        self._attention_carried &= ~bits
         if self.feed is not None:
             self.feed.forget(bits)
 
@@ -199,7 +202,7 @@ class Reception:
     @property
     def attention(self) -> int:
         feed = self.feed
-        return 0 if feed is None else feed.attention
+        return self._attention_carried | (0 if feed is None else feed.attention)
 
     @property
     def image_count(self) -> int:
@@ -267,6 +270,7 @@ class Reception:
     def _suspend(self) -> None:
         if self.feed is not None and self.mapped is not None:
             self.feed.stop()
+            self._attention_carried |= self.feed.attention & IMAGE_LOST  # of the streams, which go on
             self._suspended = self.mapped
             self._book = msgspec.structs.replace(self._book, current=None, suspended=self.feed)
         self.feed = None

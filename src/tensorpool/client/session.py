@@ -19,7 +19,13 @@ import msgspec
 
 from tensorpool.client import attachment as lease
 from tensorpool.client.mapping import is_fresh
-from tensorpool.errors import AttachRefused, DriverUnreachable, TensorPoolError, TransportError
+from tensorpool.errors import (
+    AttachRefused,
+    DriverUnreachable,
+    RemoteProtocolError,
+    TensorPoolError,
+    TransportError,
+)
 from tensorpool.logs import get_logger
 from tensorpool.wire import Message
 from tensorpool.wire.control import ShmPoolAnnounce
@@ -70,6 +76,7 @@ class Session:
             silence_ns=3 * self.config.announce_period_ns,
         )
         self.state = State.ATTACHING
+        self._reason = ""
         self.failure: TensorPoolError | None = None  # why it is not ACTIVE, where somebody said so
         self.is_hopeless = False  # asking again would get the same answer
         self.changed = threading.Condition()
@@ -90,7 +97,9 @@ class Session:
     def set_state(self, state: State, reason: str, epoch: int | None = None) -> None:
         """Change, tell the user's side, and wake whoever waits."""
         with self.changed:
-            if self.state is not state or (epoch is not None and state is State.ACTIVE):
+            is_news = state is State.WAITING and reason != self._reason
+            if self.state is not state or (epoch is not None and state is State.ACTIVE) or is_news:
+                self._reason = reason
                 if self.state is State.CLOSED:
                     return
                 self.state = state
@@ -110,7 +119,7 @@ class Session:
     def on_link(self, link: Link, now_ns: int) -> None:
         self.link = link
         self.open_streams(link)
-        if self.is_resolved(now_ns):
+        if self.is_resolved(now_ns) and self._may_ask():
             self._perform(self.attachment.start(now_ns), now_ns)
 
     def on_link_lost(self, words: str, now_ns: int) -> None:
@@ -142,8 +151,10 @@ class Session:
         if self.link is None:
             return 0
         attachment = self.attachment
-        work = self._perform(attachment.on_tick(now_ns), now_ns)
-        if attachment.phase is lease.Phase.UNATTACHED and self.is_resolved(now_ns):
+        work = 0
+        if attachment.phase is not lease.Phase.BACKOFF or self._may_ask():
+            work = self._perform(attachment.on_tick(now_ns), now_ns)
+        if attachment.phase is lease.Phase.UNATTACHED and self.is_resolved(now_ns) and self._may_ask():
             work += self._perform(attachment.start(now_ns), now_ns)
         keepalive = attachment.keepalive(now_ns)
         if keepalive is not None:
@@ -160,6 +171,16 @@ class Session:
         """Give the lease back; the session ends as CLOSED."""
         self.on_lost("closed by its user")
         self._perform(self.attachment.detach(now_ns), now_ns)
+
+    def _may_ask(self) -> bool:
+        """§4.8: no two requests for one stream and role at a time."""
+        wish = self.attachment.wish
+        return not any(
+            other is not self
+            and other.attachment.phase is lease.Phase.ATTACHING
+            and (other.attachment.wish.stream_id, other.attachment.wish.role) == (wish.stream_id, wish.role)
+            for other in self.conductor._sessions
+        )
 
     # --- for subclasses
 
@@ -203,6 +224,8 @@ class Session:
                     self.failure = None
                     self.on_attached(effect.response, now_ns)
                 case lease.Lost():
+                    if effect.reason is lease.LossReason.PROTOCOL_ERROR:
+                        self.failure = RemoteProtocolError(effect.words)
                     self.on_lost(f"{effect.reason}: {effect.words}")
                     self.set_state(State.WAITING, f"{effect.reason}: {effect.words}")
                 case lease.Refused():

@@ -1,0 +1,101 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Following a stream's rings without receiving its frames: for planners, recorders and tools.
+
+Holds a consumer's lease like any other, but listens to no descriptors: what the rings hold is asked of the rings.
+Driver Model §4.1; decision E41.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from types import TracebackType
+from typing import Final, Self
+
+from tensorpool._core import SlotFrame
+from tensorpool.client.consumer_session import ConsumerSession
+from tensorpool.client.frame import MappedEpoch
+from tensorpool.client.mapping import Regions
+from tensorpool.client.session import State
+
+KEPT_EPOCHS: Final = 4
+
+
+class WatchedEpoch:
+    """One epoch of a stream, as far as we saw it."""
+
+    def __init__(self, regions: Regions, mapped: MappedEpoch) -> None:
+        self.regions: Final = regions
+        self.mapped: Final = mapped
+
+    @property
+    def epoch(self) -> int:
+        return self.regions.epoch
+
+    @property
+    def end(self) -> int:
+        """The seq after the newest committed frame."""
+        newest = self.mapped.reader.newest()
+        return 0 if newest is None else newest + 1
+
+    @property
+    def first(self) -> int:
+        """The oldest seq that the ring may still hold."""
+        return max(0, self.end - self.mapped.reader.nslots)
+
+    def frame_bytes(self) -> int:
+        """Of the newest frame; 0 where there is none."""
+        newest = self.mapped.reader.newest()
+        slot = None if newest is None else self.mapped.reader.read(newest)
+        return slot.values_len_bytes if isinstance(slot, SlotFrame) else 0
+
+
+class Watch:
+    """A stream's recent epochs. Made by `Client.watch`.
+
+    >>> with client.watch("camera/front") as watch:            # doctest: +SKIP
+    ...     print(watch.epochs[-1].end)
+    """
+
+    def __init__(self, session: ConsumerSession, close: Callable[[ConsumerSession], None]) -> None:
+        self._session = session
+        self._close = close
+        self._seen: deque[WatchedEpoch] = deque(maxlen=KEPT_EPOCHS)
+        session.on_mapped = self._on_mapped
+
+    @property
+    def stream_id(self) -> int:
+        return self._session.stream_id
+
+    @property
+    def state(self) -> State:
+        return self._session.state
+
+    @property
+    def epochs(self) -> list[WatchedEpoch]:
+        """The epochs that were mapped lately, the current one last. Earlier ones may have lost their names."""
+        return list(self._seen)
+
+    @property
+    def is_current(self) -> bool:
+        """Whether the last of `epochs` is the one that is written now."""
+        return self._session.state is State.ACTIVE
+
+    def close(self) -> None:
+        """Give the lease back."""
+        self._close(self._session)
+        self._seen.clear()
+
+    def _on_mapped(self, regions: Regions, mapped: MappedEpoch) -> None:
+        """An epoch that is mapped again replaces its earlier self."""
+        for known in [known for known in self._seen if known.epoch == regions.epoch]:
+            self._seen.remove(known)
+        self._seen.append(WatchedEpoch(regions, mapped))
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()

@@ -1,0 +1,190 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A client's Aeron streams: which channels they are made of, and when each publisher came into sight."""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from tensorpool import aeron
+from tensorpool.channel import Endpoint, check_channel
+from tensorpool.client.link import Link, _with
+from tensorpool.driver.config import DriverConfig
+from tensorpool.errors import ConfigError, TransportError
+from tests.support.processes import wait_until
+
+_ids = itertools.count(91_000, 10)
+
+
+def config(**overrides: Any) -> DriverConfig:
+    """Streams that no other test has."""
+    first = next(_ids)
+    names = ("control", "descriptor", "qos", "metadata")
+    ids = {f"driver.{name}_stream_id": first + index for index, name in enumerate(names)}
+    return DriverConfig.load(environ={}, overrides=ids | overrides)
+
+
+@pytest.fixture
+def settings() -> DriverConfig:
+    return config()
+
+
+@pytest.fixture
+def link(shared_media_driver: aeron.MediaDriver, settings: DriverConfig) -> Iterator[Link]:
+    link = Link(settings, shared_media_driver.aeron_dir, "test")
+    yield link
+    link.close()
+
+
+def parameters(channel: str) -> dict[str, str]:
+    return dict(check_channel("channel", channel).parameters)
+
+
+def test_publications_have_small_logs_of_their_own(link: Link, settings: DriverConfig) -> None:
+    """So small that a client costs little, each with its own: exclusive, and passed over when somebody is slow."""
+    for publication, term, endpoint in (
+        (link.control, 64 << 10, settings.driver.control),
+        (link.qos, 64 << 10, settings.driver.qos),
+        (link.metadata, 1 << 20, settings.driver.metadata),
+    ):
+        assert publication.term_buffer_length == term
+        assert publication.stream_id == endpoint.stream_id
+        assert parameters(publication.channel)["untethered-window-limit-timeout"] == "100ms"
+    first, second = (link.publish(settings.driver.qos, "64k") for _ in range(2))
+    assert first.session_id != second.session_id
+
+
+def test_a_blob_chunk_fits_the_metadata_stream_and_a_request_every_other(link: Link) -> None:
+    """With room for their headers."""
+    assert link.metadata.max_message_length > 65_536 + 64
+    assert link.control.max_message_length >= 4_096
+
+
+def test_without_a_size_of_its_own_a_log_is_as_configured(link: Link, settings: DriverConfig) -> None:
+    """Descriptors are many."""
+    configured = parameters(settings.driver.descriptor.channel)["term-length"]
+    assert parameters(link.publish(settings.driver.descriptor).channel)["term-length"] == configured
+
+
+def test_subscriptions_let_themselves_be_passed_over(link: Link, settings: DriverConfig) -> None:
+    """And come back by themselves, unless their owner wants to know."""
+    usual = parameters(link.subscribe(settings.driver.descriptor).channel)
+    assert usual["tether"] == "false"
+    assert "rejoin" not in usual
+    noticed = parameters(link.subscribe(settings.driver.descriptor, rejoin=False).channel)
+    assert (noticed["tether"], noticed["rejoin"]) == ("false", "false")
+
+
+def test_what_a_channel_says_itself_stays() -> None:
+    """But for the size of the log; a channel without parameters gets some."""
+    channel = "aeron:ipc?term-length=4m|tether=true|alias=x"
+    changed = _with(channel, parameters(channel), {"tether": "false", "term-length": "64k", "rejoin": "false"})
+    assert parameters(changed) == {"term-length": "64k", "tether": "true", "alias": "x", "rejoin": "false"}
+    assert _with("aeron:ipc", {}, {"tether": "false"}) == "aeron:ipc?tether=false"
+
+
+def test_udp_publications_are_as_configured(shared_media_driver: aeron.MediaDriver, link: Link) -> None:
+    """Terms of an IPC log mean something else there."""
+    endpoint = Endpoint("aeron:udp?endpoint=127.0.0.1:40771", next(_ids))
+    publication = link.publish(endpoint, "64k")
+    assert publication.channel == endpoint.channel
+    assert parameters(link.subscribe(endpoint).channel)["tether"] == "false"
+
+
+def test_a_stream_is_opened_when_it_is_needed_and_once(link: Link) -> None:
+    """A client that only consumes publishes no metadata."""
+    assert (link._publications, link._subscriptions) == ({}, {})
+    assert link.qos is link.qos
+    assert link.metadata is link.metadata
+    link.poll_qos(lambda *_: None, 1)
+    link.poll_qos(lambda *_: None, 1)
+    link.poll_metadata(lambda *_: None, 1)
+    assert (list(link._publications), list(link._subscriptions)) == (["qos", "metadata"], ["qos", "metadata"])
+
+
+@pytest.mark.parametrize("kind", ["control", "announce"])
+def test_control_and_announces_are_heard_with_their_join_time(
+    shared_media_driver: aeron.MediaDriver, transport: aeron.Client, kind: str
+) -> None:
+    """C7: of each publisher, by the monotonic clock, on whichever of the two streams it is."""
+    settings = config(**{"driver.announce_stream_id": next(_ids)})
+    before_ns = time.monotonic_ns()
+    link = Link(settings, shared_media_driver.aeron_dir, "test")
+    heard: list[tuple[bytes, int]] = []
+
+    def handler(data: bytes, info: aeron.MessageInfo) -> None:
+        heard.append((data, link.joined_ns(info)))
+
+    endpoint = getattr(settings.driver, kind)
+    publication = transport.add_publication(endpoint.channel, endpoint.stream_id)
+    wait_until(lambda: publication.offer(b"a message"), "somebody listens")
+    wait_until(lambda: link.poll_control(handler, 10) or heard, "the message is heard")
+    ((data, joined_ns),) = heard
+    assert data == b"a message"
+    assert before_ns <= joined_ns <= time.monotonic_ns()
+    publication.close()
+    link.close()
+
+
+def test_a_publisher_that_went_is_forgotten(
+    shared_media_driver: aeron.MediaDriver, transport: aeron.Client, settings: DriverConfig, link: Link
+) -> None:
+    """Publishers that come and go do not make the table grow."""
+    endpoint = settings.driver.control
+    publication = transport.add_publication(endpoint.channel, endpoint.stream_id)
+    wait_until(lambda: link.poll_control(lambda *_: None, 10) or len(link._joined_ns) == 2, "both are in sight")
+    publication.close()
+    wait_until(lambda: link.poll_control(lambda *_: None, 10) or len(link._joined_ns) == 1, "one has gone")
+
+
+def test_one_stream_for_control_and_announces_is_heard_once(link: Link) -> None:
+    """Not twice when both have one endpoint."""
+    heard: list[bytes] = []
+    wait_until(lambda: link.control.offer(b"x"), "our own subscription listens")
+    wait_until(lambda: link.poll_control(lambda data, _: heard.append(data), 10), "it is heard")
+    assert link.poll_control(lambda data, _: heard.append(data), 10) == 0
+    assert heard == [b"x"]
+
+
+def test_a_listener_that_stops_polling_holds_nobody_up(link: Link, settings: DriverConfig) -> None:
+    """The log is full, and goes on without it to those who listen."""
+    idle, publication = link.subscribe(settings.driver.qos, rejoin=False), link.qos
+    heard: list[bytes] = []
+    link.poll_qos(lambda data, _: heard.append(data), 10)
+    wait_until(lambda: idle.is_connected and publication.is_connected, "the streams are connected")
+
+    def pass_on() -> bool:
+        publication.offer(bytes(4000))
+        link.poll_qos(lambda data, _: heard.append(data), 100)
+        return len(heard) > 130
+
+    wait_until(pass_on, "half a megabyte passed through a log of 64 KiB")
+    wait_until(lambda: idle.poll(lambda *_: None) is not None and idle.image_count == 0, "the idle one was let go")
+
+
+def test_closing_ends_everything_at_once(shared_media_driver: aeron.MediaDriver, settings: DriverConfig) -> None:
+    """Publications and subscriptions with it."""
+    link = Link(settings, shared_media_driver.aeron_dir, "test")
+    control = link.control
+    assert not link.is_lost
+    link.close()
+    assert link.is_lost
+    assert control.is_closed
+
+
+def test_a_channel_that_is_none_is_refused_by_name(link: Link) -> None:
+    """Before Aeron sees it."""
+    with pytest.raises(ConfigError, match="channel"):
+        link.publish(Endpoint("ipc", 1))
+    with pytest.raises(ConfigError, match="channel"):
+        link.subscribe(Endpoint("aeron:tcp?endpoint=x", 1))
+
+
+def test_without_a_media_driver_there_is_no_link(settings: DriverConfig, shm_dir: Any) -> None:
+    """An error at once, not a wait."""
+    with pytest.raises(TransportError):
+        Link(settings, str(shm_dir / "nobody"), "test")

@@ -1,0 +1,413 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Where reader and conductor meet: epochs that come and go, streams that are exchanged, and one book over all of them.
+
+produced = received + lost, over epochs, remaps and pauses; decisions B27-B34.
+"""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tensorpool import aeron
+from tensorpool._core import DropReason
+from tensorpool.channel import Endpoint
+from tensorpool.client.frame import Frame
+from tensorpool.client.reception import IMAGE_LOST, SEQ_WENT_BACK, ConsumerStats, Reception
+from tests.client.conftest import SECOND_NS, STREAM, Stream
+from tests.support.processes import wait_until
+
+NSLOTS = 8
+
+
+def taken(reception: Reception) -> list[Frame]:
+    """Everything that there is to deliver now, as a consumer takes it."""
+    frames: list[Frame] = []
+    with reception.lock:
+        reception.apply()
+        while reception.current is not None:
+            feed, descriptors, mapped = reception.current
+            received = feed.next(descriptors)
+            if received is None:
+                break
+            frames.append(Frame(mapped, received))
+    return frames
+
+
+def seqs(reception: Reception) -> list[int]:
+    return [frame.seq for frame in taken(reception)]
+
+
+def drops(reception: Reception) -> dict[DropReason, int]:
+    return {reason: count for reason, count in reception.stats().drops.items() if count}
+
+
+def counted(reception: Reception) -> int:
+    stats = reception.stats()
+    return stats.received + stats.lost
+
+
+@pytest.fixture
+def reception(stream: Stream) -> Reception:
+    """Of a stream whose first epoch is mapped."""
+    reception = Reception(0)
+    reception.set_streams(stream.subscription, None)
+    reception.adopt(stream.mapped())
+    return reception
+
+
+@pytest.fixture
+def second(stream: Stream, shm_dir: Path, transport: aeron.Client) -> Stream:
+    """The epoch after it, on the same descriptor stream."""
+    return _epoch(stream, shm_dir, transport, 2)
+
+
+def _epoch(stream: Stream, folder: Path, transport: aeron.Client, epoch: int) -> Stream:
+    later = Stream(folder, transport, epoch=epoch, aeron_stream_id=stream.aeron_stream_id)
+    later.publication.close()
+    later.publication = stream.publication
+    later.subscription = stream.subscription
+    return later
+
+
+def test_before_anything_is_mapped_there_is_nothing() -> None:
+    """No frames, no counts, no attention."""
+    reception = Reception(None)
+    assert taken(reception) == []
+    assert reception.stats() == ConsumerStats(0, {}, None, 0, 0, 0, 0)
+    assert (reception.attention, reception.image_count, reception.last_seq_seen) == (0, 0, 0)
+
+
+def test_a_mapped_epoch_delivers_its_frames(stream: Stream, reception: Reception) -> None:
+    """From the first descriptor on: what was before it is nobody's loss."""
+    stream.write()
+    stream.publish()
+    stream.publish()
+    assert seqs(reception) == [1, 2]
+    stats = reception.stats()
+    assert (stats.received, stats.lost, stats.epoch, stats.epochs, stats.last_seq_seen) == (2, 0, 1, 1, 2)
+
+
+@pytest.mark.spec("WIRE-15.21-10")
+@pytest.mark.parametrize("missing", ["memory", "descriptors"])
+def test_without_memory_or_descriptors_nothing_is_delivered(stream: Stream, missing: str) -> None:
+    """Both are needed."""
+    reception = Reception(0)
+    if missing == "memory":
+        reception.set_streams(stream.subscription, None)
+    else:
+        reception.adopt(stream.mapped())
+    stream.publish()
+    assert taken(reception) == []
+
+
+@pytest.mark.spec("WIRE-15.21-07", "WIRE-15.21-09", "WIRE-15.18-03")
+def test_the_next_epoch_counts_from_0(stream: Stream, second: Stream, reception: Reception) -> None:
+    """What the old one had left is EPOCH_ENDED, what the new one had before it was mapped is UNMAPPED."""
+    stream.publish()
+    assert seqs(reception) == [0]
+    stream.publish()
+    stream.write()
+    second.write()
+    second.write()
+    reception.suspend()
+    assert taken(reception) == []
+    assert reception.stats().epoch is None
+    reception.adopt(second.mapped())
+    second.publish()
+    frames = taken(reception)
+    assert [(frame.epoch, frame.seq, frame.dropped_before) for frame in frames] == [(2, 2, 4)]
+    assert drops(reception) == {DropReason.EPOCH_ENDED: 2, DropReason.UNMAPPED: 2}
+    stats = reception.stats()
+    assert (stats.epoch, stats.epochs, stats.last_seq_seen) == (2, 2, 2)
+    assert stats.descriptors_ignored == 1  # of the old epoch, still in the log
+    assert counted(reception) == 3 + 3
+
+
+def test_an_epoch_may_follow_without_a_pause(stream: Stream, second: Stream, reception: Reception) -> None:
+    """Adopting is enough."""
+    stream.publish()
+    assert seqs(reception) == [0]
+    reception.adopt(second.mapped())
+    second.publish()
+    assert seqs(reception) == [0]
+    assert (drops(reception), reception.stats().epochs) == ({}, 2)
+
+
+def test_an_epoch_of_which_nothing_was_seen_is_counted_too(
+    stream: Stream, second: Stream, reception: Reception, shm_dir: Path, transport: aeron.Client
+) -> None:
+    """All of it, if it was not the first."""
+    stream.publish()
+    assert seqs(reception) == [0]
+    reception.adopt(second.mapped())
+    for _ in range(3):
+        second.write()
+    third = _epoch(stream, shm_dir, transport, 3)
+    reception.adopt(third.mapped())
+    assert drops(reception) == {DropReason.EPOCH_ENDED: 3}
+    assert counted(reception) == 4
+
+
+@pytest.mark.parametrize("pause", ["suspended", "let go", "neither"])
+def test_the_same_epoch_goes_on_where_it_was(stream: Stream, reception: Reception, pause: str) -> None:
+    """Mapped again after a pause, short or long: each frame counts once."""
+    stream.publish()
+    stream.publish()
+    assert seqs(reception) == [0, 1]
+    stream.publish()
+    if pause != "neither":
+        reception.suspend()
+    stream.publish()
+    if pause == "let go":
+        reception.let_go()
+    stream.publish()
+    reception.adopt(stream.mapped())
+    stream.publish()
+    delivered = seqs(reception)
+    assert delivered[-1] == 5
+    assert reception.stats().epochs == 1
+    assert counted(reception) == 6
+
+
+def test_what_is_let_go_is_counted_at_once(stream: Stream, reception: Reception) -> None:
+    """And its memory released; letting go of nothing is nothing."""
+    stream.publish()
+    assert seqs(reception) == [0]
+    stream.publish()
+    reception.suspend()
+    assert drops(reception) == {}
+    reception.let_go()
+    assert drops(reception) == {DropReason.EPOCH_ENDED: 1}
+    reception.let_go()
+    assert counted(reception) == 2
+
+
+def test_a_seq_that_went_back_is_begun_anew(stream: Stream, reception: Reception) -> None:
+    """B29: nothing is known about the seqs of this epoch, so nothing before the first is missing."""
+    for _ in range(5):
+        stream.publish()
+    assert len(seqs(reception)) == 5
+    stream.describe(1)
+    assert seqs(reception) == []
+    assert reception.attention & SEQ_WENT_BACK
+    reception.forget_seqs()
+    reception.suspend()
+    reception.adopt(stream.mapped())
+    assert reception.attention == 0
+    stream.describe(2)
+    stream.describe(3)
+    assert seqs(reception) == [2, 3]
+    assert drops(reception) == {}
+
+
+# --- settings
+
+
+def test_a_rate_holds_across_epochs(stream: Stream, second: Stream, reception: Reception) -> None:
+    """Set before or after the epoch was mapped; 0 lifts it."""
+    reception.set_rate(1)
+    for at_s in (1.0, 1.5, 2.0):
+        stream.describe(stream.write(), timestamp_ns=int(at_s * SECOND_NS))
+    assert seqs(reception) == [0, 2]
+    reception.adopt(second.mapped())
+    for at_s in (1.0, 1.5, 2.0):
+        second.describe(second.write(), timestamp_ns=int(at_s * SECOND_NS))
+    assert seqs(reception) == [0, 2]
+    reception.set_rate(0)
+    for at_s in (2.1, 2.2):
+        second.describe(second.write(), timestamp_ns=int(at_s * SECOND_NS))
+    assert seqs(reception) == [3, 4]
+    assert drops(reception) == {DropReason.RATE_LIMITED: 2}
+
+
+@pytest.mark.spec("WIRE-15.4-03", "WIRE-15.4-04")
+@pytest.mark.parametrize(("limit", "is_resynced"), [(None, True), (3, True), (0, False), (100, False)])
+def test_how_far_behind_is_too_far(stream: Stream, limit: int | None, is_resynced: bool) -> None:
+    """As it was given; by default before the ring's end."""
+    reception = Reception(limit)
+    reception.set_streams(stream.subscription, None)
+    reception.adopt(stream.mapped())
+    stream.publish()
+    assert seqs(reception) == [0]
+    for _ in range(NSLOTS):
+        stream.publish()
+    assert seqs(reception) == ([NSLOTS] if is_resynced else list(range(1, NSLOTS + 1)))
+    assert counted(reception) == NSLOTS + 1
+    assert reception.stats().drops_gap == (NSLOTS - 1 if is_resynced else 0)
+
+
+# --- streams
+
+
+def test_descriptors_may_come_from_another_stream(stream: Stream, reception: Reception) -> None:
+    """B34: what both have told counts once, and the old subscription is closed."""
+    stream.publish()
+    stream.publish()
+    assert seqs(reception) == [0, 1]
+    other = stream.subscribe()
+    stream.publish()  # on both
+    old = stream.subscription
+    assert seqs(reception) == [2]
+    reception.switch(other, is_throttled=False)
+    stream.publish()
+    assert seqs(reception) == [3]
+    assert old.is_closed
+    assert drops(reception) == {}
+
+
+def test_a_throttled_stream_counts_no_gaps_in_this_epoch_and_the_next(
+    stream: Stream, second: Stream, reception: Reception
+) -> None:
+    """B28: until it is exchanged for one that is not."""
+    stream.publish()
+    assert seqs(reception) == [0]
+    reception.switch(stream.subscribe(), is_throttled=True)
+    stream.write()
+    stream.publish()
+    assert seqs(reception) == [2]
+    reception.adopt(second.mapped())
+    second.write()
+    second.publish()
+    assert seqs(reception) == [1]
+    assert drops(reception) == {DropReason.RATE_LIMITED: 2}
+    reception.switch(stream.subscribe(), is_throttled=False)
+    second.write()
+    second.publish()
+    assert seqs(reception) == [3]
+    assert drops(reception) == {DropReason.RATE_LIMITED: 2, DropReason.GAP: 1}
+
+
+def test_a_new_link_brings_new_streams(stream: Stream, reception: Reception) -> None:
+    """Between two links there are none."""
+    stream.publish()
+    assert seqs(reception) == [0]
+    reception.set_streams(None, None)
+    stream.publish()
+    assert seqs(reception) == []
+    reception.set_streams(stream.subscribe(), None)
+    stream.publish()
+    assert seqs(reception)[-1] == 2  # whether the new one also has what came before it is Aeron's choice
+    assert counted(reception) == 3
+
+
+def test_the_progress_stream_is_exchanged_once(stream: Stream, reception: Reception) -> None:
+    """The same endpoint again is no reason to subscribe again."""
+    made: list[aeron.Subscription] = []
+
+    def subscribe() -> aeron.Subscription:
+        made.append(stream.subscribe())
+        return made[-1]
+
+    endpoint = Endpoint("aeron:ipc", 5)
+    reception.switch_progress(endpoint, subscribe)
+    reception.switch_progress(endpoint, subscribe)
+    assert len(made) == 1
+    assert reception.progress is made[0]
+    reception.switch_progress(Endpoint("aeron:ipc", 6), subscribe)
+    assert reception.progress is made[1]
+    assert made[0].is_closed
+
+
+def test_a_publisher_that_went_asks_for_attention_until_it_is_forgotten(stream: Stream, reception: Reception) -> None:
+    """The conductor looks whether it was us who were too slow."""
+    assert reception.image_count == 1
+    stream.publication.close()
+    wait_until(lambda: not taken(reception) and reception.attention & IMAGE_LOST, "the image is gone")
+    assert reception.image_count == 0
+    reception.forget_attention(IMAGE_LOST)
+    assert reception.attention == 0
+
+
+# --- between threads
+
+
+def test_a_sleeping_reader_comes_out_for_a_change(stream: Stream, second: Stream, reception: Reception) -> None:
+    """The conductor does not wait for it, and the reader makes the change."""
+    stream.publish()
+    assert seqs(reception) == [0]
+    asleep, woken = threading.Event(), list[bool]()
+
+    def sleep() -> None:
+        with reception.lock:
+            assert reception.current is not None
+            feed, descriptors, _ = reception.current
+            asleep.set()
+            woken.append(feed.wait(descriptors, 60 * SECOND_NS))
+
+    sleeper = threading.Thread(target=sleep)
+    sleeper.start()
+    asleep.wait()
+    reception.adopt(second.mapped())  # returns although the reader has the lock
+    sleeper.join(timeout=30)
+    assert woken == [True]
+    second.publish()
+    assert seqs(reception) == [0]
+    assert reception.stats().epoch == 2
+
+
+def test_a_change_while_somebody_reads_waits_for_its_turn(stream: Stream, reception: Reception) -> None:
+    """Whoever has the lock next makes it."""
+    with reception.lock:
+        reception.suspend()
+        assert reception.mapped is not None
+        assert len(reception.pending) == 1
+    reception.apply_pending()
+    assert reception.mapped is None
+    assert not reception.pending
+
+
+def test_closing_is_the_end_of_frames_and_not_of_counts(stream: Stream, reception: Reception) -> None:
+    """What was not read stays uncounted: nobody wanted it."""
+    stream.publish()
+    stream.publish()
+    stream.publish()
+    with reception.lock:
+        assert reception.current is not None
+        feed, descriptors, _ = reception.current
+        assert feed.next(descriptors) is not None
+    reception.close()
+    assert reception.is_closed
+    assert taken(reception) == []
+    assert (reception.stats().received, drops(reception)) == (1, {})
+
+
+def test_idle_means_nothing_since_the_last_time(stream: Stream, reception: Reception) -> None:
+    """Asked twice without a frame between."""
+    assert not reception.is_idle
+    assert reception.is_idle
+    stream.publish()
+    assert seqs(reception) == [0]
+    assert not reception.is_idle
+    assert reception.is_idle
+
+
+def test_stats_of_all_kinds_add_up_to_what_qos_reports(stream: Stream, reception: Reception) -> None:
+    """Gaps and late ones by their own sums, the rest in `lost` alone."""
+    stream.publish()
+    stream.write()
+    stream.publish()
+    stream.describe(3)
+    lying = 4
+    stream.write(np.zeros(4, np.uint8), seq=lying)
+    stream.poke(lying, 72, b"\x63\x00")  # a dtype that is none
+    stream.describe(lying)
+    assert seqs(reception) == [0, 2]
+    stats = reception.stats()
+    assert (stats.drops_gap, stats.drops_late, stats.lost) == (1, 1, 3)
+    assert stats.drops[DropReason.BAD_DTYPE] == 1
+
+
+def test_frames_of_an_epoch_that_is_over_stay_what_they_were(
+    stream: Stream, second: Stream, reception: Reception
+) -> None:
+    """Theirs is the mapping that they came from."""
+    stream.publish(np.arange(3, dtype=np.uint8))
+    (frame,) = taken(reception)
+    reception.adopt(second.mapped())
+    reception.close()
+    assert (frame.epoch, frame.stream_id, list(frame.array)) == (1, STREAM, [0, 1, 2])
+    assert frame.is_intact()
