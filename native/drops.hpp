@@ -29,6 +29,7 @@ enum class Drop : std::uint8_t {
     // the producer's side
     NO_POOL,   // larger than every pool's stride (§9)
     DETACHED,  // published while there was no lease, or no memory, to publish with
+    ABANDONED,  // given up after its progress was told: its seq is not used again
     // frames that a consumer knows of by their seq alone
     GAP,           // its descriptor never came
     RESYNC,        // passed over to catch up: more than max_outstanding_seq_gap behind

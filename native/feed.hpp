@@ -139,18 +139,27 @@ public:
         }
     }
 
-    // The end of this epoch, or of our mapping of it: what was committed and not seen is lost. Returns the next seq
-    // that counts, should this epoch be mapped again.
-    std::optional<std::uint64_t> finish(bool is_epoch_over) {
+    // §15.21: what was told while nothing was mapped is dropped, even if it could be read by now.
+    void discard(aeron::Subscription& subscription) {
+        const Busy busy(*this);
+        is_discarding_ = true;
+        for (int turn = 0; turn < kDiscardTurns && subscription.poll(*this, kFragmentLimit) > 0; ++turn) {}
+        is_discarding_ = false;
+    }
+
+    // The frame that was delivered last is not to be believed after all.
+    void refuse(Drop reason) {
+        const Busy busy(*this);
+        if (received_ == 0) return;
+        --received_;
+        count(reason, 1);
+    }
+
+    // The end of our mapping of this epoch. Returns the next seq that is not accounted for.
+    std::optional<std::uint64_t> finish() {
         const Busy busy(*this);
         stop();
         queue_.clear();
-        if (!expected_ || !is_epoch_over) return expected_;
-        const std::optional<std::uint64_t> newest = reader_.newest();
-        if (newest && *newest >= *expected_) {
-            count(Drop::EPOCH_ENDED, *newest + 1 - *expected_);
-            expected_ = *newest + 1;
-        }
         return expected_;
     }
 
@@ -172,7 +181,7 @@ public:
         FrameDescriptor descriptor;
         if (!descriptor.decode(message)) return ++foreign_, true;
         if (descriptor.stream_id != stream_id_) return true;
-        if (descriptor.epoch != epoch_ || descriptor.seq > kMaxSeq) {
+        if (is_discarding_ || descriptor.epoch != epoch_ || descriptor.seq > kMaxSeq) {
             ++ignored_;
             if (descriptor.epoch > epoch_) attention_.fetch_or(kNewerEpoch, std::memory_order_relaxed);
             return true;
@@ -191,6 +200,7 @@ private:
     static constexpr std::uint64_t kNapNs = 1'000'000;
     static constexpr std::uint64_t kLongestNapNs = 20'000'000;
     static constexpr int kLatestAttempts = 8;
+    static constexpr int kDiscardTurns = 100;  // whoever publishes as fast as we read does not hold us here
 
     struct Busy {
         explicit Busy(Feed& feed) : feed(feed) {
@@ -312,6 +322,7 @@ private:
     bool is_fresh_ = true;
     bool is_switching_ = false;
     bool is_throttled_ = false;
+    bool is_discarding_ = false;
     bool is_delivered_ = false;
     std::uint64_t delivered_ = 0;
     std::uint64_t min_interval_ns_ = 0;

@@ -351,6 +351,7 @@ void bind_rings(nb::module_& m) {
         .value("BAD_PROGRESS", Drop::BAD_PROGRESS)
         .value("NO_POOL", Drop::NO_POOL, "larger than every pool of the stream")
         .value("DETACHED", Drop::DETACHED, "published while the producer had no lease")
+        .value("ABANDONED", Drop::ABANDONED, "given up after its progress was told")
         .value("GAP", Drop::GAP, "its descriptor never came")
         .value("RESYNC", Drop::RESYNC, "passed over to catch up after max_outstanding_seq_gap")
         .value("UNMAPPED", Drop::UNMAPPED, "published while the consumer did not have its epoch mapped")
@@ -452,8 +453,8 @@ void bind_rings(nb::module_& m) {
                 self.own().commit(timestamp_ns, meta_version);
             },
             "timestamp_ns"_a = 0, "meta_version"_a = 0, "Commit the open claim.")
-        .def("abandon", [](PyRingWriter& self) { self.own().abandon(); },
-             "Give the open claim up: readers drop the slot, and the seq may be used again.")
+        .def("abandon", [](PyRingWriter& self, bool is_told) { self.own().abandon(is_told); }, "is_told"_a = false,
+             "Give the open claim up: readers drop the slot. The seq may be used again unless others were told of it.")
         .def("wake", [](PyRingWriter& self) { self.own().wake(monotonic_ns()); },
              "Wake readers that sleep on the newest frame's slot; rate-limited.")
         .def_prop_ro("next_seq", [](const PyRingWriter& self) { return self.writer.next_seq(); })
@@ -837,8 +838,12 @@ void bind_streams(nb::module_& m) {
             },
             "subscription"_a, "timeout_ns"_a,
             "Sleep until there is something for next(), the owner is needed, or the time is over: then False.")
-        .def("finish", [](PyFeed& self, bool is_epoch_over) { return self.feed.finish(is_epoch_over); },
-             "is_epoch_over"_a, "Count what was committed and not seen; the next seq that would count.")
+        .def("finish", [](PyFeed& self) { return self.feed.finish(); },
+             "No more frames; the next seq that is not accounted for, or None where none was heard of.")
+        .def("discard", [](PyFeed& self, PySubscription& subscription) { self.feed.discard(*subscription.subscription); },
+             "subscription"_a, "Pass over everything that was told before now.")
+        .def("refuse", [](PyFeed& self, Drop reason) { self.feed.refuse(reason); }, "reason"_a,
+             "Count the frame that was delivered last as dropped instead.")
         .def("stop", [](PyFeed& self) { self.feed.stop(); }, "From any thread: no more frames; a wait returns.")
         .def("set_min_interval_ns", [](PyFeed& self, std::uint64_t ns) { self.feed.set_min_interval_ns(ns); },
              "interval_ns"_a, "Deliver at most one frame per interval; 0: all.")

@@ -167,10 +167,12 @@ public:
         finish(claim_seq_);
     }
 
-    void abandon() {
+    // `is_told`: others have heard of this seq already, so it is not used again.
+    void abandon(bool is_told) {
         const Busy busy(*this);
         if (!claimed_) throw Misuse("no claim is open on this ring");
         claimed_ = false;
+        if (is_told) next_seq_ = claim_seq_ + 1;
     }
 
     // Wakes readers that sleep on the newest frame's slot, at most once per kWakeEveryNs.

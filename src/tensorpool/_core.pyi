@@ -54,22 +54,25 @@ class DropReason(enum.IntEnum):
     DETACHED = 16
     """published while the producer had no lease"""
 
-    GAP = 17
+    ABANDONED = 17
+    """given up after its progress was told"""
+
+    GAP = 18
     """its descriptor never came"""
 
-    RESYNC = 18
+    RESYNC = 19
     """passed over to catch up after max_outstanding_seq_gap"""
 
-    UNMAPPED = 19
+    UNMAPPED = 20
     """published while the consumer did not have its epoch mapped"""
 
-    EPOCH_ENDED = 20
+    EPOCH_ENDED = 21
     """committed, but not yet seen when the epoch ended"""
 
-    RATE_LIMITED = 21
+    RATE_LIMITED = 22
     """passed over to keep to max_rate_hz"""
 
-    SKIPPED = 22
+    SKIPPED = 23
     """passed over by somebody who asked for the newest frame"""
 
 def is_late(drop: DropReason) -> bool:
@@ -180,9 +183,9 @@ class RingWriter:
     def commit(self, timestamp_ns: int = 0, meta_version: int = 0) -> None:
         """Commit the open claim."""
 
-    def abandon(self) -> None:
+    def abandon(self, is_told: bool = False) -> None:
         """
-        Give the open claim up: readers drop the slot, and the seq may be used again.
+        Give the open claim up: readers drop the slot. The seq may be used again unless others were told of it.
         """
 
     def wake(self) -> None:
@@ -499,7 +502,7 @@ class CounterReading:
 class Client:
     """A connection to a media driver."""
 
-    def __init__(self, dir: str, *, client_name: str = 'tensorpool', driver_timeout_ms: int = 10000, keepalive_interval_ns: int = 500000000, resource_linger_ns: int = 3000000000, idle_sleep_ns: int = 4000000, pre_touch: bool = False) -> None: ...
+    def __init__(self, dir: str, *, client_name: str = 'tensorpool', driver_timeout_ms: int = 10000, keepalive_interval_ns: int = 500000000, resource_linger_ns: int = 3000000000, idle_sleep_ns: int = 16000000, pre_touch: bool = False) -> None: ...
 
     def add_publication(self, channel: str, stream_id: int, exclusive: bool = False) -> Publication: ...
 
@@ -561,8 +564,16 @@ class Feed:
         Sleep until there is something for next(), the owner is needed, or the time is over: then False.
         """
 
-    def finish(self, is_epoch_over: bool) -> int | None:
-        """Count what was committed and not seen; the next seq that would count."""
+    def finish(self) -> int | None:
+        """
+        No more frames; the next seq that is not accounted for, or None where none was heard of.
+        """
+
+    def discard(self, subscription: Subscription) -> None:
+        """Pass over everything that was told before now."""
+
+    def refuse(self, reason: DropReason) -> None:
+        """Count the frame that was delivered last as dropped instead."""
 
     def stop(self) -> None:
         """From any thread: no more frames; a wait returns."""

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Final
 
 from tensorpool import aeron
 from tensorpool.channel import Endpoint
+from tensorpool.client.attachment import Phase, Wish
 from tensorpool.client.link import Link
 from tensorpool.client.names import Names
 from tensorpool.client.session import Session, State
@@ -141,6 +142,7 @@ class ClientConductor:
             epoch=regions.epoch,
             layout_version=regions.layout_version,
             writable=writable,
+            keep_header_file=not writable,
         )
 
     def subscribe(self, endpoint: Endpoint) -> aeron.Subscription:
@@ -148,6 +150,16 @@ class ClientConductor:
         if self._link is None:
             raise TransportError(f"no media driver at {self._aeron_dir}")
         return self._link.subscribe(endpoint)
+
+    def is_asking(self, wish: Wish, *, besides: Session) -> bool:
+        """§4.8: whether another session has asked for the same stream and role and waits for the answer."""
+        wanted = wish.stream_id, wish.role
+        return any(
+            session is not besides
+            and session.attachment.phase is Phase.ATTACHING
+            and (session.attachment.wish.stream_id, session.attachment.wish.role) == wanted
+            for session in self._sessions
+        )
 
     def new_client_id(self) -> int:
         """A lease's own id (E1, E43): random, so that two processes do not meet."""

@@ -16,7 +16,7 @@ from typing import Final, Self
 import numpy as np
 
 from tensorpool import aeron
-from tensorpool._core import RingReader, SlotFrame
+from tensorpool._core import DropReason, RingReader, SlotFrame
 from tensorpool.client.consumer_session import ConsumerSession
 from tensorpool.client.frame import Frame, MappedEpoch
 from tensorpool.client.metadata import Metadata
@@ -250,6 +250,9 @@ class Consumer:
             self._reception.lose_descriptors()
             self._session.conductor.kick()  # the media driver is gone: it will find another
             return None
+        if received is not None and self._on_progress is not None and self._tracker.is_broken(received.seq):
+            feed.refuse(DropReason.BAD_PROGRESS)  # §10.2.2: its progress went back
+            return self._try_next()
         return None if received is None else Frame(mapped, received)
 
     def _poll_slowly(self, timeout: float) -> Frame | None:

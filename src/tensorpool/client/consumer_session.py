@@ -23,7 +23,8 @@ from tensorpool.client.link import Link
 from tensorpool.client.metadata import MetadataCache
 from tensorpool.client.reception import IMAGE_LOST, SEQ_WENT_BACK, Reception
 from tensorpool.client.session import Session, State
-from tensorpool.errors import RemoteProtocolError, TensorPoolError, TransportError
+from tensorpool.errors import RegionRejected, RemoteProtocolError, TensorPoolError, TransportError
+from tensorpool.shm import Check
 from tensorpool.wire import Message
 from tensorpool.wire.control import ConsumerConfig, ConsumerHello, Mode, QosConsumer, ShmPoolAnnounce
 from tensorpool.wire.driver import Role, ShmAttachResponse, ShmLeaseRevoked
@@ -63,7 +64,7 @@ class ConsumerSession(Session):
         self.mode = preferences.mode
         self.fallback_uri: str | None = None
         self.metadata = MetadataCache()
-        self.reception = Reception(max_outstanding_seq_gap)
+        self.reception = Reception(max_outstanding_seq_gap, conductor.kick)
         self.reception.set_rate(preferences.max_rate_hz if self.mode is Mode.RATE_LIMITED else 0)
         self.on_mapped: Callable[[mapping.Regions, MappedEpoch], object] | None = None
         self._mapping = mapping.MappingState(self.config.announce_period_ns)
@@ -75,6 +76,7 @@ class ConsumerSession(Session):
         self._told = (0, 0)  # the epoch and seq of the last QoS
         self._told_ns = 0
         self._suspended_ns = 0
+        self._is_greeted = True
 
     # --- the session
 
@@ -179,6 +181,8 @@ class ConsumerSession(Session):
                 self._suspended_ns = 0
                 reception.let_go()
             return work
+        if not self._is_greeted and self._mapped is not None:
+            self._greet(now_ns)
         if self._mapping.on_tick(now_ns):
             # §4.9: the epoch after a revoked one did not come. Ask the driver what there is.
             self._perform(self.attachment.on_mapping_failed(now_ns), now_ns)
@@ -232,19 +236,24 @@ class ConsumerSession(Session):
             self.on_mapped(regions, mapped)
         self.failure = None
         self.set_state(State.ACTIVE, "mapped", regions.epoch)
-        # At once: producers may be waiting for us.
-        self._next_ns = now_ns + self.config.announce_period_ns
-        self._hello()
-        self._qos(now_ns)
+        self._greet(now_ns)
+
+    def _greet(self, now_ns: int) -> None:
+        """Say that we are there as soon as the reading thread has the epoch: producers may be waiting for us."""
+        self._is_greeted = self.reception.mapped is self._mapped
+        if self._is_greeted:
+            self._next_ns = now_ns + self.config.announce_period_ns
+            self._hello()
+            self._qos(now_ns)
 
     def _check(self, now_ns: int) -> None:
         if self._mapped is None:
             return
         try:
             self._mapped.ring.revalidate()
-        except TensorPoolError as error:
-            if "pid:" in str(error):  # better: a check of its own in RegionRejected
-                self._follow(self._mapping.on_second_writer(str(error)), now_ns)
+        except RegionRejected as error:
+            if error.check == Check.SECOND_WRITER:
+                self._mapping.on_second_writer()
             self._fail(error, now_ns)
 
     def _fail(self, error: TensorPoolError, now_ns: int) -> None:
@@ -289,7 +298,7 @@ class ConsumerSession(Session):
         return (self._mapping.epoch or 0, self.reception.last_seq_seen)
 
     def _qos(self, now_ns: int) -> None:
-        if self.link is None or self._mapping.epoch is None:
+        if self.link is None or self._mapping.epoch is None or not self._is_greeted:
             return
         stats = self.reception.stats()
         self._told, self._told_ns = self._seen(), now_ns

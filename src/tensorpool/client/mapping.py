@@ -167,10 +167,9 @@ class MappingState:
         self.epoch = epoch
         self._asked = None
 
-    def on_second_writer(self, reason: str) -> list[Effect]:
-        """C10, §15.14: let go, and wait for another epoch."""
+    def on_second_writer(self) -> None:
+        """C10, §15.14: what was mapped has two writers; `on_rejected` follows, and then only another epoch will do."""
         self._spoilt = self.epoch
-        return self.on_rejected(reason)
 
     def on_rejected(self, reason: str) -> list[Effect]:
         """The regions are not what was announced: fail closed, and try what is announced next (C13)."""

@@ -65,7 +65,6 @@ class Producer:
         self._release_gil_from_bytes = release_gil_from_bytes
         self._dropped: Counter[DropReason] = Counter()
         self._throttle = ProgressThrottle()
-        self._told = (0, -1)  # the epoch and seq of a frame that was told of and given up
         self._totals = _Totals()
         self._writing: Writing | None = None
 
@@ -279,10 +278,6 @@ class Producer:
     def _is_current(self, writing: Writing) -> bool:
         return self._session.writing is writing and monotonic_ns() < writing.until_ns
 
-    def _next_seq(self, writing: Writing) -> int:
-        epoch, seq = self._told
-        return max(writing.writer.next_seq, seq + 1) if epoch == writing.ring.epoch else writing.writer.next_seq
-
     def _retire(self) -> None:
         self._totals = self._totals.with_current(self._writing)
         self._writing = None
@@ -360,13 +355,14 @@ class Slot:
         self._trace_id = trace_id
         self._axis = progress
         self._is_open = True
+        self._is_told = False
         self._drop: DropReason | None = None
         self.seq: int | None = None
         place = None
         if writing is None:
             self._drop = DropReason.DETACHED
         else:
-            number = producer._next_seq(writing) if seq is None else seq
+            number = writing.writer.next_seq if seq is None else seq
             stamp_ns = monotonic_ns() if timestamp_ns is None else timestamp_ns
             place = writing.writer.begin(number, layout, stamp_ns, meta_version, header_first=progress is not None)
             if place is None:
@@ -423,14 +419,14 @@ class Slot:
         return self.seq
 
     def abandon(self) -> None:
-        """Give it up: nobody sees the frame, and its seq is used again."""
+        """Give it up: nobody sees the frame. Its seq is used again, unless consumers were told of its progress."""
         if not self._is_open:
             return
         self._is_open = False
         if self._drop is None and self._writing is not None:
-            self._writing.writer.abandon()
-            if self._axis is not None and self._fan_out.progress and self.seq is not None:
-                self._producer._told = self._writing.ring.epoch, self.seq  # progress was told of it: not used again
+            self._writing.writer.abandon(is_told=self._is_told)
+            if self._is_told:
+                self._producer._dropped[DropReason.ABANDONED] += 1
         self.seq = None
 
     @property
@@ -448,6 +444,7 @@ class Slot:
             payload_bytes_filled=filled,
             state=state,
         ).encode()
+        self._is_told = True
         for publication in publications:
             try:
                 publication.offer(message)

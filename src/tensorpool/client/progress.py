@@ -108,6 +108,10 @@ class ProgressTracker:
         self._heard[message.seq] = fresh
         return True
 
+    def is_broken(self, seq: int) -> bool:
+        """Whether this frame's story went back, so that the frame is not to be believed either."""
+        return seq in self._heard and self._heard[seq] is None
+
     def forget(self) -> None:
         """A new epoch counts its own seqs."""
         self._heard.clear()

@@ -8,6 +8,7 @@ Wire §15.4, §15.18, §15.21; decisions B27-B34.
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from collections import Counter, deque
 from collections.abc import Callable
@@ -20,6 +21,7 @@ from tensorpool._core import DropReason, Feed, is_gap, is_late
 from tensorpool.channel import Endpoint
 from tensorpool.client.frame import MappedEpoch
 from tensorpool.errors import Closed, TransportError
+from tensorpool.shm import HeaderFile
 
 STOPPED: Final = 1  # Feed.attention
 NEWER_EPOCH: Final = 2
@@ -58,8 +60,16 @@ class ConsumerStats(msgspec.Struct, frozen=True):
         return sum(count for reason, count in self.drops.items() if is_late(reason))
 
 
+class _Tail(msgspec.Struct, frozen=True):
+    """An epoch that is unmapped and perhaps not over: what of it was accounted for, and who tells how far it came."""
+
+    epoch: int
+    expected: int | None
+    header_file: HeaderFile | None
+
+
 class _Book(msgspec.Struct, frozen=True):
-    """The counts of epochs that are over, and the feeds that still count; replaced as a whole, so readable anywhere."""
+    """The counts of epochs before, and the feed that counts now; replaced as a whole, so any thread may read it."""
 
     drops: dict[DropReason, int] = {}
     received: int = 0
@@ -67,25 +77,27 @@ class _Book(msgspec.Struct, frozen=True):
     ignored: int = 0
     epochs: int = 0
     current: Feed | None = None
-    suspended: Feed | None = None
 
     def summed(self) -> _Book:
-        """With what the feeds have counted so far."""
+        """With what the feed has counted so far, and without it."""
+        feed = self.current
+        if feed is None:
+            return self
         drops = Counter(self.drops)
-        received, duplicates, ignored = self.received, self.duplicates, self.ignored
-        for feed in (self.current, self.suspended):
-            if feed is not None:
-                drops.update(feed.drops)
-                received += feed.received
-                duplicates += feed.duplicates
-                ignored += feed.ignored
-        return _Book(dict(drops), received, duplicates, ignored, self.epochs)
+        drops.update(feed.drops)
+        return _Book(
+            dict(drops),
+            self.received + feed.received,
+            self.duplicates + feed.duplicates,
+            self.ignored + feed.ignored,
+            self.epochs,
+        )
 
 
 class Reception:
     """The state of reading one stream."""
 
-    def __init__(self, max_outstanding_seq_gap: int | None) -> None:
+    def __init__(self, max_outstanding_seq_gap: int | None, on_change: Callable[[], object] = lambda: None) -> None:
         self.lock = threading.Lock()
         self.mapped_or_changed = threading.Condition()
         self.pending: deque[Callable[[], object]] = deque()
@@ -96,9 +108,9 @@ class Reception:
         self.progress: aeron.Subscription | None = None
         self.is_closed = False
         self._max_gap = max_outstanding_seq_gap
+        self._on_change = on_change  # a reader made changes that the conductor waits for
         self._book = _Book()
-        self._suspended: MappedEpoch | None = None
-        self._next_seq: tuple[int, int | None] | None = None  # of the epoch that was settled last
+        self._tail: _Tail | None = None
         self._interval_ns = 0
         self._is_throttled = False
         self._forget_seqs = False
@@ -114,11 +126,11 @@ class Reception:
         self._change(lambda: self._adopt(mapped))
 
     def suspend(self) -> None:
-        """Deliver nothing more; what is lost is counted when the next epoch is there, or by `let_go`."""
-        self._change(lambda: self._settle(None))  # unmaps
+        """Unmap: deliver nothing more. What is lost is counted when another epoch is there, or by `let_go`."""
+        self._change(self._suspend)
 
     def let_go(self) -> None:
-        """The suspended epoch is not coming back: count what it lost and release it."""
+        """The suspended epoch is not coming back: count what it lost, and forget its file."""
         self._change(lambda: self._settle(None))
 
     def set_streams(self, descriptors: aeron.Subscription | None, progress: aeron.Subscription | None) -> None:
@@ -189,7 +201,7 @@ class Reception:
     def close(self) -> None:
         """No more frames for anybody. What was counted stays."""
         self.is_closed = True
-        self._change(lambda: self._settle(None, is_end=True))
+        self._change(self._end)
 
     def apply_pending(self) -> None:
         """Make the changes that are due, unless the reading thread is at it."""
@@ -242,16 +254,16 @@ class Reception:
         """
         if self.feed is not None:
             self.feed.forget(STOPPED)
+        if not self.pending:
+            return
         while self.pending:
             self.pending.popleft()()
-        self._publish()
-
-    # --- inside
-
-    def _publish(self) -> None:
         feed, descriptors, mapped = self.feed, self.descriptors, self.mapped
         is_whole = feed is not None and descriptors is not None and mapped is not None
         self.current = (feed, descriptors, mapped) if is_whole else None  # type: ignore[assignment]
+        self._on_change()
+
+    # --- inside
 
     def lose_descriptors(self) -> None:
         """Their media driver is gone; the conductor brings others."""
@@ -268,34 +280,46 @@ class Reception:
             self.mapped_or_changed.notify_all()
 
     def _suspend(self) -> None:
-        if self.feed is not None and self.mapped is not None:
-            self.feed.stop()
-            self._attention_carried |= self.feed.attention & IMAGE_LOST  # of the streams, which go on
-            self._suspended = self.mapped
-            self._book = msgspec.structs.replace(self._book, current=None, suspended=self.feed)
-        self.feed = None
-        self.mapped = None
-
-    def _settle(self, next_epoch: int | None, *, is_end: bool = False) -> None:
-        """Close the book on the epoch before, unless it goes on."""
-        self._suspend()
-        mapped, feed = self._suspended, self._book.suspended
-        self._suspended = None
-        if mapped is None or feed is None:
+        feed, mapped = self.feed, self.mapped
+        self.feed = self.mapped = self.current = None
+        if feed is None or mapped is None:
             return
-        is_over = mapped.epoch != next_epoch and not is_end
-        self._next_seq = mapped.epoch, feed.finish(is_epoch_over=is_over)
+        feed.stop()
+        expected = feed.finish()
+        self._attention_carried |= feed.attention & IMAGE_LOST  # of the streams, which go on
         self._lost_carried = feed.lost
         self._book = self._book.summed()
+        self._tail = _Tail(mapped.epoch, expected, mapped.ring.header_file)
+
+    def _settle(self, next_epoch: int | None) -> None:
+        """Close the book on the epoch before, unless it is the one that goes on."""
+        tail = self._tail
+        if tail is None or tail.epoch == next_epoch or tail.header_file is None:
+            return
+        expected, newest = tail.expected, tail.header_file.newest()
+        if expected is not None and newest is not None and newest >= expected:
+            missing = newest + 1 - expected
+            drops = Counter(self._book.drops)
+            drops[DropReason.EPOCH_ENDED] += missing
+            self._book = msgspec.structs.replace(self._book, drops=dict(drops))
+            self._lost_carried += missing
+            expected = newest + 1
+        self._tail = _Tail(tail.epoch, expected, None)
+
+    def _end(self) -> None:
+        """Closed by the user: what was not asked for is not lost."""
+        self._suspend()
+        self._tail = None
 
     def _adopt(self, mapped: MappedEpoch) -> None:
+        self._suspend()
         self._settle(mapped.epoch)
+        tail = self._tail
+        is_new = tail is None or tail.epoch != mapped.epoch
         expected: int | None = None  # in the first epoch the first descriptor decides
-        is_new = self._next_seq is None or self._next_seq[0] != mapped.epoch
-        if self._next_seq is not None:
-            expected = 0 if is_new else self._next_seq[1]
-        if self._forget_seqs:
-            expected, self._forget_seqs = None, False
+        if tail is not None and not self._forget_seqs:
+            expected = 0 if is_new else tail.expected
+        self._forget_seqs = False
         gap = self._max_gap
         if gap is None:
             # §15.4 recommends 256 frames and to mind the depth: near the end of the ring a frame does not last.
@@ -305,7 +329,10 @@ class Reception:
         feed.set_min_interval_ns(self._interval_ns)
         feed.set_throttled(self._is_throttled)
         feed.set_switching()
+        if self.descriptors is not None:
+            with contextlib.suppress(TransportError, Closed):  # then its media driver is gone, and all it told with it
+                feed.discard(self.descriptors)
         self._lost_carried = 0
-        self._next_seq = mapped.epoch, expected
+        self._tail = _Tail(mapped.epoch, expected, None)
         self._book = msgspec.structs.replace(self._book, current=feed, epochs=self._book.epochs + is_new)
         self.mapped, self.feed = mapped, feed

@@ -173,14 +173,7 @@ class Session:
         self._perform(self.attachment.detach(now_ns), now_ns)
 
     def _may_ask(self) -> bool:
-        """§4.8: no two requests for one stream and role at a time."""
-        wish = self.attachment.wish
-        return not any(
-            other is not self
-            and other.attachment.phase is lease.Phase.ATTACHING
-            and (other.attachment.wish.stream_id, other.attachment.wish.role) == (wish.stream_id, wish.role)
-            for other in self.conductor._sessions
-        )
+        return not self.conductor.is_asking(self.attachment.wish, besides=self)
 
     # --- for subclasses
 

@@ -16,7 +16,7 @@ from tensorpool.shm.leftovers import dead_epochs, remove_dead_epochs
 from tensorpool.shm.liveness import Liveness, liveness_of
 from tensorpool.shm.namespace import find_namespaces, namespace_path
 from tensorpool.shm.region import Backing, Region, create_region, map_region
-from tensorpool.shm.ring import MappedRing, map_ring
+from tensorpool.shm.ring import HeaderFile, MappedRing, map_ring
 from tensorpool.shm.space import MountSpace, mount_space
 
 __all__ = [
@@ -27,6 +27,7 @@ __all__ = [
     "Check",
     "EpochTree",
     "FoundEpoch",
+    "HeaderFile",
     "Liveness",
     "MappedRing",
     "MountSpace",

@@ -48,6 +48,7 @@ class Check(StrEnum):
     PLATFORM = "platform"
     MAPPING = "mapping"
     SUPERBLOCK = "superblock"
+    SECOND_WRITER = "second writer"
     SPACE = "space"
     MLOCK = "mlock"
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import errno
 import os
+from collections.abc import Callable
 from typing import Final
 
 import msgspec
@@ -52,29 +53,39 @@ class Region:
     def revalidate(self) -> None:
         """Check the superblock again, as every announce demands (§15.1).
 
-        Raises RegionRejected, check "superblock", when it is no longer the one that was mapped, pid included:
-        a new pid under the same epoch is a second writer (C10). Whoever holds the region then drops it.
+        Raises RegionRejected, check "superblock", when it is no longer the one that was mapped, or "second writer": a
+        new pid under the same epoch (C10). Whoever holds the region then drops it.
         """
         found = _superblock_bytes(self.mapping)
         mismatch = self.spec.mismatch(found)
-        if mismatch is None and (pid := ShmRegionSuperblock.decode_body(found).pid) != self.pid:
-            mismatch = f"pid: expected {self.pid}, found {pid}; two processes write one epoch"
         if mismatch is not None:
             raise RegionRejected(self.uri, Check.SUPERBLOCK, mismatch)
+        pid = ShmRegionSuperblock.decode_body(found).pid
+        if pid != self.pid:
+            raise RegionRejected(self.uri, Check.SECOND_WRITER, f"pid: expected {self.pid}, found {pid}")
 
     def refresh_activity(self, now_ns: int) -> None:
         """Give a sign of life: the only field of a superblock that ever changes (C12)."""
         self.mapping.store_u64(ACTIVITY_OFFSET, now_ns)
 
 
-def map_region(uri: str, spec: RegionSpec, bases: AllowedBases, *, writable: bool = False) -> Region:
+def map_region(
+    uri: str,
+    spec: RegionSpec,
+    bases: AllowedBases,
+    *,
+    writable: bool = False,
+    on_open: Callable[[int], object] | None = None,
+) -> Region:
     """Map the region that a peer announced as `uri`, read-only unless a producer asks to write.
 
-    Raises RegionRejected, with nothing mapped.
+    `on_open` sees the descriptor, which is closed again. Raises RegionRejected, with nothing mapped.
     """
     fd = open_region(RegionUri.parse(uri), bases, spec.size_bytes, writable=writable)
     try:
         mapping = Mapping(fd, mapped_bytes(fd, spec.size_bytes), writable=writable)
+        if on_open is not None:
+            on_open(fd)
     except OSError as error:
         raise RegionRejected(uri, Check.MAPPING, _reason(error)) from error
     finally:

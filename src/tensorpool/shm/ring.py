@@ -7,24 +7,53 @@ Wire §15.1, §15.5, §15.22; Driver Model §3; decisions C9, C10, C16.
 
 from __future__ import annotations
 
+import contextlib
+import os
 from collections.abc import Sequence
 from typing import Final
 
-from tensorpool._core import Mapping, RingReader, RingWriter
+import numpy as np
+
+from tensorpool._core import SLOT_BYTES, SUPERBLOCK_BYTES, Mapping, RingReader, RingWriter
 from tensorpool.shm.containment import AllowedBases
 from tensorpool.shm.layout import LAYOUT_VERSION, RingSpec
 from tensorpool.shm.region import Region, map_region
 
 
+class HeaderFile:
+    """The open file of a header ring: tells, without a mapping, how far its producer came.
+
+    For those who had to unmap an epoch and still owe an account of it. Closed with its last reference.
+    """
+
+    def __init__(self, fd: int, nslots: int) -> None:
+        self._fd = os.dup(fd)
+        self._nslots = nslots
+
+    def newest(self) -> int | None:
+        """The newest committed seq, or None."""
+        data = os.pread(self._fd, self._nslots * SLOT_BYTES, SUPERBLOCK_BYTES)
+        words = np.frombuffer(data, "<u8")[:: SLOT_BYTES // 8]
+        seqs = words[(words & 1) == 1] >> 1
+        return int(seqs.max()) if len(seqs) else None
+
+    def __del__(self) -> None:
+        with contextlib.suppress(OSError):
+            os.close(self._fd)
+
+
 class MappedRing:
     """A header ring with its pools, in the order of `spec.pools`."""
 
-    __slots__ = ("header", "pools", "spec")
+    __slots__ = ("header", "header_file", "pools", "spec")
 
-    def __init__(self, spec: RingSpec, header: Region, pools: tuple[Region, ...]) -> None:
+    def __init__(
+        self, spec: RingSpec, header: Region, pools: tuple[Region, ...], header_file: HeaderFile | None = None
+    ) -> None:
         self.spec: Final = spec
         self.header: Final = header
         self.pools: Final = pools
+        self.header_file: Final = header_file
 
     @property
     def stream_id(self) -> int:
@@ -84,6 +113,7 @@ def map_ring(
     epoch: int,
     layout_version: int = LAYOUT_VERSION,
     writable: bool = False,
+    keep_header_file: bool = False,
 ) -> MappedRing:
     """Map what an announce or attach response names: `uris` are the header ring's, then the pools' in order.
 
@@ -94,10 +124,17 @@ def map_ring(
     Raises RegionRejected, with nothing mapped, when one of them fails a check (§15.22: never a part).
     """
     regions: list[Region] = []
+    files: list[HeaderFile] = []
+
+    def keep(fd: int) -> None:
+        files.append(HeaderFile(fd, spec.nslots))
+
     try:
         for uri, region in zip(uris, spec.regions(stream_id, epoch, layout_version), strict=True):
-            regions.append(map_region(uri, region, bases, writable=writable))
+            on_open = keep if keep_header_file and not regions else None
+            regions.append(map_region(uri, region, bases, writable=writable, on_open=on_open))
     except BaseException:
         regions.clear()  # unmapped now: a kept traceback keeps this frame
+        files.clear()
         raise
-    return MappedRing(spec, regions[0], tuple(regions[1:]))
+    return MappedRing(spec, regions[0], tuple(regions[1:]), files[0] if files else None)

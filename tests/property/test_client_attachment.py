@@ -1,0 +1,322 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What holds for a client's lease under every schedule.
+
+The machine plays the driver, the media driver, the clock and the owner. It keeps its own books of what a client may
+believe, from messages and times alone.
+
+    never more than one lease believed                 one series of requests at a time, all of it the same request
+    never attached past the deadline or a silence      a client id and a correlation id of its own for every series
+    no keepalive later than the interval               no tight loop of requests
+    nothing more after the end                         good news in the end, and it is attached within bounded time
+"""
+
+from __future__ import annotations
+
+import itertools
+
+import msgspec
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from tensorpool.client.attachment import (
+    LONGEST_RETRY_NS,
+    LOST_RETRY_NS,
+    Attached,
+    Attachment,
+    Detached,
+    Effect,
+    LossReason,
+    Lost,
+    Phase,
+    Refused,
+    Send,
+    Unanswered,
+    Wish,
+)
+from tensorpool.wire.driver import (
+    LeaseRevokeReason,
+    ResponseCode,
+    Role,
+    ShmAttachRequest,
+    ShmDetachRequest,
+    ShmDetachResponse,
+)
+from tests.client.conftest import MS, SECOND_NS, STREAM, announced, granted, refused, revoked
+
+KEEPALIVE_NS = SECOND_NS
+SILENCE_NS = 3 * SECOND_NS
+WALL_NS = 10**18
+FLAWS = [{"epoch": None}, {"header_slot_bytes": 64}, {"payload_pools": ()}, {"header_region_uri": ""}]
+
+durations = st.sampled_from([1, 5 * MS, 10 * MS, 100 * MS, 300 * MS, 999 * MS, SECOND_NS, 3 * SECOND_NS, 7 * SECOND_NS])
+lease_times = st.sampled_from([None, 1, 500 * MS, 3 * SECOND_NS, 10 * SECOND_NS])
+picks = st.integers(0, 5)
+
+
+class Belief(msgspec.Struct):
+    """A lease as the client was granted it."""
+
+    lease_id: int
+    epoch: int
+    duration_ns: int | None
+    deadline_ns: int
+    heard_ns: int
+    sent_ns: int | None = None
+
+
+class AttachmentMachine(RuleBasedStateMachine):
+    def __init__(self) -> None:
+        super().__init__()
+        self.now_ns = 1_000 * SECOND_NS
+        self.client_ids = itertools.count(1)
+        self.correlation_ids = itertools.count(1_000)
+        self.lease_ids = itertools.count(77)
+        self.believed: Belief | None = None
+        self.requests: list[ShmAttachRequest] = []
+        self.asked_ns: list[int] = []
+        self.detaches: list[ShmDetachRequest] = []
+        self.past_leases: list[tuple[int, int]] = []
+        self.given_back: set[int] = set()
+        self.connected = True  # somebody listens on the control stream
+        self.has_link = True
+        self.is_wanted = True
+        self.is_over = False
+
+    @initialize(role=st.sampled_from(Role))
+    def begin(self, role: Role) -> None:
+        self.role = role
+        self.attachment = Attachment(
+            Wish(STREAM, role),
+            new_client_id=lambda: next(self.client_ids),
+            new_correlation_id=lambda: next(self.correlation_ids),
+            keepalive_interval_ns=KEEPALIVE_NS,
+            silence_ns=SILENCE_NS,
+        )
+        self.perform(self.attachment.start(self.now_ns))
+
+    # --- what the client does
+
+    def perform(self, effects: list[Effect]) -> None:
+        assert not (self.is_over and effects), "nothing more after the end"
+        for effect in effects:
+            match effect:
+                case Send(message=ShmAttachRequest() as request):
+                    self.note_request(request)
+                case Send(message=ShmDetachRequest() as request):
+                    self.detaches.append(request)
+                    self.given_back.add(request.lease_id)
+                    if self.believed is not None and self.attachment.phase is not Phase.DETACHING:
+                        self.believed = None  # memory that could not be used
+                case Attached(response=response):
+                    assert self.believed is None, "never two leases at once"
+                    self.believed = self.granted_as(response.lease_id, response.epoch)
+                case Lost(reason=reason):
+                    assert (self.believed is None) == (reason is LossReason.PROTOCOL_ERROR)
+                    self.believed = None
+                case Detached():
+                    assert not self.is_wanted
+                    self.believed = None
+                    self.is_over = True
+                case Refused() | Unanswered():
+                    assert self.believed is None
+
+    def granted_as(self, lease_id: int | None, epoch: int | None) -> Belief:
+        assert lease_id is not None
+        assert epoch is not None
+        duration_ns, self.offered_ns = self.offered_ns, None
+        return Belief(lease_id, epoch, duration_ns, self.now_ns + (duration_ns or 0), self.now_ns)
+
+    def note_request(self, request: ShmAttachRequest) -> None:
+        assert self.believed is None
+        assert self.has_link
+        if self.requests and request.correlation_id == self.requests[-1].correlation_id:
+            assert request == self.requests[-1], "a retry is the same request"
+        else:
+            assert all(request.client_id != other.client_id for other in self.requests)
+            assert all(request.correlation_id > other.correlation_id for other in self.requests)
+        if self.asked_ns:
+            assert self.now_ns - self.asked_ns[-1] >= LOST_RETRY_NS or self.is_relinked
+        self.is_relinked = False
+        self.requests.append(request)
+        self.asked_ns.append(self.now_ns)
+
+    is_relinked = False
+    offered_ns: int | None = None
+
+    def turn(self) -> None:
+        """As a session turns: what is due, then the keepalive."""
+        if not self.has_link:
+            return
+        self.perform(self.attachment.on_tick(self.now_ns))
+        keepalive = self.attachment.keepalive(self.now_ns)
+        if self.believed is None or self.attachment.phase is not Phase.ATTACHED:
+            assert keepalive is None
+            return
+        last_ns = self.believed.sent_ns
+        if keepalive is None:
+            assert last_ns is not None, "the first goes at once"
+            assert self.now_ns - last_ns < KEEPALIVE_NS, "none is later than the interval"
+            return
+        assert keepalive.lease_id == self.believed.lease_id
+        assert (keepalive.client_id, keepalive.role) == (self.attachment.client_id, self.role)
+        if self.connected:
+            self.attachment.on_keepalive_sent(self.now_ns)
+            self.believed.sent_ns = self.now_ns
+            if self.believed.duration_ns is not None:
+                self.believed.deadline_ns = self.now_ns + self.believed.duration_ns
+        else:
+            self.perform(self.attachment.on_keepalive_failed(is_connected=False, now_ns=self.now_ns))
+
+    # --- time, the driver and the owner
+
+    @rule(duration_ns=durations)
+    def pass_time(self, duration_ns: int) -> None:
+        self.now_ns += duration_ns
+        self.turn()
+
+    @rule()
+    def turn_now(self) -> None:
+        self.turn()
+
+    @precondition(lambda self: self.requests)
+    @rule(lease_ns=lease_times, pick=picks, flaw=st.none() | st.sampled_from(FLAWS))
+    def answer(self, lease_ns: int | None, pick: int, flaw: dict[str, object] | None) -> None:
+        """The last request, or one that is long over."""
+        request = self.requests[-1 - min(pick // 3, len(self.requests) - 1)]
+        lease_id = next(self.lease_ids)
+        self.offered_ns = lease_ns
+        expiry_ns = None if lease_ns is None else self.now_ns + lease_ns
+        response = granted(
+            request.correlation_id, lease_id=lease_id, lease_expiry_timestamp_ns=expiry_ns, **(flaw or {})
+        )
+        self.past_leases.append((lease_id, request.client_id))
+        was_believed, was_pending = self.believed, self.attachment.phase is Phase.ATTACHING
+        effects = self.attachment.on_attach_response(response, self.now_ns, WALL_NS + self.now_ns)
+        self.perform(effects)
+        if not was_pending or request.correlation_id != self.requests[-1].correlation_id:
+            assert self.believed is was_believed, "an answer without a question is nothing"
+        elif flaw is not None:
+            assert self.believed is None
+            assert lease_id in self.given_back, "what cannot be used is given back"
+        else:
+            assert self.believed is not None
+
+    @precondition(lambda self: self.requests)
+    @rule(code=st.sampled_from([code for code in ResponseCode if code is not ResponseCode.OK]))
+    def refuse(self, code: ResponseCode) -> None:
+        response = refused(self.requests[-1].correlation_id, code)
+        self.perform(self.attachment.on_attach_response(response, self.now_ns, WALL_NS + self.now_ns))
+
+    @precondition(lambda self: self.past_leases)
+    @rule(pick=picks, reason=st.sampled_from(LeaseRevokeReason))
+    def revoke(self, pick: int, reason: LeaseRevokeReason) -> None:
+        lease_id, client_id = self.past_leases[-1 - min(pick // 2, len(self.past_leases) - 1)]
+        is_ours = self.believed is not None and self.believed.lease_id == lease_id
+        self.perform(self.attachment.on_revoked(revoked(lease_id, client_id, self.role, reason=reason), self.now_ns))
+        if is_ours:
+            assert self.believed is None, "a revoked lease is not believed"
+
+    @rule(ahead=st.sampled_from([-1, 0, 0, 0, 1]), is_ours=st.booleans(), is_our_stream=st.integers(0, 4))
+    def announce(self, ahead: int, is_ours: bool, is_our_stream: int) -> None:
+        epoch = (self.believed.epoch if self.believed else 5) + ahead
+        message = announced(
+            epoch,
+            producer_id=self.attachment.client_id if is_ours else 9_999,
+            stream_id=STREAM if is_our_stream else STREAM + 1,
+        )
+        before = self.believed
+        self.perform(self.attachment.on_announce(message, self.now_ns))
+        is_replaced = self.role is Role.PRODUCER and (ahead > 0 or (ahead == 0 and not is_ours)) and is_our_stream
+        if before is not None and self.attachment.phase is not Phase.DETACHING:
+            assert (self.believed is None) == bool(is_replaced)
+        if self.believed is not None and is_our_stream:
+            self.believed.heard_ns = self.now_ns
+
+    @rule()
+    def shut_down(self) -> None:
+        self.perform(self.attachment.on_driver_shutdown("", self.now_ns))
+        assert self.believed is None
+
+    @rule(connected=st.booleans())
+    def listen(self, connected: bool) -> None:
+        self.connected = connected
+
+    @precondition(lambda self: self.has_link)
+    @rule()
+    def lose_link(self) -> None:
+        self.has_link = False
+        self.perform(self.attachment.on_link_lost("gone"))
+        assert self.believed is None
+
+    @precondition(lambda self: not self.has_link)
+    @rule()
+    def find_link(self) -> None:
+        self.has_link = self.is_relinked = True
+        self.perform(self.attachment.start(self.now_ns))
+
+    @precondition(lambda self: self.believed is not None)
+    @rule()
+    def fail_to_map(self) -> None:
+        was = self.attachment.phase
+        self.perform(self.attachment.on_mapping_failed(self.now_ns))
+        assert (self.believed is None) == (was is Phase.ATTACHED)
+
+    @rule(pick=st.integers(0, 9))
+    def detach(self, pick: int) -> None:
+        """Seldom, else every story is short."""
+        if pick == 9 and self.is_wanted:
+            self.is_wanted = False
+            self.perform(self.attachment.detach(self.now_ns))
+
+    @precondition(lambda self: self.detaches)
+    @rule(code=st.sampled_from(ResponseCode))
+    def answer_detach(self, code: ResponseCode) -> None:
+        response = ShmDetachResponse(correlation_id=self.detaches[-1].correlation_id, code=code)
+        self.perform(self.attachment.on_detach_response(response))
+
+    # --- what holds always
+
+    @invariant()
+    def tells_the_truth(self) -> None:
+        if not hasattr(self, "attachment"):
+            return
+        phase = self.attachment.phase
+        assert self.attachment.is_attached == (phase is Phase.ATTACHED)
+        lease_id = self.believed.lease_id if self.believed else None
+        assert self.attachment.lease_id == lease_id
+        assert (phase in (Phase.ATTACHED, Phase.DETACHING)) == (self.believed is not None)
+        assert (phase is Phase.CLOSED) == self.is_over
+
+    @invariant()
+    def is_never_attached_too_long(self) -> None:
+        """Looked at the way an owner does: by a turn."""
+        if self.believed is None or not self.has_link or self.attachment.phase is not Phase.ATTACHED:
+            return
+        belief = self.believed
+        is_past = belief.duration_ns is not None and self.now_ns >= belief.deadline_ns
+        if is_past or self.now_ns - belief.heard_ns > SILENCE_NS:
+            self.perform(self.attachment.on_tick(self.now_ns))
+            assert self.believed is None
+
+    def teardown(self) -> None:
+        """Whatever was, good news in the end are enough."""
+        if not hasattr(self, "attachment"):
+            return
+        if not self.has_link:
+            self.find_link()
+        self.connected = True
+        deadline_ns = self.now_ns + 2 * LONGEST_RETRY_NS + SECOND_NS
+        while self.now_ns < deadline_ns:
+            if self.attachment.phase is Phase.ATTACHING:
+                self.answer(10 * SECOND_NS, 0, None)
+            if self.attachment.phase is Phase.DETACHING:
+                self.answer_detach(ResponseCode.OK)
+            self.announce(0, True, 1)
+            self.now_ns += 50 * MS
+            self.turn()
+        assert self.attachment.phase is (Phase.ATTACHED if self.is_wanted else Phase.CLOSED)
+
+
+AttachmentMachine.TestCase.settings = settings(max_examples=200, stateful_step_count=50, deadline=None)
+TestAttachment = AttachmentMachine.TestCase
