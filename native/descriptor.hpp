@@ -4,10 +4,8 @@
 #pragma once
 
 #include <cstdint>
-#include <deque>
 #include <span>
 
-#include "aeron_subscription.hpp"
 #include "layout.hpp"
 
 namespace tensorpool {
@@ -46,38 +44,6 @@ struct FrameDescriptor {
         trace_id = load<std::uint64_t>(message.data() + 40);
         return true;
     }
-};
-
-// Keeps the descriptors of one stream from a shared descriptor stream; everything else costs no Python at all.
-class DescriptorSink final : public aeron::Sink {
-public:
-    DescriptorSink(std::uint32_t stream_id, std::size_t capacity) : stream_id_(stream_id), capacity_(capacity) {}
-
-    bool on_message(std::span<const std::uint8_t> message, const aeron::MessageInfo&) override {
-        FrameDescriptor descriptor;
-        if (!descriptor.decode(message)) return ++foreign_, true;
-        if (descriptor.stream_id != stream_id_) return ++filtered_, true;
-        queue_.push_back(descriptor);
-        return queue_.size() < capacity_;  // full: the rest waits in the log
-    }
-
-    bool take(FrameDescriptor& descriptor) noexcept {
-        if (queue_.empty()) return false;
-        descriptor = queue_.front();
-        queue_.pop_front();
-        return true;
-    }
-    bool is_full() const noexcept { return queue_.size() >= capacity_; }
-    std::size_t size() const noexcept { return queue_.size(); }
-    std::uint64_t filtered() const noexcept { return filtered_; }
-    std::uint64_t foreign() const noexcept { return foreign_; }
-
-private:
-    const std::uint32_t stream_id_;
-    const std::size_t capacity_;
-    std::deque<FrameDescriptor> queue_;
-    std::uint64_t filtered_ = 0;
-    std::uint64_t foreign_ = 0;
 };
 
 }  // namespace tensorpool

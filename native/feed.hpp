@@ -12,6 +12,7 @@
 #include <deque>
 #include <optional>
 
+#include "aeron_subscription.hpp"
 #include "descriptor.hpp"
 #include "ring.hpp"
 
@@ -70,7 +71,7 @@ public:
             if (queue_.empty() || (attention() & (kSeqWentBack | kStopped)) != 0) return false;
             catch_up();
             const FrameDescriptor descriptor = queue_.front();
-            const bool is_gone = queue_.back().seq - descriptor.seq >= reader_.geometry().nslots();
+            const bool is_gone = queue_.back().seq >= descriptor.seq + reader_.geometry().nslots();
             queue_.pop_front();
             if (!account(descriptor)) continue;
             if (is_gone)
@@ -152,6 +153,7 @@ public:
         const Busy busy(*this);
         if (received_ == 0) return;
         --received_;
+        lost_ += std::exchange(told_, 0);  // what was told with it is told with the next one
         count(reason, 1);
     }
 
@@ -268,7 +270,7 @@ private:
         if (min_interval_ns_ != 0 && !is_due(descriptor, out)) return count(Drop::RATE_LIMITED, 1), false;
         out.publish_timestamp_ns = descriptor.timestamp_ns;
         out.trace_id = trace_of(descriptor);
-        out.dropped_before = std::exchange(lost_, 0);
+        out.dropped_before = told_ = std::exchange(lost_, 0);
         note_delivered(descriptor.seq);
         return true;
     }
@@ -328,6 +330,7 @@ private:
     std::uint64_t min_interval_ns_ = 0;
     std::uint64_t due_ns_ = 0;
     std::uint64_t lost_ = 0;
+    std::uint64_t told_ = 0;  // dropped_before of the frame delivered last
     std::uint64_t received_ = 0;
     std::uint64_t duplicates_ = 0;
     std::uint64_t ignored_ = 0;

@@ -31,7 +31,12 @@ public:
     Buffer(nb::handle object, int flags) {
         if (PyObject_GetBuffer(object.ptr(), &view_, flags) != 0) throw nb::python_error();
     }
+    // Empty where the object has no such buffer.
+    Buffer(nb::handle object, int flags, std::nothrow_t) {
+        if (PyObject_GetBuffer(object.ptr(), &view_, flags) != 0) PyErr_Clear();
+    }
     ~Buffer() { PyBuffer_Release(&view_); }
+    bool is_there() const noexcept { return view_.obj != nullptr; }
     Buffer(const Buffer&) = delete;
     Buffer& operator=(const Buffer&) = delete;
     std::span<const std::uint8_t> bytes() const noexcept {
@@ -226,22 +231,6 @@ public:
 
 private:
     nb::handle on_message_;
-    nb::handle on_image_;
-};
-
-// Adds the image listener, which Python code gives once, to a sink that takes messages.
-class ListeningSink final : public aeron::Sink {
-public:
-    ListeningSink(aeron::Sink& sink, nb::handle on_image) : sink_(sink), on_image_(on_image) {}
-    bool on_message(std::span<const std::uint8_t> message, const aeron::MessageInfo& info) override {
-        return sink_.on_message(message, info);
-    }
-    void on_image(const aeron::ImageEvent& event) override {
-        if (!on_image_.is_none()) on_image_(event);
-    }
-
-private:
-    aeron::Sink& sink_;
     nb::handle on_image_;
 };
 
@@ -593,36 +582,6 @@ void bind_aeron(nb::module_& m) {
         .def_ro("monotonic_ns", &aeron::ImageEvent::monotonic_ns, "When Aeron's own thread learned of it.")
         .def_ro("source", &aeron::ImageEvent::source);
 
-    nb::class_<FrameDescriptor>(m, "Descriptor", "A FrameDescriptor as the native poll decoded it; absent fields are None.")
-        .def_ro("stream_id", &FrameDescriptor::stream_id)
-        .def_ro("epoch", &FrameDescriptor::epoch)
-        .def_ro("seq", &FrameDescriptor::seq)
-        .def_prop_ro("timestamp_ns",
-                     [](const FrameDescriptor& self) {
-                         return self.timestamp_ns == FrameDescriptor::kNullU64 ? std::nullopt
-                                                                               : std::optional(self.timestamp_ns);
-                     })
-        .def_prop_ro("meta_version",
-                     [](const FrameDescriptor& self) {
-                         return self.meta_version == FrameDescriptor::kNullU32 ? std::nullopt
-                                                                               : std::optional(self.meta_version);
-                     })
-        .def_prop_ro("trace_id", [](const FrameDescriptor& self) {
-            const bool absent = self.trace_id == 0 || self.trace_id == FrameDescriptor::kNullU64;  // A4
-            return absent ? std::nullopt : std::optional(self.trace_id);
-        });
-
-    nb::class_<DescriptorSink>(m, "DescriptorSink", "Keeps the descriptors of one stream; the rest never reaches Python.")
-        .def(nb::init<std::uint32_t, std::size_t>(), "stream_id"_a, "capacity"_a = 1024)
-        .def("take",
-             [](DescriptorSink& self) {
-                 FrameDescriptor descriptor;
-                 return self.take(descriptor) ? std::optional(descriptor) : std::nullopt;
-             })
-        .def("__len__", &DescriptorSink::size)
-        .def_prop_ro("filtered", &DescriptorSink::filtered, "Descriptors of other streams.")
-        .def_prop_ro("foreign", &DescriptorSink::foreign, "Messages that are not version-1 FrameDescriptors.");
-
     nb::class_<aeron::Publication>(m, "Publication")
         .def(
             "offer",
@@ -695,14 +654,6 @@ void bind_aeron(nb::module_& m) {
             nb::sig("def poll(self, handler: collections.abc.Callable[[bytes, MessageInfo], object], limit: int = 10) -> int"),
             "Give whole messages to the handler; returns the number of fragments consumed. When the handler raises, "
             "the poll ends, what was not yet delivered stays in the log, and the exception is the caller's.")
-        .def(
-            "poll_descriptors",
-            [](PySubscription& self, DescriptorSink& sink, std::int64_t limit) {
-                if (sink.is_full()) return 0;
-                ListeningSink listening(sink, self.on_image);
-                return self.subscription->poll(listening, positive(limit));
-            },
-            "sink"_a, "limit"_a = 10, "Give messages to a native sink; returns the number of fragments consumed.")
         .def("close", [](PySubscription& self) { self.subscription->close(); }, nb::call_guard<nb::gil_scoped_release>())
         .def_prop_ro("is_closed", [](const PySubscription& self) { return self.subscription->is_closed(); })
         .def_prop_ro("is_connected", [](PySubscription& self) { return self.subscription->is_connected(); })
@@ -893,8 +844,8 @@ void bind_streams(nb::module_& m) {
             "publish_same",
             [](PyFramePublisher& self, nb::handle data, std::optional<std::uint64_t> timestamp_ns,
                std::uint32_t meta_version, std::uint64_t trace_id) -> std::int64_t {
-                const Buffer buffer(data, PyBUF_FULL_RO);
-                if (!self.is_same(buffer.view())) return -1;
+                const Buffer buffer(data, PyBUF_FULL_RO, std::nothrow);  // numpy has dtypes that no buffer describes
+                if (!buffer.is_there() || !self.is_same(buffer.view())) return -1;
                 const std::uint64_t number = self.writer.own().next_seq();
                 return publish_bytes(self, number, *self.last_layout, buffer.bytes(), timestamp_ns, meta_version, trace_id)
                            ? static_cast<std::int64_t>(number)

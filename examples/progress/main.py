@@ -18,9 +18,9 @@ def scan(producer: tp.Producer) -> None:
     """A line scanner: the sensor delivers a band of rows at a time."""
     with producer.claim((ROWS, COLUMNS), np.uint8, progress="rows") as slot:
         for start in range(0, ROWS, BAND):
+            time.sleep(0.1)
             slot.array[start : start + BAND] = start // BAND + 1
             slot.progress(rows=start + BAND)
-            time.sleep(0.1)
 
 
 def on_progress(progress: tp.Progress) -> None:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Frames as torch tensors, or those of any library that knows DLPack, without a copy."""
+"""Frames as tensors of torch, or of any library that knows DLPack, without a copy."""
 
 from __future__ import annotations
 
@@ -10,16 +10,38 @@ import numpy as np
 import tensorpool as tp
 
 
-def mean_of(frame: tp.Frame) -> float:
-    """The mean, computed by torch where it is installed, else by numpy: both on the frame's own memory."""
-    if importlib.util.find_spec("torch") is not None:
-        import torch
+def with_torch(frame: tp.Frame) -> float:
+    import torch
 
-        # torch has no read-only tensors and refuses memory that is; copy() gives it a frame of its own.
-        tensor = torch.from_dlpack(frame.copy())
-        print(f"torch: {tuple(tensor.shape)} {tensor.dtype}")
-        return float(tensor.float().mean())
+    tensor = torch.from_dlpack(frame)  # the memory of the frame itself: read it, never write to it
+    is_same = tensor.data_ptr() == frame.array.ctypes.data
+    print(f"torch: {tuple(tensor.shape)} {tensor.dtype}, without a copy: {is_same}")
+    return float(tensor.mean())
+
+
+def with_numpy(frame: tp.Frame) -> float:
     array = np.from_dlpack(frame)
-    print(f"numpy: {array.shape} {array.dtype}, read-only: {not array.flags.writeable}")
-    print("torch is not installed; `pip install torch` shows the same with torch tensors")
+    print(f"numpy: {array.shape} {array.dtype}, without a copy: {np.shares_memory(array, frame.array)}")
+    print("torch is not installed; after `pip install torch` this example uses it")
     return float(array.mean())
+
+
+def main() -> None:
+    has_torch = importlib.util.find_spec("torch") is not None
+    with (
+        tp.local() as pool,
+        pool.connect() as client,
+        client.producer("model/input", create=True) as producer,
+        client.consumer("model/input") as consumer,
+    ):
+        producer.wait_for_consumers()
+        producer.publish(np.arange(12, dtype=np.float32).reshape(3, 4))
+        for frame in consumer:
+            mean = with_torch(frame) if has_torch else with_numpy(frame)
+            if frame.is_intact():  # else the producer needed the slot while we were computing
+                print(f"frame {frame.seq}: mean {mean}")
+            break
+
+
+if __name__ == "__main__":
+    main()

@@ -352,46 +352,6 @@ class ImageEvent:
     @property
     def source(self) -> str: ...
 
-class Descriptor:
-    """
-    A FrameDescriptor as the native poll decoded it; absent fields are None.
-    """
-
-    @property
-    def stream_id(self) -> int: ...
-
-    @property
-    def epoch(self) -> int: ...
-
-    @property
-    def seq(self) -> int: ...
-
-    @property
-    def timestamp_ns(self) -> int | None: ...
-
-    @property
-    def meta_version(self) -> int | None: ...
-
-    @property
-    def trace_id(self) -> int | None: ...
-
-class DescriptorSink:
-    """Keeps the descriptors of one stream; the rest never reaches Python."""
-
-    def __init__(self, stream_id: int, capacity: int = 1024) -> None: ...
-
-    def take(self) -> Descriptor | None: ...
-
-    def __len__(self) -> int: ...
-
-    @property
-    def filtered(self) -> int:
-        """Descriptors of other streams."""
-
-    @property
-    def foreign(self) -> int:
-        """Messages that are not version-1 FrameDescriptors."""
-
 class Publication:
     def offer(self, message: Buffer) -> OfferResult:
         """Append a message to the log, fragmented where it exceeds the MTU."""
@@ -440,11 +400,6 @@ class Subscription:
     def poll(self, handler: Callable[[bytes, MessageInfo], object], limit: int = 10) -> int:
         """
         Give whole messages to the handler; returns the number of fragments consumed. When the handler raises, the poll ends, what was not yet delivered stays in the log, and the exception is the caller's.
-        """
-
-    def poll_descriptors(self, sink: DescriptorSink, limit: int = 10) -> int:
-        """
-        Give messages to a native sink; returns the number of fragments consumed.
         """
 
     def close(self) -> None: ...

@@ -224,7 +224,7 @@ MISUSES = {
     "wrong types everywhere": """
         for call in (
             lambda: publication.offer("text"), lambda: publication.offer(None), lambda: publication.offerv([1]),
-            lambda: publication.offerv(5), lambda: subscription.poll(None), lambda: subscription.poll_descriptors(None),
+            lambda: publication.offerv(5), lambda: subscription.poll(None),
             lambda: client.add_publication(None, 1), lambda: client.add_subscription(IPC, "x"),
             lambda: client.add_publication(IPC, 2**40), lambda: client.add_counter(1, "key", "label"),
         ):

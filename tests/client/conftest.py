@@ -3,8 +3,9 @@
 
 from __future__ import annotations
 
+import copy
 import itertools
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,10 +16,10 @@ import pytest
 import tensorpool as tp
 from tensorpool import aeron
 from tensorpool._core import DropReason, Feed, ReceivedFrame
-from tensorpool.client import Client
+from tensorpool.client import Client, Consumer, Frame, Producer
 from tensorpool.client.frame import MappedEpoch
 from tensorpool.shm import AllowedBases, MappedRing, PoolSpec, RingSpec, layout_of, map_ring
-from tensorpool.wire import control, driver
+from tensorpool.wire import Message, control, decode, driver
 from tensorpool.wire.control import ClockDomain, ConsumerHello, FrameDescriptor, Mode, ShmPoolAnnounce
 from tensorpool.wire.driver import (
     LeaseRevokeReason,
@@ -33,7 +34,8 @@ STREAM = 10_000
 SECOND_NS = 1_000_000_000
 MS = 1_000_000
 RING = RingSpec(4, (PoolSpec(1, 64), PoolSpec(2, 128)))
-IPC = "aeron:ipc?term-length=64k"
+IPC = "aeron:ipc?term-length=256k"
+FRAME = np.arange(6, dtype=np.float32).reshape(2, 3)
 SMALL: dict[str, Any] = {
     "driver.stream_id_range": [20_000, 20_999],
     "driver.descriptor_stream_id_range": [31_000, 31_015],
@@ -158,10 +160,17 @@ class Stream:
         self.stream_id = stream_id
         self.epoch = epoch
         self.spec = RingSpec(nslots, tuple(PoolSpec(*pool) for pool in pools))
-        self.folder = folder / f"{stream_id}-{epoch}"
+        self.make_files(folder)
+        self.aeron_stream_id = next(_aeron_stream_ids) if aeron_stream_id is None else aeron_stream_id
+        self.publication = client.add_publication(IPC, self.aeron_stream_id, exclusive=True)
+        self.subscription = self.subscribe()
+
+    def make_files(self, folder: Path) -> None:
+        """The regions of the epoch, and a writer for them."""
+        self.folder = folder / f"{self.stream_id}-{self.epoch}"
         self.folder.mkdir()
         self.paths: list[Path] = []
-        for region in self.spec.regions(stream_id, epoch):
+        for region in self.spec.regions(self.stream_id, self.epoch):
             path = self.folder / f"{region.region_type.name}-{region.pool_id}"
             path.write_bytes(region.superblock(1, 1).encode_body())
             with path.open("r+b") as file:
@@ -169,13 +178,25 @@ class Stream:
             self.paths.append(path)
         self.bases = AllowedBases([folder])
         self.writer = self.map(writable=True).writer()
-        self.aeron_stream_id = next(_aeron_stream_ids) if aeron_stream_id is None else aeron_stream_id
-        self.publication = client.add_publication(IPC, self.aeron_stream_id, exclusive=True)
-        self.subscription = self.subscribe()
+
+    def later(self, folder: Path) -> Stream:
+        """The epoch after this one, on the same descriptor stream."""
+        later = copy.copy(self)
+        later.epoch += 1
+        later.make_files(folder)
+        return later
 
     def map(self, *, writable: bool = False) -> MappedRing:
         uris = [f"shm:file?path={path}" for path in self.paths]
-        return map_ring(self.spec, uris, self.bases, stream_id=self.stream_id, epoch=self.epoch, writable=writable)
+        return map_ring(
+            self.spec,
+            uris,
+            self.bases,
+            stream_id=self.stream_id,
+            epoch=self.epoch,
+            writable=writable,
+            keep_header_file=not writable,
+        )
 
     def mapped(self) -> MappedEpoch:
         return MappedEpoch(self.map())
@@ -282,3 +303,75 @@ def shared_client(pool: tp.Local) -> Iterator[Client]:
 def client(pool: tp.Local) -> Iterator[Client]:
     with pool.connect() as client:
         yield client
+
+
+class Pair:
+    """A producer and a consumer of one stream, in one client or two."""
+
+    def __init__(self, producer: Producer, consumer: Consumer) -> None:
+        self.producer = producer
+        self.consumer = consumer
+
+    def publish(self, array: np.ndarray[Any, Any] = FRAME, **options: Any) -> Frame:
+        """Through both ends."""
+        seq = self.producer.publish(array, **options)
+        assert seq is not None
+        frame = self.consumer.poll(20)
+        assert frame is not None
+        assert frame.seq == seq
+        return frame
+
+
+def paired(client: Client, **options: Any) -> Pair:
+    """Of a stream of the test's own; the consumer misses nothing from now on."""
+    producer = client.producer(new_name(), create=True)
+    consumer = client.consumer(producer.stream_id, **options)
+    assert producer.wait_for_consumers(1, 20)
+    return Pair(producer, consumer)
+
+
+@pytest.fixture
+def pair(shared_client: Client) -> Iterator[Pair]:
+    pair = paired(shared_client)
+    yield pair
+    pair.consumer.close()
+    pair.producer.close()
+
+
+class Outsider:
+    """Somebody else on the streams of a deployment, with nothing but the codec."""
+
+    def __init__(self, pool: tp.Local) -> None:
+        self._client = aeron.connect(pool.aeron_dir)
+        driver = pool.config.driver
+        self._publications = {
+            name: self._client.add_publication(endpoint.channel, endpoint.stream_id, exclusive=True)
+            for name, endpoint in (("control", driver.control), ("qos", driver.qos), ("metadata", driver.metadata))
+        }
+        self._subscription = self._client.add_subscription(driver.metadata.channel, driver.metadata.stream_id)
+        self.heard: list[Message] = []
+
+    def say(self, name: str, message: Message) -> None:
+        wait_until(lambda: self._publications[name].offer(message.encode()), "somebody takes a message")
+
+    def wait_for[M: Message](self, kind: type[M], is_it: Callable[[M], bool]) -> M:
+        """Of the metadata stream."""
+        found: list[M] = []
+
+        def is_there() -> bool:
+            self._subscription.poll(lambda data, _: self.heard.append(decode(data)), 100)
+            found.extend(it for it in self.heard if isinstance(it, kind) and is_it(it))
+            return bool(found)
+
+        wait_until(is_there, f"a {kind.__name__}")
+        return found[0]
+
+    def close(self) -> None:
+        self._client.close()
+
+
+@pytest.fixture
+def outsider(pool: tp.Local) -> Iterator[Outsider]:
+    outsider = Outsider(pool)
+    yield outsider
+    outsider.close()

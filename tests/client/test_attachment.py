@@ -239,6 +239,7 @@ def test_answers_without_a_question_are_ignored(bench: Bench) -> None:
     first = bench.start()
     assert attachment.on_attach_response(granted(first.correlation_id + 1), T0, WALL) == []
     assert attachment.on_attach_response(refused(first.correlation_id + 1), T0, WALL) == []
+    assert bench.answer(stream_id=STREAM + 1) == []  # somebody else's, who chose the same number
     assert attachment.phase is Phase.ATTACHING
     bench.answer(code=ResponseCode.REJECTED)
     assert attachment.on_attach_response(granted(first.correlation_id), T0, WALL) == []
@@ -297,7 +298,6 @@ REQUIRED = ("lease_id", "stream_id", "epoch", "layout_version", "header_nslots",
 ONE_POOL = granted(0).payload_pools[0]
 FLAWS: dict[str, dict[str, Any]] = {
     **{f"no {name}": {name: None} for name in REQUIRED},
-    "another stream": {"stream_id": STREAM + 1},
     "slots of 255": {"header_slot_bytes": 255},
     "slots of 512": {"header_slot_bytes": 512},
     "7 dims": {"max_dims": 7},
@@ -333,7 +333,7 @@ def test_an_ok_that_is_not_complete_is_given_back_and_asked_again(bench: Bench, 
         given_back = detach_request(effects)
         assert given_back.lease_id == 77
         assert (given_back.client_id, given_back.role) == (request.client_id, request.role)
-        assert given_back.stream_id == (flaw.get("stream_id") or STREAM)
+        assert given_back.stream_id == STREAM
     assert attach_request(bench.attachment.on_tick(bench.attachment.next_ns)).client_id != request.client_id
 
 

@@ -344,10 +344,10 @@ def test_two_threads_in_one_feed_are_refused(stream: Stream) -> None:
     with pytest.raises(LocalProtocolError, match="another thread"):
         feed.latest(stream.subscription)
     with pytest.raises(LocalProtocolError, match="another thread"):
-        feed.finish(is_epoch_over=True)
+        feed.finish()
     feed.stop()
     waiter.join()
-    assert feed.finish(is_epoch_over=False) == 1
+    assert feed.finish() == 1
 
 
 def test_a_closed_subscription_is_an_error(stream: Stream) -> None:
@@ -605,47 +605,72 @@ def test_a_rate_does_not_keep_the_newest_frame_back(stream: Stream) -> None:
 # --- the end
 
 
-def test_what_was_committed_and_not_seen_ends_with_the_epoch(stream: Stream) -> None:
-    """Described or not; the next seq that would count is told."""
-    feed = stream.feed()
-    stream.publish()
-    stream.publish()
-    assert feed.next(stream.subscription) is not None
-    stream.publish()
-    stream.write()
-    assert feed.finish(is_epoch_over=True) == 4
-    assert drops_of(feed) == {DropReason.EPOCH_ENDED: 3}
-    assert (feed.attention & STOPPED, feed.lost) == (STOPPED, 3)
-    assert feed.next(stream.subscription) is None
-    assert feed.finish(is_epoch_over=True) == 4
-    assert total(feed) == 4
-
-
-def test_an_epoch_that_is_only_mapped_again_loses_nothing_yet(stream: Stream) -> None:
-    """What waits in the queue will be missing in the next feed, and counted there."""
+def test_a_finished_feed_tells_which_seq_is_the_first_that_is_not_accounted_for(stream: Stream) -> None:
+    """What waits in the queue is among them; nothing more is delivered, and nothing counted."""
     feed = stream.feed()
     for _ in range(4):
         stream.publish()
     assert feed.next(stream.subscription) is not None  # the other three are in the queue
-    expected = feed.finish(is_epoch_over=False)
-    assert (expected, drops_of(feed)) == (1, {})
-    again = stream.feed(expected=expected)
+    assert feed.finish() == feed.finish() == 1
+    assert feed.attention & STOPPED
+    assert feed.next(stream.subscription) is None
+    assert (feed.received, drops_of(feed)) == (1, {})
+
+
+def test_the_next_feed_of_the_epoch_goes_on_where_the_last_one_was(stream: Stream) -> None:
+    """What neither has seen is missing in the second, and counted there."""
+    feed = stream.feed()
+    for _ in range(4):
+        stream.publish()
+    assert feed.next(stream.subscription) is not None
+    again = stream.feed(expected=feed.finish())
     stream.publish()
     assert seqs(again, stream) == [4]
     assert drops_of(again) == {DropReason.UNMAPPED: 3}
     assert total(feed) + total(again) == 5
 
 
-def test_an_epoch_of_which_nothing_was_seen_has_nothing_to_end(stream: Stream) -> None:
-    """Without an expected seq; with one it counts from there."""
+@pytest.mark.parametrize("expected", [None, 0, 2])
+def test_a_feed_that_heard_nothing_is_where_it_began(stream: Stream, expected: int | None) -> None:
+    """Whatever the ring holds."""
     for _ in range(3):
         stream.write()
-    feed = stream.feed()
-    assert feed.finish(is_epoch_over=True) is None
+    feed = stream.feed(expected)
+    assert feed.finish() == expected
     assert drops_of(feed) == {}
+
+
+@pytest.mark.spec("WIRE-15.21-10")
+def test_what_was_told_while_nothing_was_mapped_is_discarded(stream: Stream) -> None:
+    """§15.21: dropped, even if it could be read by now; it is missing before the first that is told later."""
+    for _ in range(3):
+        stream.publish()
     feed = stream.feed(expected=0)
-    assert feed.finish(is_epoch_over=True) == 3
-    assert drops_of(feed) == {DropReason.EPOCH_ENDED: 3}
+    feed.discard(stream.subscription)
+    assert feed.next(stream.subscription) is None
+    assert feed.ignored == 3
+    stream.publish()
+    assert seqs(feed, stream) == [3]
+    assert drops_of(feed) == {DropReason.UNMAPPED: 3}
+    assert total(feed) == 4
+
+
+def test_a_frame_that_is_not_to_be_believed_is_dropped_after_all(stream: Stream) -> None:
+    """Counted once, under its reason, and told with the next one together with what was lost before it."""
+    feed = stream.feed()
+    feed.refuse(DropReason.BAD_PROGRESS)  # nothing was delivered yet
+    stream.publish()
+    assert seqs(feed, stream) == [0]
+    stream.write()
+    stream.write()
+    stream.publish()
+    assert seqs(feed, stream) == [3]
+    feed.refuse(DropReason.BAD_PROGRESS)
+    assert (feed.received, drops_of(feed)) == (1, {DropReason.GAP: 2, DropReason.BAD_PROGRESS: 1})
+    stream.publish()
+    (frame,) = taken(feed, stream.subscription)
+    assert (frame.seq, frame.dropped_before) == (4, 3)
+    assert total(feed) == 5
 
 
 def test_losses_of_the_epoch_before_are_told_with_the_first_frame(stream: Stream) -> None:

@@ -13,9 +13,11 @@ import numpy as np
 import pytest
 
 from tensorpool import aeron
-from tensorpool._core import MAX_SEQ, Descriptor, DescriptorSink, FramePublisher, SlotFrame, monotonic_ns
+from tensorpool._core import MAX_SEQ, FramePublisher, SlotFrame, monotonic_ns
 from tensorpool.errors import LocalProtocolError
 from tensorpool.shm import layout_of
+from tensorpool.wire import Message, decode
+from tensorpool.wire.control import FrameDescriptor
 from tests.client.conftest import IPC, STREAM, Stream
 from tests.support.processes import wait_until
 
@@ -31,17 +33,14 @@ class Bench:
             stream.writer, stream.publication, stream.stream_id, stream.epoch, with_publish_time
         )
         self.reader = stream.map().reader()
-        self._sink = DescriptorSink(stream.stream_id)
 
     def publish(self, array: np.ndarray[Any, Any] = FRAME, **options: Any) -> int | None:
         return self.publisher.publish(layout_of(array), array, **options)
 
-    def heard(self) -> list[Descriptor]:
-        self.stream.subscription.poll_descriptors(self._sink, 1000)
-        found: list[Descriptor] = []
-        while (descriptor := self._sink.take()) is not None:
-            found.append(descriptor)
-        return found
+    def heard(self) -> list[FrameDescriptor]:
+        messages: list[Message] = []
+        self.stream.subscription.poll(lambda data, info: messages.append(decode(data)), 1000)
+        return [message for message in messages if isinstance(message, FrameDescriptor)]
 
     def slot(self, seq: int) -> SlotFrame:
         slot = self.reader.read(seq)

@@ -60,17 +60,9 @@ def reception(stream: Stream) -> Reception:
 
 
 @pytest.fixture
-def second(stream: Stream, shm_dir: Path, transport: aeron.Client) -> Stream:
+def second(stream: Stream, shm_dir: Path) -> Stream:
     """The epoch after it, on the same descriptor stream."""
-    return _epoch(stream, shm_dir, transport, 2)
-
-
-def _epoch(stream: Stream, folder: Path, transport: aeron.Client, epoch: int) -> Stream:
-    later = Stream(folder, transport, epoch=epoch, aeron_stream_id=stream.aeron_stream_id)
-    later.publication.close()
-    later.publication = stream.publication
-    later.subscription = stream.subscription
-    return later
+    return stream.later(shm_dir)
 
 
 def test_before_anything_is_mapped_there_is_nothing() -> None:
@@ -138,7 +130,7 @@ def test_an_epoch_may_follow_without_a_pause(stream: Stream, second: Stream, rec
 
 
 def test_an_epoch_of_which_nothing_was_seen_is_counted_too(
-    stream: Stream, second: Stream, reception: Reception, shm_dir: Path, transport: aeron.Client
+    stream: Stream, second: Stream, reception: Reception, shm_dir: Path
 ) -> None:
     """All of it, if it was not the first."""
     stream.publish()
@@ -146,7 +138,7 @@ def test_an_epoch_of_which_nothing_was_seen_is_counted_too(
     reception.adopt(second.mapped())
     for _ in range(3):
         second.write()
-    third = _epoch(stream, shm_dir, transport, 3)
+    third = second.later(shm_dir)
     reception.adopt(third.mapped())
     assert drops(reception) == {DropReason.EPOCH_ENDED: 3}
     assert counted(reception) == 4
@@ -344,6 +336,7 @@ def test_a_sleeping_reader_comes_out_for_a_change(stream: Stream, second: Stream
     reception.adopt(second.mapped())  # returns although the reader has the lock
     sleeper.join(timeout=30)
     assert woken == [True]
+    assert seqs(reception) == []  # the change is made before anything is looked for
     second.publish()
     assert seqs(reception) == [0]
     assert reception.stats().epoch == 2

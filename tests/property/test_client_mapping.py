@@ -170,5 +170,5 @@ class MappingMachine(RuleBasedStateMachine):
             assert self.mapped == epoch
 
 
-MappingMachine.TestCase.settings = settings(max_examples=250, stateful_step_count=50, deadline=None)
+MappingMachine.TestCase.settings = settings(max_examples=200, stateful_step_count=50, deadline=None)
 TestMapping = MappingMachine.TestCase

@@ -42,7 +42,12 @@ class StreamChaos:
         self._wakes: list[tuple[float, int, DriverProcess]] = []
         self._stopped: set[int] = set()  # pids
         self._immune: set[str] = set()
-        self._site = Site(folder, streams, policies={"lease_expiry_grace_intervals": 5, "max_leases": 200})
+        self._site = Site(
+            folder,
+            streams,
+            driver={"descriptor_channel": "aeron:ipc?term-length=64k"},  # who stops is soon passed over
+            policies={"lease_expiry_grace_intervals": 5, "max_leases": 200},
+        )
         try:
             for stream_id in streams:
                 for _ in range(2):
@@ -92,7 +97,7 @@ class StreamChaos:
         ambiguous = sum(len(truth.one_more) for truth in truths.values())
         detached: Counter[str] = Counter()
         for producer in self._alive(Producing):
-            detached.update(producer.end()["dropped"])
+            detached.update(producer.end().get("dropped", {}))
         for client in site.clients:
             assert not client.complaints(), (client.name, client.complaints(), self.history)
         site.shut_down()
@@ -178,7 +183,9 @@ class StreamChaos:
 
         def is_served(consumer: Consuming) -> bool:
             consumer.check()
-            newest = max(producer.last[0] for producer in self._site.producers if producer.stream_id == consumer.stream_id)
+            newest = max(
+                producer.last[0] for producer in self._site.producers if producer.stream_id == consumer.stream_id
+            )
             return consumer.total >= before[consumer.name] + 20 and consumer.last[0] == newest
 
         def is_everybody_served() -> bool:

@@ -56,12 +56,15 @@ def load_config(path: Path | None, settings: tuple[str, ...]) -> DriverConfig:
 @contextlib.contextmanager
 def interruptible() -> Iterator[None]:
     """Until `StopSignals` takes over, SIGTERM and Ctrl-C interrupt whatever waits: nothing has begun yet."""
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         yield
     except KeyboardInterrupt:
         click.echo("stopped before it began", err=True)
         sys.exit(0)
+    finally:
+        if signal.getsignal(signal.SIGTERM) is signal.default_int_handler:
+            signal.signal(signal.SIGTERM, before)
 
 
 def _parsed(text: str) -> tuple[str, str]:

@@ -92,12 +92,12 @@ def command(
             connect(aeron_dir, config=config) as client,
             client.producer(stream, create=create, timeout=timeout, on_state=line.on_state) as producer,
         ):
-            stop = StopSignals()
             if nbytes > producer.max_frame_bytes:
                 raise LocalProtocolError(
                     f"a frame of {figures.size(nbytes)} fits no pool of stream {producer.stream_id}, the largest has "
                     f"{figures.size(producer.max_frame_bytes)}; give its profile a larger stride_bytes"
                 )
+            stop = StopSignals()
             producer.set_metadata({"pattern": pattern, "rate_hz": rate})
             job.announce(producer, wanted, nbytes)
             job.run(producer, wanted, stop)

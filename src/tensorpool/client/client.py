@@ -64,6 +64,7 @@ class Client:
         label = name or f"tensorpool {os.getpid()}"
         self._conductor = ClientConductor(config, clock or SystemClock(), aeron_dir, label)
         self._is_closed = False
+        self._pid = os.getpid()
         self._runner: aeron.AgentRunner | None = None
         self._invoker: aeron.AgentInvoker | None = None
         self._sessions: list[Session] = []
@@ -200,8 +201,8 @@ class Client:
     # --- inside
 
     def _order(self, act: Callable[[int], object]) -> None:
-        if self._is_closed:
-            raise Closed("the client is closed")
+        if self._is_closed or os.getpid() != self._pid:
+            raise Closed("the client is closed, or belongs to the process that this one was forked from")
         self._conductor.order(act)
 
     def _check_allocation(self, descriptors: Endpoint | None, control: Endpoint | None) -> None:

@@ -8,6 +8,7 @@ Wire §10.2, §11, §15.4, §15.18, §15.21; decisions B4, B5, B23, B27-B34.
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable, Iterator
 from types import TracebackType
@@ -103,6 +104,7 @@ class Consumer:
         self._on_state = on_state
         self._on_progress = on_progress
         self._is_simple = invoke is None and on_progress is None  # nothing has to run before each poll
+        self._pid = os.getpid()
         self._tracker = ProgressTracker()
         self._tracked_epoch: int | None = None
         self._partial: list[Progress] = []
@@ -210,8 +212,8 @@ class Consumer:
             frame = self.poll(1.0)
             if frame is not None:
                 return frame
-            if self._session.is_closed or self._reception.is_closed:
-                raise StopIteration
+            if self._session.is_closed or self._reception.is_closed or os.getpid() != self._pid:
+                raise StopIteration  # a forked child has nobody who could bring a frame
 
     # --- about the frames
 

@@ -31,7 +31,7 @@ from tensorpool.wire.driver import Role, ShmAttachResponse, ShmLeaseRevoked
 
 PROBE_NS: Final = 200_000_000
 IDLE_QOS_NS: Final = 50_000_000
-KEEP_SUSPENDED_NS: Final = 5_000_000_000
+KEEP_OPEN_NS: Final = 5_000_000_000  # the header of an epoch that was left, for its last frames
 
 
 class Preferences(msgspec.Struct, frozen=True):
@@ -75,7 +75,7 @@ class ConsumerSession(Session):
         self._next_ns = 0
         self._told = (0, 0)  # the epoch and seq of the last QoS
         self._told_ns = 0
-        self._suspended_ns = 0
+        self._changed_ns = 0
         self._is_greeted = True
 
     # --- the session
@@ -149,8 +149,8 @@ class ConsumerSession(Session):
         if not config.use_shm:
             uri = config.payload_fallback_uri
             self.fallback_uri = uri if uri.startswith(("aeron:", "bridge://")) else None
-            self._follow(self._mapping.on_lease_lost("told not to use shared memory"), now_ns)
             self.set_state(State.FALLBACK, f"ConsumerConfig: use_shm is false, fallback {uri or 'none'}")
+            self._follow(self._mapping.on_lease_lost("told not to use shared memory"), now_ns)
             return
         if self.state is State.FALLBACK:
             self.fallback_uri = None
@@ -176,10 +176,11 @@ class ConsumerSession(Session):
             self._look_again(now_ns)
         if self._probe is not None:
             self._compare(now_ns)
+        keep_open_ns = max(KEEP_OPEN_NS, 4 * self.config.announce_period_ns)  # its producer knows after three
+        if self._changed_ns and now_ns - self._changed_ns > keep_open_ns:
+            self._changed_ns = 0
+            reception.let_go()
         if self.link is None or not self.attachment.is_attached:
-            if self._suspended_ns and now_ns - self._suspended_ns > KEEP_SUSPENDED_NS:
-                self._suspended_ns = 0
-                reception.let_go()
             return work
         if not self._is_greeted and self._mapped is not None:
             self._greet(now_ns)
@@ -191,8 +192,6 @@ class ConsumerSession(Session):
             wall_ns = self.conductor.clock.realtime_ns()
             if self._mapped is not None and not self._is_active(now_ns, wall_ns):
                 self._follow(self._mapping.on_stale(), now_ns)
-            if self._mapping.producer_id and self._is_deaf:
-                self._look_again(now_ns)
             self._hello()
             self._qos(now_ns)
             return work + 1
@@ -208,7 +207,7 @@ class ConsumerSession(Session):
             match effect:
                 case mapping.Unmap():
                     self._mapped = None
-                    self._suspended_ns = now_ns
+                    self._changed_ns = now_ns
                     self.reception.suspend()
                     if self.attachment.is_attached and self.state is State.ACTIVE:
                         self.set_state(State.WAITING, effect.reason)
@@ -230,7 +229,7 @@ class ConsumerSession(Session):
             return
         self._mapping.on_mapped(regions.epoch)
         self._mapped = mapped
-        self._suspended_ns = 0
+        self._changed_ns = now_ns
         self.reception.adopt(mapped)
         if self.on_mapped is not None:
             self.on_mapped(regions, mapped)
@@ -348,13 +347,6 @@ class ConsumerSession(Session):
             except TransportError:
                 return  # the link is lost; the conductor notices
 
-    @property
-    def _is_deaf(self) -> bool:
-        """Whether no publisher of the shared descriptor stream is heard."""
-        reception = self.reception
-        is_shared = self._private is None and reception.descriptors is not None
-        return is_shared and self._probe is None and reception.image_count == 0
-
     def _look_again(self, now_ns: int) -> None:
         """An image went. Either its publisher ended, or we were too slow and must subscribe anew: a probe tells."""
         if self.link is None:
@@ -366,13 +358,16 @@ class ConsumerSession(Session):
         self._probe_until_ns = self.conductor.clock.monotonic_ns() + PROBE_NS  # subscribing may have taken long
 
     def _compare(self, now_ns: int) -> None:
-        assert self._probe is not None
-        if self._probe.image_count > self.reception.image_count:
-            probe, self._probe = self._probe, None
-            self.reception.forget_attention(IMAGE_LOST)
+        probe, heard = self._probe, self.reception.image_count
+        assert probe is not None
+        is_slow = probe.image_count > heard
+        if not is_slow and now_ns < self._probe_until_ns:
+            return
+        self._probe = None
+        self.reception.forget_attention(IMAGE_LOST)
+        if is_slow:
             self.log.warning("descriptors_lost", reason="this consumer was too slow for the descriptor stream")
+        if is_slow or heard == 0:  # who hears nobody has nothing to lose by listening anew
             self.reception.switch(probe, is_throttled=False)
-        elif now_ns >= self._probe_until_ns:
-            self._probe.close()
-            self._probe = None
-            self.reception.forget_attention(IMAGE_LOST)
+        else:
+            probe.close()

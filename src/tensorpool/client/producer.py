@@ -28,6 +28,8 @@ from tensorpool.wire.control import Dtype, FrameProgress, FrameProgressState, Ma
 from tensorpool.wire.trace import Parent, TraceLinkSet
 
 MAX_META_VERSION: Final = 2**32 - 2
+MAX_METADATA_BYTES: Final = 120_000  # one message of the metadata log
+MAX_PARENTS: Final = 10_000
 
 type ProgressAxis = Literal["rows", "columns"]
 
@@ -161,17 +163,18 @@ class Producer:
             same = writing.publisher.publish_same(array, timestamp_ns, version, trace_id)
             if same >= 0:
                 return same
+        links = _links(trace_id, parents) if parents else ()
         data = array if type(array) is np.ndarray else np.asarray(array)
         flags = data.flags
         if not (flags.c_contiguous or flags.f_contiguous):
-            return self._publish_strided(data, timestamp_ns, meta_version, trace_id, parents, seq)
+            return self._publish_strided(data, timestamp_ns, meta_version, trace_id, links, seq)
         version = session.meta_version if meta_version is None else meta_version
         number = writing.publisher.publish(layout_of(data), data, timestamp_ns, version, trace_id, seq)
         if number is None:
             self._dropped[DropReason.NO_POOL] += 1
             return None
-        if parents or not session.is_plain:
-            self._tell_others(writing, number, version, trace_id, parents)
+        if links or not session.is_plain:
+            self._tell_others(writing, number, version, trace_id, links)
         return number
 
     def claim(
@@ -288,7 +291,7 @@ class Producer:
         timestamp_ns: int | None,
         meta_version: int | None,
         trace_id: int,
-        parents: Iterable[int],
+        links: tuple[Parent, ...],
         seq: int | None,
     ) -> int | None:
         slot = self.claim(
@@ -297,35 +300,34 @@ class Producer:
         with slot:
             np.copyto(slot.array, data)
         number = slot.seq
-        if number is not None and parents and self._writing is not None:
-            self._link_parents(self._writing, number, trace_id, parents)
+        if number is not None and links and self._writing is not None:
+            self._link_parents(self._writing, number, trace_id, links)
         return number
 
     def _tell_others(
-        self, writing: Writing, seq: int, meta_version: int, trace_id: int, parents: Iterable[int] = ()
+        self, writing: Writing, seq: int, meta_version: int, trace_id: int, links: tuple[Parent, ...] = ()
     ) -> None:
         epoch, now_ns = writing.ring.epoch, monotonic_ns()
         for stream in self._session.fan_out.descriptors:
             if stream.is_due(now_ns):
                 try:
+                    stamp_ns = now_ns if self._session.with_publish_time else None
                     stream.publication.offer_descriptor(
-                        self.stream_id, epoch, seq, None, meta_version or None, trace_id
+                        self.stream_id, epoch, seq, stamp_ns, meta_version or None, trace_id
                     )
                 except (Closed, TransportError):
                     continue  # the conductor closed it, or notices by itself
-        if parents:
-            self._link_parents(writing, seq, trace_id, parents)
+        if links:
+            self._link_parents(writing, seq, trace_id, links)
 
-    def _link_parents(self, writing: Writing, seq: int, trace_id: int, parents: Iterable[int]) -> None:
-        if not trace_id:
-            raise LocalProtocolError("parents= needs a trace_id= that they lead to")
+    def _link_parents(self, writing: Writing, seq: int, trace_id: int, links: tuple[Parent, ...]) -> None:
         session = self._session
         message = TraceLinkSet(
             stream_id=self.stream_id,
             epoch=writing.ring.epoch,
             seq=seq,
             trace_id=trace_id,
-            parents=tuple(Parent(trace_id=parent) for parent in parents),
+            parents=links,
         )
         session.conductor.order(lambda now_ns: session.post_metadata(message))
 
@@ -503,7 +505,19 @@ def _scratch(layout: TensorLayout) -> Array:
     return np.empty(layout.shape, numpy_dtype(layout.dtype), order)
 
 
+def _links(trace_id: int, parents: Iterable[int]) -> tuple[Parent, ...]:
+    """Checked before the frame goes out: what is wrong with them must not cost the conductor a turn."""
+    given = tuple(parents)
+    if not trace_id:
+        raise LocalProtocolError("parents= needs a trace_id= that they lead to")
+    if len(given) > MAX_PARENTS or any(type(parent) is not int or not 0 < parent < 2**64 - 1 for parent in given):
+        raise LocalProtocolError(f"parents: expected at most {MAX_PARENTS} trace ids from 1 to 2^64 - 2")
+    return tuple(Parent(trace_id=parent) for parent in given)
+
+
 def _check_metadata(attributes: Mapping[str, Any], tags: tuple[str, ...], summary: str) -> None:
-    to_message(1, 0, attributes, tags, 0).encode()
+    size = len(to_message(1, 0, attributes, tags, 0).encode())
+    if size > MAX_METADATA_BYTES:
+        raise LocalProtocolError(f"metadata of {size} bytes exceed {MAX_METADATA_BYTES}; use publish_blob for tables")
     if not summary.isascii():
         raise LocalProtocolError(f"summary {summary!r}: expected ASCII text")

@@ -131,7 +131,7 @@ class ProducerSession(Session):
         self.is_plain = True  # no consumer has a descriptor stream of its own
         self.meta_version = 0
         self.epochs = 0
-        self._with_publish_time = with_publish_time
+        self.with_publish_time = with_publish_time
         self._is_drivers_choice = name is not None and not conductor.config.driver.stream_id_range
         self._consumers: dict[int, _Heard] = {}
         self._descriptors: aeron.Publication | None = None
@@ -265,8 +265,8 @@ class ProducerSession(Session):
     # --- consumers
 
     def on_hello(self, hello: ConsumerHello, now_ns: int) -> None:
-        is_new = hello.consumer_id not in self._consumers
         heard = self._consumers.setdefault(hello.consumer_id, _Heard())
+        is_new = heard.hello is None
         heard.heard_ns = now_ns
         heard.hello = hello
         if is_new and self._blobs:
@@ -319,7 +319,7 @@ class ProducerSession(Session):
         if not self.attachment.is_attached or self._descriptors is None:
             return
         until_ns = self.attachment.deadline_ns
-        self.writing = Writing(ring, self._descriptors, until_ns, with_publish_time=self._with_publish_time)
+        self.writing = Writing(ring, self._descriptors, until_ns, with_publish_time=self.with_publish_time)
         self.epochs += 1
         self._next_ns = 0
         self.set_state(State.ACTIVE, "attached", ring.epoch)

@@ -28,6 +28,8 @@ NEWER_EPOCH: Final = 2
 SEQ_WENT_BACK: Final = 4
 IMAGE_LOST: Final = 8
 
+MAX_OVER: Final = 4  # epochs whose last frames may still come
+
 
 class ConsumerStats(msgspec.Struct, frozen=True):
     """What became of the frames so far.
@@ -67,6 +69,11 @@ class _Tail(msgspec.Struct, frozen=True):
     expected: int | None
     header_file: HeaderFile | None
 
+    def missing(self) -> int:
+        """How many frames were committed that nobody has accounted for."""
+        newest = None if self.header_file is None else self.header_file.newest()
+        return 0 if self.expected is None or newest is None else max(newest + 1 - self.expected, 0)
+
 
 class _Book(msgspec.Struct, frozen=True):
     """The counts of epochs before, and the feed that counts now; replaced as a whole, so any thread may read it."""
@@ -77,6 +84,24 @@ class _Book(msgspec.Struct, frozen=True):
     ignored: int = 0
     epochs: int = 0
     current: Feed | None = None
+    over: tuple[_Tail, ...] = ()  # we have left these epochs; their producers may hear of it a moment later
+
+    @property
+    def lost(self) -> int:
+        return sum(self.drops.values())
+
+    def settled(self) -> _Book:
+        """With what was committed in epochs that we have left."""
+        missing = [tail.missing() for tail in self.over]
+        if not any(missing):
+            return self
+        drops = Counter(self.drops)
+        drops[DropReason.EPOCH_ENDED] += sum(missing)
+        over = tuple(
+            msgspec.structs.replace(tail, expected=(tail.expected or 0) + count)
+            for tail, count in zip(self.over, missing, strict=True)
+        )
+        return msgspec.structs.replace(self, drops=dict(drops), over=over)
 
     def summed(self) -> _Book:
         """With what the feed has counted so far, and without it."""
@@ -91,6 +116,7 @@ class _Book(msgspec.Struct, frozen=True):
             self.duplicates + feed.duplicates,
             self.ignored + feed.ignored,
             self.epochs,
+            over=self.over,
         )
 
 
@@ -130,8 +156,8 @@ class Reception:
         self._change(self._suspend)
 
     def let_go(self) -> None:
-        """The suspended epoch is not coming back: count what it lost, and forget its file."""
-        self._change(lambda: self._settle(None))
+        """What was left some time ago is not coming back: count what it lost, and forget its file if we go on."""
+        self._change(self._let_go)
 
     def set_streams(self, descriptors: aeron.Subscription | None, progress: aeron.Subscription | None) -> None:
         """The streams of a new link, or none."""
@@ -239,7 +265,7 @@ class Reception:
         return 0 if feed is None else feed.last_seq_seen or 0  # B31
 
     def stats(self) -> ConsumerStats:
-        book = self._book.summed()
+        book = self._book.summed().settled()
         epoch = None if self.mapped is None else self.mapped.epoch
         return ConsumerStats(
             book.received, book.drops, epoch, self.last_seq_seen, book.epochs, book.duplicates, book.ignored
@@ -293,28 +319,30 @@ class Reception:
 
     def _settle(self, next_epoch: int | None) -> None:
         """Close the book on the epoch before, unless it is the one that goes on."""
-        tail = self._tail
-        if tail is None or tail.epoch == next_epoch or tail.header_file is None:
-            return
-        expected, newest = tail.expected, tail.header_file.newest()
-        if expected is not None and newest is not None and newest >= expected:
-            missing = newest + 1 - expected
-            drops = Counter(self._book.drops)
-            drops[DropReason.EPOCH_ENDED] += missing
-            self._book = msgspec.structs.replace(self._book, drops=dict(drops))
-            self._lost_carried += missing
-            expected = newest + 1
-        self._tail = _Tail(tail.epoch, expected, None)
+        tail, book = self._tail, self._book
+        settled = book.settled()
+        if tail is not None and tail.epoch != next_epoch and tail.header_file is not None:
+            settled = msgspec.structs.replace(settled, over=(*settled.over[-MAX_OVER + 1 :], tail)).settled()
+            self._tail = _Tail(tail.epoch, settled.over[-1].expected, None)
+        self._lost_carried += settled.lost - book.lost
+        self._book = settled
+
+    def _let_go(self) -> None:
+        self._settle(None)
+        if self.feed is not None:
+            self._book = msgspec.structs.replace(self._book, over=())
 
     def _end(self) -> None:
         """Closed by the user: what was not asked for is not lost."""
         self._suspend()
         self._tail = None
+        self._let_go()
 
     def _adopt(self, mapped: MappedEpoch) -> None:
         self._suspend()
         self._settle(mapped.epoch)
-        tail = self._tail
+        tail = next((tail for tail in self._book.over if tail.epoch == mapped.epoch), self._tail)  # it comes back
+        over = tuple(tail for tail in self._book.over if tail.epoch != mapped.epoch)
         is_new = tail is None or tail.epoch != mapped.epoch
         expected: int | None = None  # in the first epoch the first descriptor decides
         if tail is not None and not self._forget_seqs:
@@ -334,5 +362,5 @@ class Reception:
                 feed.discard(self.descriptors)
         self._lost_carried = 0
         self._tail = _Tail(mapped.epoch, expected, None)
-        self._book = msgspec.structs.replace(self._book, current=feed, epochs=self._book.epochs + is_new)
+        self._book = msgspec.structs.replace(self._book, current=feed, epochs=self._book.epochs + is_new, over=over)
         self.mapped, self.feed = mapped, feed

@@ -1,0 +1,243 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`produce` and `consume` as processes of their own, against a real driver."""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import re
+import signal
+import struct
+import subprocess
+import sys
+import termios
+from fcntl import ioctl
+
+import numpy as np
+import pytest
+
+import tensorpool as tp
+from tensorpool.cli.pattern import Checked
+from tests.cli.conftest import Shell
+from tests.support.processes import ROOT, Process, wait_until
+
+
+def wait_for_line(process: Process, text: str) -> str:
+    """The first line of output that contains it."""
+    while text not in (line := process.read_line()):
+        assert line, f"the process ended before it said {text!r}"
+    return line
+
+
+@pytest.mark.parametrize("order", ["C", "F"])
+def test_every_frame_is_accounted_for_and_every_byte_is_right(shell: Shell, order: str) -> None:
+    """What was produced is what was received and lost; of what was received, every byte of `checked` is right."""
+    name = f"bytes/{order}"
+    with shell.start("consume", name, "--timeout", "2", "--verify", "--json") as consumer:
+        produced = shell.run(
+            *("produce", name, "--wait-for-consumers", "1", "--count", "200", "--rate", "400", "--json"),
+            *("--pattern", "checked", "--shape", "37x41", "--dtype", "float32", "--order", order),
+        )
+        code, output = consumer.finish()
+    assert produced.code == 0, produced.stderr
+    summary = json.loads(produced.stdout)
+    assert summary["published"] == 200
+    assert summary["bytes"] == 200 * 37 * 41 * 4
+    assert summary["dropped"] == {}
+    assert summary["name"] == name
+    received = json.loads(output.splitlines()[-1])
+    assert code == 0, output
+    assert received["received"] + received["lost"] == 200
+    assert received["lost"] == sum(received["drops"].values())
+    assert received["verified"] + received["overwritten"] == received["received"] > 0
+    assert received["end"] == "timeout"
+
+
+def test_a_wrong_byte_is_exit_code_1_and_named(shell: Shell, client: tp.Client) -> None:
+    """One byte that is not what `checked` says ends `consume --verify`, with the frame and the offset."""
+    pattern = Checked()
+    with (
+        client.producer("bytes/wrong", create=True) as producer,
+        shell.start("consume", "bytes/wrong", "--verify", "--count", "20") as consumer,
+    ):
+        assert producer.wait_for_consumers(1, 30)
+        for _ in range(20):
+            with producer.claim((100, 100)) as slot:
+                pattern.paint(slot.array, producer.next_seq)
+                if producer.next_seq == 7:
+                    slot.array[12, 34] ^= 0xFF
+        code, output = consumer.finish()
+    assert code == 1, output
+    assert re.search(r"error: frame 7 \(epoch \d+\) is wrong: byte 1234 is 0x\w\w instead of 0x\w\w", output), output
+    assert "only frames of `produce --pattern checked`" in output
+    assert "verified 7 frames" in output
+
+
+def test_nothing_within_the_timeout_is_exit_code_1(shell: Shell, client: tp.Client) -> None:
+    """A name that nobody announces, a stream that does not exist, and one that is silent: each says which it is."""
+    for stream, words in (
+        ("nobody", "no producer announces the name 'nobody'"),
+        ("29999", "stream 29999 does not exist"),
+    ):
+        code, output = shell.run_here("consume", stream, "--timeout", "0.5")
+        assert (code, output.count("\n")) == (1, 1)
+        assert words in output
+    with client.producer("silent", create=True):
+        result = shell.run("consume", "silent", "--timeout", "0.5")
+    assert result.code == 1
+    assert result.stdout.startswith("received 0 frames")
+    assert "error: nothing came within 0.5 s" in result.stderr
+
+
+def test_fewer_frames_than_asked_for_is_exit_code_1(shell: Shell, client: tp.Client) -> None:
+    """A stream that falls silent before --count says how many came."""
+    with (
+        client.producer("short", create=True) as producer,
+        shell.start("consume", "short", "--count", "9", "--timeout", "1") as consumer,
+    ):
+        assert producer.wait_for_consumers(1, 30)
+        for _ in range(3):
+            producer.publish(np.zeros(8))
+        code, output = consumer.finish()
+    assert code == 1
+    assert "3 of 9 frames came, then nothing for 1 s" in output
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_ends_both_in_order(shell: Shell, client: tp.Client, number: signal.Signals) -> None:
+    """SIGTERM and Ctrl-C: a summary, exit code 0, and the leases are given back."""
+    name = f"signal/{number.name}"
+    with shell.start("consume", name) as consumer, shell.start("produce", name, "--shape", "64x64") as producer:
+        wait_for_line(consumer, "consuming stream")
+        wait_for_line(producer, "producing stream")
+        consumer.send(number)
+        code, output = consumer.finish()
+        assert code == 0, output
+        assert re.search(r"^received \d+ frames", output, re.MULTILINE), output
+        producer.send(number)
+        code, output = producer.finish()
+        assert code == 0, output
+        assert re.search(r"^published \d+ frames", output, re.MULTILINE), output
+    client.producer(name, create=True, timeout=1.0).close()
+
+
+def test_a_signal_ends_what_has_not_begun(shell: Shell) -> None:
+    """A consumer that waits for a name can be stopped, with exit code 0."""
+    with shell.start("consume", "never", "--timeout", "0") as consumer:
+        wait_until(lambda: handles_sigterm(consumer.pid), "it listens for SIGTERM")
+        consumer.send(signal.SIGTERM)
+        code, output = consumer.finish(timeout_s=10)
+    assert (code, output) == (0, "stopped before it began\n")
+
+
+def handles_sigterm(pid: int) -> bool:
+    with open(f"/proc/{pid}/status") as status:
+        caught = next(line for line in status if line.startswith("SigCgt:"))
+    return bool(int(caught.split()[1], 16) & 1 << (signal.SIGTERM - 1))
+
+
+def test_the_newest_frame_only(shell: Shell) -> None:
+    """--latest at a rate of its own takes a few frames, skips the others, and says so."""
+    with shell.start("produce", "sampled", "--shape", "16x16", "--rate", "200") as producer:
+        wait_for_line(producer, "producing stream")
+        result = shell.run("consume", "sampled", "--latest", "--max-rate-hz", "20", "--count", "10", "--json")
+        text = shell.run("consume", "sampled", "--latest", "--max-rate-hz", "20", "--count", "4")
+    assert result.code == 0, result.stderr
+    summary = json.loads(result.stdout)
+    assert summary["received"] == 10
+    assert summary["drops"]["SKIPPED"] > 10
+    assert 5 < summary["rate_hz"] < 25
+    assert re.search(r"^passed   over, as asked: \d+: skipped \d+$", text.stdout, re.MULTILINE), text.stdout
+
+
+def test_a_rate_limit(shell: Shell) -> None:
+    """--max-rate-hz receives no more than that, and counts what it passed over."""
+    with shell.start("produce", "limited", "--shape", "16x16", "--rate", "200") as producer:
+        wait_for_line(producer, "producing stream")
+        result = shell.run("consume", "limited", "--max-rate-hz", "20", "--count", "10", "--json")
+    summary = json.loads(result.stdout)
+    assert summary["rate_hz"] < 25
+    assert summary["drops"]["RATE_LIMITED"] > 10
+
+
+def test_what_cannot_be_produced_is_refused_before_it_begins(shell: Shell, client: tp.Client) -> None:
+    """A frame that fits no pool, a stream that must not be created, one that is taken: one line and exit code 1."""
+    with client.producer("taken", create=True) as producer:
+        taken = str(producer.stream_id)
+        for arguments, words in (
+            (["produce", "large", "--shape", "1000x1000"], "a frame of 976.6 KiB fits no pool"),
+            (["produce", "20001", "--no-create", "--timeout", "0.5"], "stream 20001 does not exist"),
+            (["produce", taken, "--timeout", "0.5"], f"stream {taken} already has a producer"),
+            (["produce", "any", "--aeron-dir", "/dev/shm/tp-test-nowhere"], "no media driver is alive"),
+            (["consume", "any", "--set", "shm.base_dirr=/x"], "shm.base_dirr"),
+        ):
+            code, output = shell.run_here(*arguments)
+            assert code == 1, arguments
+            assert words in output
+            assert output.count("\n") == 1, output
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["produce"], "Missing argument 'STREAM'"),
+        (["produce", "x", "--shape", "3x"], "give 1 to 8 positive extents"),
+        (["produce", "x", "--dtype", "complex64"], "'complex64' is not one of"),
+        (["produce", "x", "--pattern", "stripes"], "'stripes' is not one of"),
+        (["consume", "x", "--max-rate-hz", "0"], "--max-rate-hz"),
+    ],
+)
+def test_a_wrong_command_line_names_what_is_accepted(shell: Shell, arguments: list[str], words: str) -> None:
+    """Exit code 2, and what would do."""
+    code, output = shell.run_here(*arguments)
+    assert code == 2
+    assert words in output
+
+
+def test_a_producer_that_loses_its_driver_says_so_and_goes_on() -> None:
+    """The driver ends and comes back: `produce` tells both, counts what it dropped, and publishes again."""
+    config = {"policies.announce_period_ms": 100, "policies.lease_keepalive_interval_ms": 100}
+    with tp.local(overrides=config) as first:
+        shell = Shell(first)
+        settings = [f"--set={key}={value}" for key, value in config.items()]
+        with shell.start("produce", "survivor", "--shape", "64", "--rate", "100", *settings) as producer:
+            wait_for_line(producer, "producing stream")
+            first.shut_down(text="maintenance")
+            wait_for_line(producer, "waiting: ")
+            producer.send(signal.SIGTERM)
+            code, output = producer.finish()
+    assert code == 0, output
+    assert re.search(r"^dropped \d+: detached \d+$", output, re.MULTILINE) or "published" in output
+
+
+@pytest.mark.parametrize("columns", [40, 120])
+def test_a_terminal_shows_one_live_line_that_fits(shell: Shell, columns: int) -> None:
+    """On a terminal the figures are redrawn in place, cut to its width; elsewhere there are none."""
+    name = f"terminal/{columns}"
+    ours, theirs = pty.openpty()
+    ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 24, columns, 0, 0))
+    process = subprocess.Popen(
+        [sys.executable, "-m", "tensorpool", "produce", name, "--count", "60", "--rate", "60", "--shape", "64x64"],
+        stdin=theirs,
+        stdout=theirs,
+        stderr=theirs,
+        env=os.environ | {"PYTHONPATH": str(ROOT), "TERM": "xterm"} | shell.environment,
+    )
+    os.close(theirs)
+    shown = b""
+    while True:
+        try:
+            shown += os.read(ours, 65536)
+        except OSError:  # the other side is closed
+            break
+    os.close(ours)
+    assert process.wait(30) == 0
+    plain = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", shown.decode())
+    lines = [line for line in re.split(r"[\r\n]+", plain) if line.startswith(name + "  ")]
+    assert lines
+    assert max(map(len, lines)) <= columns
+    assert ("…" in lines[-1]) is (columns == 40)
+    assert "published 60 frames" in plain
+    quiet = shell.run("produce", name, "--count", "60", "--rate", "0", "--shape", "64x64")
+    assert quiet.stderr.count("\n") == 1

@@ -1,0 +1,155 @@
+# SPDX-License-Identifier: Apache-2.0
+"""kill -9 of producers, consumers, the driver and the media driver: the others go on by themselves, nothing is left.
+
+Every consumer here checks each byte that it gets, keeps views of every epoch and looks at them again later; every test
+ends with an audit of its books (tests/support/stream_processes.py).
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterator
+
+import pytest
+
+from tensorpool.wire.control import ShmPoolAnnounce
+from tensorpool.wire.driver import LeaseRevokeReason, Role, ShmLeaseRevoked
+from tests.support.driver_client import DriverClient
+from tests.support.processes import private_directory, wait_until
+from tests.support.stream_processes import Consuming, Producing, Site, audit
+
+STREAMS = range(42_000, 42_010)
+
+_stream_ids = iter(STREAMS)
+
+
+@pytest.fixture(scope="module")
+def shared_site() -> Iterator[Site]:
+    """Leases of 1.5 s; a driver that says nothing for 1.5 s counts as gone."""
+    policies = {"announce_period_ms": 500, "lease_keepalive_interval_ms": 500}
+    with private_directory() as folder, Site(folder, STREAMS, policies=policies) as site:
+        yield site
+        site.shut_down()
+
+
+@pytest.fixture
+def site(shared_site: Site) -> Iterator[Site]:
+    before = len(shared_site.clients)
+    yield shared_site
+    for client in shared_site.clients[before:]:
+        client.reap()
+    del shared_site.clients[before:]
+
+
+@pytest.fixture
+def stream_id() -> int:
+    """A stream of the test's own."""
+    return next(_stream_ids)
+
+
+def flowing(site: Site, stream_id: int, **options: float) -> tuple[Producing, list[Consuming]]:
+    """A producer and two consumers that receive its frames."""
+    producer = site.produce(stream_id, **options)
+    consumers = [site.consume(stream_id) for _ in range(2)]
+    for consumer in consumers:
+        consumer.wait_for_more(20)
+    return producer, consumers
+
+
+def wait_for_epoch_after(epoch: int, consumers: list[Consuming]) -> None:
+    """Until all of them receive frames of a later one."""
+    for consumer in consumers:
+        wait_until(lambda consumer=consumer: consumer.check() or consumer.last[0] > epoch, f"{consumer.name} goes on")  # type: ignore[misc]
+        consumer.wait_for_more(20)
+
+
+def close_the_books(site: Site, stream_id: int, consumers: list[Consuming]) -> None:
+    site.drain(*consumers)
+    truth = site.truth(stream_id)
+    for consumer in consumers:
+        audit(consumer, truth, consumer.end())
+
+
+# --- clients
+
+
+def test_consumers_of_a_killed_producer_go_on_with_the_next(site: Site, stream_id: int) -> None:
+    """The lease expires, a rival who has been waiting gets it, and the consumers follow to its epoch unasked."""
+    producer, consumers = flowing(site, stream_id)
+    rival = site.produce(stream_id)
+    epoch = producer.last[0]
+    producer.kill()
+    wait_for_epoch_after(epoch, consumers)
+    assert {consumer.last[0] for consumer in consumers} == {rival.last[0]}
+    close_the_books(site, stream_id, consumers)
+    assert rival.end()["epochs"] == 1
+
+
+def test_of_a_killed_client_neither_file_nor_lease_is_left(site: Site, stream_id: int) -> None:
+    """Both roles: EXPIRED, told once; /dev/shm holds what it held before; the other consumer misses nothing."""
+    with DriverClient(site.deployment) as observer:
+        elsewhere = set(os.listdir("/dev/shm"))
+        producer, (victim, survivor) = flowing(site, stream_id)
+        victim.kill()
+        revoked = observer.wait_for(ShmLeaseRevoked, stream_id=stream_id, role=Role.CONSUMER).message
+        assert revoked.reason is LeaseRevokeReason.EXPIRED
+        survivor.wait_for_more(100)
+        site.drain(survivor)
+        drops = survivor.journal("first")[0]["dropped"]
+        truth = site.truth(stream_id)
+        ended = survivor.end()
+        audit(survivor, truth, ended)
+        assert sum(ended["drops"].values()) == drops, "nothing was lost once it had the first frame"
+        before = site.deployment.epochs(stream_id)
+        producer.kill()
+        revoked = observer.wait_for(ShmLeaseRevoked, stream_id=stream_id, role=Role.PRODUCER).message
+        assert revoked.reason is LeaseRevokeReason.EXPIRED
+        observer.wait_for(ShmPoolAnnounce, stream_id=stream_id, producer_id=0)
+        wait_until(lambda: site.deployment.epochs(stream_id)[0] >= before[-1], "older epochs are removed")
+        ours = {site.folder.name}
+        new = {name for name in os.listdir("/dev/shm") if "tensorpool" in name or "aeron" in name}
+        assert new - elsewhere - ours == set()
+    assert victim.journal("failed") == []
+
+
+# --- the driver
+
+
+@pytest.mark.parametrize("notices", [False, True], ids=["at once", "after it was missed"])
+def test_after_a_killed_driver_everybody_attaches_to_the_next(site: Site, stream_id: int, notices: bool) -> None:
+    """The next driver has higher epochs. Nobody is told to do anything; frames of the old epoch are accounted for."""
+    producer, consumers = flowing(site, stream_id)
+    epoch = producer.last[0]
+    site.driver.kill()
+    if notices:
+        for client in (producer, *consumers):
+            client.wait_for("state", state="WAITING")
+    site.start_driver()
+    wait_for_epoch_after(epoch, consumers)
+    assert producer.last[0] > epoch
+    close_the_books(site, stream_id, consumers)
+    assert producer.end()["epochs"] == 2
+
+
+# --- the media driver
+
+
+@pytest.mark.parametrize("is_alone", [True, False], ids=["alone", "with the driver"])
+def test_after_a_killed_media_driver_everybody_finds_the_next(site: Site, stream_id: int, is_alone: bool) -> None:
+    """Another one at the same directory: the driver and its clients come back to it, and frames flow."""
+    producer, consumers = flowing(site, stream_id)
+    epoch = producer.last[0]
+    started_s = time.monotonic()
+    site.media.kill()
+    if not is_alone:
+        site.driver.kill()
+    for client in (producer, *consumers):
+        client.wait_for("state", state="WAITING")
+    site.start_media()
+    if not is_alone:
+        site.start_driver()
+    wait_for_epoch_after(epoch, consumers)
+    print(f"frames again after {time.monotonic() - started_s:.1f} s")
+    close_the_books(site, stream_id, consumers)
+    producer.end()

@@ -1,0 +1,92 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A full /dev/shm as clients see it: a refusal with the bill, no signal, and success once there is space."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import tensorpool as tp
+from tensorpool import aeron
+from tensorpool.client import State
+from tensorpool.errors import AttachRefused
+from tests.shm.by_hand import mounted
+from tests.support.driver_process import Deployment
+from tests.support.processes import wait_until
+
+MIB = 1 << 20
+SMALL, LARGE = 44_000, 44_001
+
+pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="mounts a file system")
+
+
+@pytest.fixture
+def mount(shm_dir: Path) -> Iterator[Path]:
+    with mounted(shm_dir / "mount", "tmpfs", "size=64m") as mount:
+        yield mount
+
+
+@pytest.fixture
+def client(shared_media_driver: aeron.MediaDriver, shm_dir: Path, mount: Path) -> Iterator[tp.Client]:
+    """Of a driver with 64 MiB, a stream that needs 16 and one that needs 256."""
+    deployment = Deployment(
+        shm_dir,
+        shared_media_driver.aeron_dir,
+        streams=[SMALL, LARGE],
+        driver={"descriptor_stream_id": 44_100, "qos_stream_id": 44_200, "metadata_stream_id": 44_300},
+        shm={"base_dir": str(mount / "shm")},
+        policies={"epoch_gc_keep": 1},
+        profiles={
+            name: {"header_nslots": nslots, "payload_pools": [{"pool_id": 1, "stride_bytes": MIB}]}
+            for name, nslots in {"of16": 16, "of256": 256}.items()
+        },
+    )
+    deployment.tables["streams"][f"s{SMALL}"]["profile"] = "of16"
+    deployment.tables["streams"][f"s{LARGE}"]["profile"] = "of256"
+    with deployment.start() as process:
+        assert process.read_line()
+        with tp.connect(shared_media_driver.aeron_dir, config=deployment.config_path) as client:
+            yield client
+        assert process.terminate()[0] == 0
+    assert deployment.leftovers() == []
+
+
+def fill(mount: Path) -> Path:
+    """Another program takes what is free."""
+    hog = mount / "hog"
+    found = os.statvfs(mount)
+    with hog.open("wb") as file:
+        os.posix_fallocate(file.fileno(), 0, found.f_bavail * found.f_frsize)
+    return hog
+
+
+def test_a_producer_that_does_not_fit_is_told_the_bill(client: tp.Client, mount: Path) -> None:
+    """AttachRefused says how much is needed, how much there is, where, and what to do; others are served."""
+    with pytest.raises(AttachRefused) as refused:
+        client.producer(LARGE, timeout=2)
+    assert refused.value.code == "INTERNAL_ERROR"
+    assert refused.value.stream == LARGE
+    words = refused.value.words
+    for part in (f"needs {256 * MIB + 64 + 4032 + 65536 + 4096} bytes", f"{mount} has ", "remount,size="):
+        assert part in words, words
+    with client.producer(SMALL) as producer, client.consumer(SMALL) as consumer:
+        assert producer.wait_for_consumers(1, timeout=10)
+        assert producer.publish(np.ones(MIB, np.uint8)) == 0
+        frame = consumer.poll(timeout=10)
+        assert frame is not None
+        assert frame.array.sum() == MIB
+
+
+def test_a_producer_whose_memory_was_taken_meanwhile_waits_for_it(client: tp.Client, mount: Path) -> None:
+    """Refused while another program has the space; the same call succeeds once that is gone, within its timeout."""
+    hog = fill(mount)
+    with pytest.raises(AttachRefused, match="needs"):
+        client.producer(SMALL, timeout=1)
+    hog.unlink()
+    with client.producer(SMALL, timeout=20) as producer, client.consumer(SMALL) as consumer:
+        wait_until(lambda: consumer.state is State.ACTIVE and consumer.epoch == producer.epoch, "mapped")
+        assert producer.publish(np.ones(10, np.uint8)) == 0

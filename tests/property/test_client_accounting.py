@@ -1,0 +1,238 @@
+# SPDX-License-Identifier: Apache-2.0
+"""produced = received + the sum of counted drops, for every schedule of publishing, losing, reading and remapping.
+
+A writer, a reception and a real Aeron stream between them, in one process. Descriptors get lost and come twice, slots
+lie, the reader is slow, asks for the newest, keeps to a rate, changes its stream, loses its memory and gets it back,
+epochs come and go. Whenever everything that is left was read, the book has to balance, to the frame:
+
+    received + lost = committed                            sum of dropped_before = lost, but for what was asked for
+    delivered frames are whole, in order, each once        nothing is delivered while nothing is mapped
+"""
+
+from __future__ import annotations
+
+import itertools
+import shutil
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule, run_state_machine_as_test
+
+from tensorpool import aeron
+from tensorpool._core import DropReason
+from tensorpool.client.frame import Frame
+from tensorpool.client.reception import SEQ_WENT_BACK, Reception
+from tests.client.conftest import Stream
+from tests.support.processes import private_directory
+
+AERON = 88_000
+NSLOTS = 4
+WISHED = (DropReason.RATE_LIMITED, DropReason.SKIPPED)  # not a loss to whoever asked for it
+
+_stream_ids = itertools.count(40_000)
+
+few = st.integers(1, 3)
+many = st.integers(1, 3 * NSLOTS)
+
+
+class AccountingMachine(RuleBasedStateMachine):
+    folder: Path
+    client: aeron.Client
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.own_folder = Path(tempfile.mkdtemp(dir=self.folder))
+        self.logical_id = next(_stream_ids)
+        shape = {"nslots": NSLOTS, "pools": ((1, 64),)}
+        ids = {"stream_id": self.logical_id, "aeron_stream_id": AERON}
+        self.first = Stream(self.own_folder, self.client, **shape, **ids)  # type: ignore[arg-type]
+        self.stream = self.first
+        self.committed = 0  # in the epochs before
+        self.is_mapped = True
+        self.delivered: list[tuple[int, int]] = []
+        self.told = 0  # the sum of dropped_before
+
+    @initialize(max_gap=st.sampled_from([None, 0, 2, NSLOTS]))
+    def begin(self, max_gap: int | None) -> None:
+        """The first frame that is seen is where counting begins."""
+        self.reception = Reception(max_gap)
+        self.reception.set_streams(self.first.subscription, None)
+        self.reception.adopt(self.stream.mapped())
+        self.publish(1)
+        self.read_all()
+        assert self.delivered == [(1, 0)]
+
+    # --- the producer
+
+    @rule(count=many)
+    def publish(self, count: int) -> None:
+        for _ in range(count):
+            self.describe(self.write())
+
+    @rule(count=few)
+    def lose_descriptors(self, count: int) -> None:
+        for _ in range(count):
+            self.write()
+
+    @rule()
+    def describe_twice(self) -> None:
+        seq = self.write()
+        self.describe(seq)
+        self.describe(seq)
+
+    @rule(offset_and_data=st.sampled_from([(72, b"\x63"), (16, b"\x09"), (76, b"\x00"), (60, b"\x00")]))
+    def lie(self, offset_and_data: tuple[int, bytes]) -> None:
+        seq = self.write()
+        self.stream.poke(seq % NSLOTS, *offset_and_data)
+        self.describe(seq)
+
+    @rule()
+    def describe_too_early(self) -> None:
+        """Then it is committed, and nobody is told again."""
+        seq = self.stream.next_seq
+        self.stream.begin(seq)
+        self.describe(seq)
+        self.read(1)
+        self.write()
+
+    @rule(other=st.sampled_from([b"", b"noise", bytes(48)]))
+    def say_something_else(self, other: bytes) -> None:
+        self.stream.say(other)
+        self.describe(0, epoch=self.stream.epoch + 7)
+        self.describe(0, stream_id=self.logical_id + 500_000)
+
+    def write(self) -> int:
+        seq = self.stream.next_seq
+        return self.stream.write(np.array([self.stream.epoch, seq], np.uint64))
+
+    def describe(self, seq: int, *, epoch: int | None = None, stream_id: int | None = None) -> None:
+        self.stream.describe(seq, epoch=epoch, stream_id=stream_id)
+
+    # --- the reader
+
+    @rule(count=few)
+    def read(self, count: int) -> None:
+        with self.reception.lock:
+            self.reception.apply()
+            for _ in range(count):
+                if self.reception.current is None:
+                    return
+                feed, descriptors, mapped = self.reception.current
+                received = feed.next(descriptors)
+                if received is None:
+                    return
+                self.take(Frame(mapped, received))
+
+    @rule()
+    def read_all(self) -> None:
+        before = -1
+        while len(self.delivered) != before:
+            before = len(self.delivered)
+            self.read(100)
+
+    @rule()
+    def look_at_the_newest(self) -> None:
+        with self.reception.lock:
+            self.reception.apply()
+            if self.reception.current is None:
+                return
+            feed, descriptors, mapped = self.reception.current
+            received = feed.latest(descriptors)
+        if received is None:
+            return
+        frame = Frame(mapped, received)
+        if self.delivered and self.delivered[-1] == (frame.epoch, frame.seq):
+            assert frame.dropped_before == 0
+            assert list(frame.copy()) == [frame.epoch, frame.seq]
+        elif feed.last_seq_seen == frame.seq:  # else it was counted as lost before, and is only shown
+            self.take(frame)
+
+    def take(self, frame: Frame) -> None:
+        assert self.is_mapped, "nothing is delivered while nothing is mapped"
+        key = frame.epoch, frame.seq
+        assert not self.delivered or key > self.delivered[-1], "in order, each once"
+        assert list(frame.copy()) == [frame.epoch, frame.seq], "whole, and its own"
+        self.delivered.append(key)
+        self.told += frame.dropped_before
+
+    @rule(rate_hz=st.sampled_from([0, 0, 1, 1_000_000]))
+    def keep_to_a_rate(self, rate_hz: int) -> None:
+        self.reception.set_rate(rate_hz)
+
+    @rule(is_throttled=st.booleans())
+    def change_the_stream(self, is_throttled: bool) -> None:
+        self.reception.switch(self.stream.subscribe(), is_throttled=is_throttled)
+
+    # --- memory
+
+    @precondition(lambda self: self.is_mapped)
+    @rule()
+    def lose_memory(self) -> None:
+        self.reception.suspend()
+        self.is_mapped = False
+
+    @precondition(lambda self: not self.is_mapped)
+    @rule()
+    def let_go(self) -> None:
+        self.reception.let_go()
+
+    @rule()
+    def map_again(self) -> None:
+        self.reception.adopt(self.stream.mapped())
+        self.is_mapped = True
+
+    @rule(count=st.integers(0, NSLOTS + 1))
+    def begin_an_epoch(self, count: int) -> None:
+        """With some frames that are there before it is mapped."""
+        self.committed += self.stream.next_seq
+        self.stream = self.stream.later(self.own_folder)
+        self.publish(count)
+        self.reception.adopt(self.stream.mapped())
+        self.is_mapped = True
+
+    # --- the book
+
+    @rule()
+    def balance(self) -> None:
+        """Read what is left; a last frame makes everything before it known."""
+        if not self.is_mapped:
+            self.map_again()
+        self.reception.set_rate(0)
+        self.read_all()
+        assert not self.reception.attention & SEQ_WENT_BACK
+        self.publish(1)
+        self.read_all()
+        assert self.delivered[-1] == (self.stream.epoch, self.stream.next_seq - 1)
+        stats = self.reception.stats()
+        assert stats.received == len(self.delivered)
+        assert stats.received + stats.lost == self.committed + self.stream.next_seq
+        assert self.told == stats.lost - sum(stats.drops.get(reason, 0) for reason in WISHED)
+        assert (stats.epoch, stats.epochs) == (self.stream.epoch, self.stream.epoch)
+        assert stats.last_seq_seen == self.stream.next_seq - 1
+
+    def teardown(self) -> None:
+        if hasattr(self, "reception"):
+            self.balance()
+            assert self.reception.descriptors is not None
+            self.reception.descriptors.close()
+        self.first.publication.close()
+        shutil.rmtree(self.own_folder)
+
+
+@pytest.fixture
+def machine(shared_media_driver: aeron.MediaDriver) -> Iterator[type[AccountingMachine]]:
+    with private_directory() as folder:
+        AccountingMachine.folder = folder
+        AccountingMachine.client = aeron.connect(shared_media_driver.aeron_dir)
+        yield AccountingMachine
+        AccountingMachine.client.close()
+
+
+def test_the_book_balances(machine: type[AccountingMachine]) -> None:
+    """Under every schedule."""
+    run_state_machine_as_test(machine, settings=settings(max_examples=120, stateful_step_count=40, deadline=None))
