@@ -1,12 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The long forms of tests/fault/test_driver_chaos.py and test_driver_hostile.py.
+"""The long forms of tests/fault/test_driver_chaos.py, test_driver_hostile.py and test_client_chaos.py.
 
     python -m benchmarks.chaos kills [--rounds 1000] [--seconds 600] [--seed 1]
     python -m benchmarks.chaos lies [--seconds 60] [--seed 1]
+    python -m benchmarks.chaos streams [--seconds 300] [--seed 1]
 
 `kills`: SIGKILL of producers, consumers and the driver at random moments; afterwards no file, lease or zombie is left,
 every stream can be attached to, and epochs only grew. `lies`: hostile control messages at full rate; no lease moves,
-everybody is served, memory stays. Exit code 1 when one of these does not hold.
+everybody is served, memory stays. `streams`: SIGKILL and SIGSTOP of producers, consumers, the driver and the media
+driver while frames flow; every frame is received or counted as dropped, and all recover by themselves. Exit code 1 when
+one of these does not hold.
 """
 
 from __future__ import annotations
@@ -23,6 +26,7 @@ from tensorpool import aeron
 from tests.support.chaos import TOKEN, Chaos
 from tests.support.driver_process import Deployment
 from tests.support.processes import ROOT, private_directory
+from tests.support.stream_chaos import StreamChaos
 
 STREAMS = range(35_000, 35_006)
 
@@ -62,6 +66,13 @@ def lie(seconds: float, seed: int) -> int:
     return int(pytest.main(["-q", "-s", "-k", "no_message_moves", f"--rootdir={ROOT}", str(test)]))
 
 
+def stream(seconds: float, seed: int) -> int:
+    with private_directory("tensorpool-chaos-") as folder, StreamChaos(folder, STREAMS[:2], seed) as chaos:
+        chaos.run(seconds)
+        print(json.dumps({"seed": seed, "seconds": seconds, **chaos.settle()}, indent=2))
+    return 0
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     commands = parser.add_subparsers(dest="command", required=True)
@@ -72,9 +83,14 @@ def main() -> int:
     lies = commands.add_parser("lies")
     lies.add_argument("--seconds", type=float, default=60)
     lies.add_argument("--seed", type=int, default=1)
+    streams = commands.add_parser("streams")
+    streams.add_argument("--seconds", type=float, default=300)
+    streams.add_argument("--seed", type=int, default=1)
     options = parser.parse_args()
     if options.command == "kills":
         return kill(options.rounds, options.seconds, options.seed)
+    if options.command == "streams":
+        return stream(options.seconds, options.seed)
     return lie(options.seconds, options.seed)
 
 

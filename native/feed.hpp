@@ -53,7 +53,8 @@ public:
 
     void set_min_interval_ns(std::uint64_t interval_ns) noexcept { min_interval_ns_ = interval_ns, due_ns_ = 0; }
     void set_throttled(bool is_throttled) noexcept { is_throttled_ = is_throttled; }  // B28
-    void set_switching() noexcept { is_switching_ = true; }                           // B34
+    // B34: until the first frame that only the other stream told of; what is queued came from the one before.
+    void set_switching() noexcept { is_switching_ = true, switch_seq_ = queue_.empty() ? 0 : queue_.back().seq + 1; }
 
     // --- from any thread
 
@@ -257,7 +258,7 @@ private:
             count(is_throttled_ ? Drop::RATE_LIMITED : is_fresh_ ? Drop::UNMAPPED : Drop::GAP,
                   descriptor.seq - *expected_);
         is_fresh_ = false;
-        is_switching_ = false;
+        if (descriptor.seq >= switch_seq_) is_switching_ = false;
         expected_ = descriptor.seq + 1;
         last_ = descriptor;
         has_last_ = true;
@@ -323,6 +324,7 @@ private:
     bool has_last_ = false;
     bool is_fresh_ = true;
     bool is_switching_ = false;
+    std::uint64_t switch_seq_ = 0;
     bool is_throttled_ = false;
     bool is_discarding_ = false;
     bool is_delivered_ = false;

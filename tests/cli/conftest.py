@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping
@@ -53,8 +54,13 @@ class Shell:
         return Result(done.returncode, done.stdout, done.stderr)
 
     def run_here(self, *arguments: str) -> tuple[int, str]:
-        """In this process, for what ends before it begins: exit code and output."""
-        result = CliRunner(env=self.environment).invoke(group, list(arguments))
+        """In this process, which saves the second that an interpreter takes to start: exit code and output."""
+        handlers = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
+        try:
+            result = CliRunner(env=self.environment).invoke(group, list(arguments))
+        finally:
+            for number, handler in handlers.items():
+                signal.signal(number, handler)
         if isinstance(result.exception, tp.TensorPoolError):
             return 1, f"{result.output}error: {result.exception}\n"  # as `main` says it
         return result.exit_code, result.output

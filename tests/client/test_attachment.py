@@ -368,6 +368,18 @@ def test_keepalives_are_due_at_once_and_then_at_the_interval(bench: Bench, lease
     assert bench.keep(late_ns + 2 * KEEPALIVE_NS - 1) is None
 
 
+@pytest.mark.spec("DRV-4.4-02")
+def test_a_lease_that_is_shorter_than_the_interval_is_kept_too(bench: Bench) -> None:
+    """§4.4: keepalives come before the deadline, whatever is configured."""
+    lease_ns = KEEPALIVE_NS // 2
+    bench.attach(lease_ns=lease_ns)
+    for now_ns in range(T0, T0 + 5 * KEEPALIVE_NS, lease_ns // 5):
+        bench.hear(now_ns)
+        assert bench.attachment.on_tick(now_ns) == []
+        bench.keep(now_ns)
+    assert bench.attachment.is_attached
+
+
 @pytest.mark.spec("DRV-4.2-30", "DRV-4.7-07", "DRV-4.13-14")
 def test_a_lease_ends_at_its_deadline_by_itself(bench: Bench) -> None:
     """Not a nanosecond later, whether or not the driver says so."""

@@ -296,6 +296,9 @@ def test_a_switch_to_another_subscription_loses_nothing(stream: Stream) -> None:
     assert first is not None
     feed.set_switching()
     assert [first.seq, *(frame.seq for frame in taken(feed, second))] == [1, 2, 3]
+    assert feed.attention == 0  # what the queue still had was no sign that the other stream has caught up
+    stream.publish()
+    assert [frame.seq for frame in taken(feed, second)] == [4]
     assert drops_of(feed) == {}
 
 

@@ -18,7 +18,7 @@ from tensorpool.errors import FrameOverwritten, LocalProtocolError
 from tensorpool.shm import layout_for
 from tensorpool.wire.control import Dtype
 from tests.client.conftest import STREAM, Stream, taken
-from tests.client.test_feed import NSLOTS, VALUES_LEN
+from tests.client.test_feed import NSLOTS, POOL_ID, VALUES_LEN
 from tests.shm.by_hand import mapped_files
 
 DTYPES = ["u1", "i1", "u2", "i2", "u4", "i4", "u8", "i8", "f4", "f8", "?"]
@@ -178,12 +178,12 @@ def test_a_view_cannot_be_written(reader: Reader) -> None:
 def test_views_are_of_the_same_memory_and_objects_of_their_own(reader: Reader) -> None:
     """Whoever reshapes his does not reshape another's."""
     frame = reader.publish(MATRIX)
-    one, two = frame.array, frame.array
-    assert one is not two
-    assert np.shares_memory(one, two)
-    with warnings.catch_warnings(action="ignore"):  # numpy will stop people from doing this
-        one.shape = (24,)
-    assert two.shape == frame.array.shape == (4, 6)
+    views = [frame.array for _ in range(3)]
+    assert all(np.shares_memory(view, views[0]) for view in views)
+    for view in views:
+        with warnings.catch_warnings(action="ignore"):  # numpy will stop people from doing this
+            view.shape = (24,)
+        assert frame.array.shape == (4, 6)
 
 
 def test_a_view_follows_the_slot(stream: Stream, reader: Reader) -> None:
@@ -212,6 +212,19 @@ def test_frames_of_the_same_slot_and_other_layouts_are_shown_each_as_it_is(strea
         frame = reader.next()
         assert (frame.array.shape, frame.array.dtype, frame.array.strides) == (array.shape, array.dtype, array.strides)
         np.testing.assert_array_equal(frame.array, array)
+
+
+def test_the_same_layout_in_another_pool_is_shown_from_there(stream: Stream, reader: Reader) -> None:
+    """A producer may take a larger one than it needs."""
+    first = reader.publish(MATRIX)
+    np.testing.assert_array_equal(first.array, MATRIX)
+    again = stream.write(MATRIX, seq=NSLOTS)
+    with stream.paths[2].open("r+b") as file:
+        file.seek(64)
+        file.write((MATRIX + 7).tobytes())
+    stream.poke(0, POOL_ID, struct.pack("<H", 2))
+    stream.describe(again)
+    np.testing.assert_array_equal(reader.next().array, MATRIX + 7)
 
 
 def test_a_view_outlives_frame_reader_mapping_and_files(stream: Stream, reader: Reader) -> None:

@@ -260,6 +260,19 @@ def test_a_superblock_that_changed_unmaps() -> None:
     assert state.on_seq_went_back() == []
 
 
+@pytest.mark.spec("WIRE-15.14-03")
+def test_an_epoch_that_two_processes_write_is_not_mapped_again() -> None:
+    """C10: only another one will do, whoever names it."""
+    state = mapped_in(5)
+    state.on_second_writer()
+    assert kinds(state.on_rejected("pid: expected 1, found 2")) == [Unmap]
+    assert state.on_announce(announced(5), T0 + 1, False) == []
+    assert state.on_seq_went_back() == []
+    state.on_lease_lost("EXPIRED")
+    assert state.on_attached(in_epoch(5), T0 + 2) == []
+    assert epochs_of(follow(state, state.on_announce(announced(6), T0 + 3, False))) == [6]
+
+
 def test_an_epoch_whose_mapping_is_under_way_is_not_asked_for_twice() -> None:
     """A second answer in the same epoch changes nothing."""
     state = MappingState(PERIOD_NS)

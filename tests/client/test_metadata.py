@@ -318,10 +318,11 @@ def test_a_blob_that_is_sent_again_is_kept_as_it_is() -> None:
 @pytest.mark.parametrize("checksum", [True, False])
 def test_another_blob_under_the_same_version_replaces_the_first(checksum: bool) -> None:
     """A restarted producer counts its versions from 1 again; its table is the one that applies."""
-    cache = cached(*blob(b"of the first producer", checksum=checksum))
-    for message in blob(b"of the next", checksum=checksum):
+    cache = cached(*blob(b"first", checksum=checksum), *blob(b"later", version=2))
+    for message in blob(b"other", checksum=checksum):
         cache.on_message(message)
-    assert cache.blob(7) == cache.blob(7, 1) == b"of the next"
+    assert cache.blob(7) == cache.blob(7, 1) == b"other"
+    assert cache.blob(7, 2) == b"later"
 
 
 def test_only_so_many_blobs_are_kept() -> None:

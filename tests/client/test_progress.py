@@ -175,6 +175,9 @@ def test_a_story_that_goes_back_spoils_its_frame(back: FrameProgress) -> None:
     assert not tracker.accepts(told(1, 99, COMPLETE))
     assert tracker.dropped == 3
     assert tracker.accepts(told(2, 1))
+    assert [tracker.is_broken(seq) for seq in (1, 2, 3)] == [True, False, False]
+    tracker.forget()
+    assert not tracker.is_broken(1)
 
 
 def test_after_complete_there_is_no_progress() -> None:

@@ -119,6 +119,22 @@ def test_the_next_epoch_counts_from_0(stream: Stream, second: Stream, reception:
     assert counted(reception) == 3 + 3
 
 
+@pytest.mark.spec("WIRE-15.21-10")
+def test_what_was_described_before_its_epoch_was_mapped_is_dropped(
+    stream: Stream, second: Stream, reception: Reception
+) -> None:
+    """Even where it could be read by now."""
+    stream.publish()
+    assert seqs(reception) == [0]
+    reception.suspend()
+    second.publish()
+    second.publish()
+    reception.adopt(second.mapped())
+    second.publish()
+    assert seqs(reception) == [2]
+    assert drops(reception) == {DropReason.UNMAPPED: 2}
+
+
 def test_an_epoch_may_follow_without_a_pause(stream: Stream, second: Stream, reception: Reception) -> None:
     """Adopting is enough."""
     stream.publish()
@@ -249,6 +265,68 @@ def test_descriptors_may_come_from_another_stream(stream: Stream, reception: Rec
     assert seqs(reception) == [3]
     assert old.is_closed
     assert drops(reception) == {}
+
+
+def test_what_was_queued_before_a_switch_does_not_end_it(stream: Stream, reception: Reception) -> None:
+    """B34: frames that the old stream told of come first; what the other one tells again of them is no way back."""
+    other = stream.subscribe()
+    for _ in range(4):
+        stream.publish()  # on both
+    with reception.lock:
+        reception.apply()
+        assert reception.current is not None
+        feed, descriptors, _ = reception.current
+        assert feed.wait(descriptors, SECOND_NS)  # all of them are queued
+        assert feed.next(descriptors) is not None
+    reception.switch(other, is_throttled=False)
+    stream.publish()
+    assert seqs(reception) == [1, 2, 3, 4]
+    assert not reception.attention & SEQ_WENT_BACK
+    assert drops(reception) == {}
+
+
+def test_an_image_that_was_lost_before_a_remap_is_still_missing_after_it(
+    stream: Stream, second: Stream, reception: Reception
+) -> None:
+    """Who was passed over for being slow, and lost the lease as well, must know that it has to listen anew."""
+    stream.publish()
+    assert seqs(reception) == [0]
+    stream.publication.close()
+
+    def is_noticed() -> bool:
+        taken(reception)
+        return bool(reception.attention & IMAGE_LOST)
+
+    wait_until(is_noticed, "the image goes")
+    reception.suspend()
+    assert reception.attention & IMAGE_LOST
+    reception.adopt(second.mapped())
+    assert reception.attention & IMAGE_LOST
+    anew = stream.client.add_subscription("aeron:ipc", stream.aeron_stream_id)
+    reception.switch(anew, is_throttled=False)
+    assert not reception.attention & IMAGE_LOST
+
+
+def test_frames_that_a_producer_published_after_we_left_its_epoch_are_counted(
+    stream: Stream, second: Stream, reception: Reception
+) -> None:
+    """A producer may hear of the end of its epoch later than its consumers: produced is still received plus lost."""
+    stream.publish()
+    assert seqs(reception) == [0]
+    reception.adopt(second.mapped())
+    assert counted(reception) == 1
+    stream.publish()
+    stream.publish()
+    assert drops(reception) == {DropReason.EPOCH_ENDED: 2}
+    second.publish()
+    assert seqs(reception) == [0]
+    stream.publish()
+    assert counted(reception) == 5
+    reception.let_go()
+    assert counted(reception) == 5
+    reception.close()
+    assert counted(reception) == 5
+    assert drops(reception) == {DropReason.EPOCH_ENDED: 3}
 
 
 def test_a_throttled_stream_counts_no_gaps_in_this_epoch_and_the_next(

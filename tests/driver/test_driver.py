@@ -3,7 +3,10 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
+from subprocess import PIPE
 
 import pytest
 
@@ -50,6 +53,30 @@ def test_local_serves_at_once_and_leaves_nothing() -> None:
         client.close()
     assert not pool.is_running
     assert not {path for path in set(Path("/dev/shm").iterdir()) - before if "tensorpool-local" in path.name}
+
+
+def test_what_a_killed_process_left_is_removed_by_the_next() -> None:
+    """The directory of one that lives is left alone."""
+    script = """
+import os, signal, sys, tensorpool as tp
+pool = tp.local()
+print(os.path.dirname(pool.aeron_dir), flush=True)
+if sys.stdin.readline():
+    os.kill(os.getpid(), signal.SIGKILL)
+"""
+    command = [sys.executable, "-c", script]
+    with tp.local() as living, subprocess.Popen(command, stdin=PIPE, stdout=PIPE, text=True) as doomed:
+        assert doomed.stdin is not None
+        assert doomed.stdout is not None
+        left = Path(doomed.stdout.readline().strip())
+        assert left.is_dir()
+        with tp.local():
+            assert left.is_dir()
+        doomed.communicate("die\n")
+        assert left.is_dir()
+        with tp.local():
+            assert not left.exists()
+        assert Path(living.aeron_dir).is_dir()
 
 
 def test_two_local_drivers_do_not_meet() -> None:

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -51,6 +52,7 @@ def client(shared_media_driver: aeron.MediaDriver, shm_dir: Path, mount: Path) -
         assert process.read_line()
         with tp.connect(shared_media_driver.aeron_dir, config=deployment.config_path) as client:
             yield client
+        gc.collect()  # the traceback of a refusal is a cycle, and has views
         assert process.terminate()[0] == 0
     assert deployment.leftovers() == []
 

@@ -318,5 +318,5 @@ class AttachmentMachine(RuleBasedStateMachine):
         assert self.attachment.phase is (Phase.ATTACHED if self.is_wanted else Phase.CLOSED)
 
 
-AttachmentMachine.TestCase.settings = settings(max_examples=120, stateful_step_count=50, deadline=None)
+AttachmentMachine.TestCase.settings = settings(max_examples=80, stateful_step_count=50, deadline=None)
 TestAttachment = AttachmentMachine.TestCase

@@ -37,6 +37,7 @@ class MappingMachine(RuleBasedStateMachine):
         self.waits_beyond: tuple[int, int] | None = None  # an epoch, and until when nothing up to it will do
         self.lease_id = 500
         self.fails = False
+        self.spoilt: int | None = None  # an epoch that has two writers
 
     @initialize()
     def begin(self) -> None:
@@ -54,6 +55,7 @@ class MappingMachine(RuleBasedStateMachine):
                 case Map(regions=regions):
                     assert self.has_lease, "no lease, no memory"
                     assert self.mapped is None, "one at a time"
+                    assert regions.epoch != self.spoilt, "two writers, and only another epoch will do"
                     if self.waits_beyond is not None:
                         epoch, until_ns = self.waits_beyond
                         assert regions.epoch > epoch or self.now_ns >= until_ns
@@ -75,7 +77,8 @@ class MappingMachine(RuleBasedStateMachine):
         self.waits_beyond = None
         self.told_ns = {epoch: self.now_ns}
         self.perform(self.state.on_attached(granted(1, epoch=epoch), self.now_ns))
-        assert self.mapped == (None if self.fails and self.mapped != epoch else epoch)
+        is_refused = self.mapped != epoch and (self.fails or epoch == self.spoilt)
+        assert self.mapped == (None if is_refused else epoch)
 
     @rule()
     def lose_lease(self) -> None:
@@ -86,6 +89,8 @@ class MappingMachine(RuleBasedStateMachine):
     @rule(epoch=epochs, producer_id=producers)
     def announce(self, epoch: int, producer_id: int) -> None:
         """A fresh one, in whatever order drivers, bridges and replays bring them."""
+        if self.waits_beyond is not None and epoch == self.spoilt:
+            return  # it ends the wait without being mapped, which cannot be seen from here
         before = self.mapped
         is_live = before is not None and self.now_ns - self.told_ns.get(before, 0) <= WINDOW_NS
         message = announced(epoch, producer_id=producer_id)
@@ -94,7 +99,8 @@ class MappingMachine(RuleBasedStateMachine):
         if before is not None and epoch < before and is_live and self.is_active:
             assert self.mapped == before, "a lower epoch does not displace a live one"
         if before is not None and epoch > before and self.has_lease:
-            assert self.mapped == (None if self.fails else epoch), "a higher epoch does at once"
+            is_refused = self.fails or epoch == self.spoilt
+            assert self.mapped == (None if is_refused else epoch), "a higher epoch does at once"
         if epoch == before:
             assert self.mapped == before
             assert self.state.producer_id == producer_id
@@ -146,6 +152,14 @@ class MappingMachine(RuleBasedStateMachine):
         assert self.mapped is None
         assert self.perform(self.state.on_seq_went_back()) == [], "what was rejected is not mapped again by itself"
 
+    @precondition(lambda self: self.mapped is not None)
+    @rule()
+    def somebody_else_writes(self) -> None:
+        self.spoilt = self.mapped
+        self.state.on_second_writer()
+        self.perform(self.state.on_rejected("pid"))
+        assert self.mapped is None
+
     @rule()
     def seq_goes_back(self) -> None:
         before = self.mapped
@@ -170,5 +184,5 @@ class MappingMachine(RuleBasedStateMachine):
             assert self.mapped == epoch
 
 
-MappingMachine.TestCase.settings = settings(max_examples=200, stateful_step_count=50, deadline=None)
+MappingMachine.TestCase.settings = settings(max_examples=120, stateful_step_count=50, deadline=None)
 TestMapping = MappingMachine.TestCase

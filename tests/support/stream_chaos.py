@@ -9,7 +9,6 @@ again, and audits the books.
 from __future__ import annotations
 
 import heapq
-import json
 import random
 import signal
 import time
@@ -81,32 +80,25 @@ class StreamChaos:
         site = self._site
         site.drain()
         drops: Counter[str] = Counter()
-        received, audited, ambiguous = 0, 0, 0
+        received = audited = 0
         truths = {stream_id: site.truth(stream_id) for stream_id in self._streams}
-        try:
-            for consumer in self._alive(Consuming):
-                ended = consumer.end()
-                audit(consumer, truths[consumer.stream_id], ended)
-                drops.update(ended["drops"])
-                received += ended["received"]
-                audited += len(consumer.mapped_epochs)
-        except AssertionError as error:
-            error.add_note("\n".join(self.history))
-            raise
-        produced = {stream_id: sum(truth.frames.values()) for stream_id, truth in truths.items()}
-        ambiguous = sum(len(truth.one_more) for truth in truths.values())
+        for consumer in self._alive(Consuming):
+            ended = consumer.end()
+            audit(consumer, truths[consumer.stream_id], ended)
+            drops.update(ended["drops"])
+            received += ended["received"]
+            audited += len(consumer.mapped_epochs)
         detached: Counter[str] = Counter()
         for producer in self._alive(Producing):
             detached.update(producer.end().get("dropped", {}))
-        for client in site.clients:
-            assert not client.complaints(), (client.name, client.complaints(), self.history)
+        self._hear_complaints()
         site.shut_down()
         return {
             "hits": dict(self.hits),
             "recovered_s": round(self.recovered_s, 1),
-            "produced": produced,
+            "produced": {stream_id: sum(truth.frames.values()) for stream_id, truth in truths.items()},
             "epochs": {stream_id: len(truth.frames) for stream_id, truth in truths.items()},
-            "killed amid a publish": ambiguous,
+            "killed amid a publish": sum(len(truth.one_more) for truth in truths.values()),
             "audited epochs": audited,
             "received": received,
             "drops": dict(drops),
@@ -165,16 +157,18 @@ class StreamChaos:
     def _pass_time(self, seconds: float) -> None:
         until_s = time.monotonic() + seconds
         wait_until(lambda: self._wake_due() or time.monotonic() > until_s, "time passes")
+        self._hear_complaints()
+
+    def _hear_complaints(self) -> None:
         for client in self._site.clients:
-            assert not client.complaints(), (client.name, client.complaints(), self.history)
+            assert not client.complaints(), f"{client.name}: {client.complaints()}"
 
     def _wake_due(self, *, is_everybody: bool = False) -> None:
         while self._wakes and (is_everybody or self._wakes[0][0] <= time.monotonic()):
             _, pid, process = heapq.heappop(self._wakes)
             self._stopped.discard(pid)
-            if not _is_reaped(process):
-                self._note(f"continue pid {pid}")
-                process.send(signal.SIGCONT)
+            self._note(f"continue pid {pid}")
+            process.send(signal.SIGCONT)  # nothing, if it was killed since
 
     def _wait_for_frames(self) -> None:
         """Every consumer receives, and what it receives is what its stream's producers publish now."""
@@ -196,10 +190,9 @@ class StreamChaos:
             wait_until(is_everybody_served, "everybody receives", timeout_s=WITHIN_S)
         except AssertionError as error:
             error.add_note(f"not served: {late}")
-            for name in late:
-                consumer = next(client for client in self._site.clients if client.name == name)
-                error.add_note(json.dumps(consumer.journal()[-12:], indent=1))
-            error.add_note("\n".join(self.history))
+            for client in self._site.clients:
+                if client.name in late:
+                    error.add_note("\n".join(map(str, client.journal()[-12:])))
             raise
 
     def _note(self, text: str) -> None:
@@ -211,8 +204,6 @@ class StreamChaos:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        if isinstance(error, AssertionError):
+            error.add_note("\n".join(self.history))
         self.close()
-
-
-def _is_reaped(process: DriverProcess) -> bool:
-    return process._popen.returncode is not None

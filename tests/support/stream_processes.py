@@ -193,6 +193,12 @@ class ClientProcess(DriverProcess):
             timeout_s=timeout_s,
         )
 
+    def stacks(self) -> str:
+        """Where its threads are; ends it."""
+        self.send(signal.SIGCONT)
+        self.send(signal.SIGABRT)
+        return self.finish()[1]
+
     def pause(self) -> None:
         """SIGSTOP; returns when it stands still."""
         self.send(signal.SIGSTOP)
@@ -232,7 +238,11 @@ class Producing(ClientProcess):
     def hold(self) -> None:
         """Publish no more; returns when the book is final."""
         self.write_line("hold")
-        wait_until(lambda: self.check() or self.book[Book.HELD] == 1, f"{self.name} holds")
+        try:
+            wait_until(lambda: self.check() or self.book[Book.HELD] == 1, f"{self.name} holds")
+        except AssertionError as error:
+            error.add_note(self.stacks())
+            raise
 
     def go_on(self) -> None:
         self.write_line("go")

@@ -121,7 +121,7 @@ def _of_camera(part: Part, producer: Producer, meter: Meter) -> Report:
 
 
 def _read(part: Part, pipe: Connection) -> Report:
-    reading = _Reading()
+    reading = _Reading(part.shape)
     with part.connect() as client, client.consumer(STREAM, timeout=START_S) as consumer:
         report_s, end_s = time.monotonic(), None
         published: int | None = None
@@ -145,8 +145,9 @@ def _read(part: Part, pipe: Connection) -> Report:
 class _Reading:
     """What a reader has found so far."""
 
-    def __init__(self) -> None:
+    def __init__(self, shape: tuple[int, ...]) -> None:
         self._pattern = Checked()
+        self._pattern.paint(np.empty(shape, np.uint8), 0)  # makes its tables
         self._meter = Meter()
         self._ages = Ages()
         self._checked = 0

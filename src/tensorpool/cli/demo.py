@@ -7,6 +7,7 @@ memory. Both readers check every byte of what they get; one is slow on purpose. 
 
 from __future__ import annotations
 
+import contextlib
 import math
 import multiprocessing as mp
 import signal
@@ -59,18 +60,17 @@ def command(seconds: float, rate: float, shape: tuple[int, ...], keep: bool) -> 
     nbytes = math.prod(shape)
     stride = max(MIN_STRIDE, 1 << (nbytes - 1).bit_length())
     profile = {"header_nslots": NSLOTS, "payload_pools": [{"pool_id": 1, "stride_bytes": stride}]}
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the children inherit it: Ctrl-C comes to us, and we tell them
+    stop = StopSignals()
     with local(overrides={"profiles.default": profile}) as pool:
         click.echo(
             f"camera: {figures.shape(shape)} bytes at {rate:g} Hz, {figures.size(nbytes)} a frame, "
             f"ring of {NSLOTS} slots\ntwo readers check every byte; one of them is slow on purpose"
         )
         with _Cast(pool, shape, rate, seconds) as cast:
-            stop = StopSignals()
             faults = cast.play(stop)
         if stop.count and not cast.reports[CAMERA].frames:
             faults.append("stopped before the first frame")
-        faults = faults or _account(cast.reports)
+        faults = faults or account(cast.reports)
         if keep and not faults:
             _stay(pool, stop)
     folder = Path(pool.aeron_dir).parent
@@ -93,6 +93,7 @@ class _Cast:
         self.reports = {name: Report(name) for name in (CAMERA, *DELAYS)}
         context = mp.get_context("forkserver")
         context.set_forkserver_preload([actors.__name__])  # imported once for all three
+        ours_to_handle = signal.signal(signal.SIGINT, signal.SIG_IGN)  # they inherit it, and are told by us
         for name in self.reports:
             ours, theirs = context.Pipe()
             delay_s = DELAYS.get(name, 0.0) / rate
@@ -102,6 +103,7 @@ class _Cast:
             self._processes[name].start()
             theirs.close()
             self._pipes[name] = ours
+        signal.signal(signal.SIGINT, ours_to_handle)
 
     def play(self, stop: StopSignals) -> list[str]:
         """Until all have reported a last time; returns what went wrong."""
@@ -115,13 +117,17 @@ class _Cast:
                     return ["interrupted" if stop.count > 1 else "it takes too long"]
                 if stop.count and not is_stopped:
                     is_stopped = True
-                    self._pipes[CAMERA].send("stop")
+                    self._tell(CAMERA, "stop")
                 if self.reports[CAMERA].is_final and not is_over:
                     is_over = True
                     for name in DELAYS:
-                        self._pipes[name].send(self.reports[CAMERA].frames)
+                        self._tell(name, self.reports[CAMERA].frames)
                 display.show(self.reports)
         return []
+
+    def _tell(self, name: str, words: object) -> None:
+        with contextlib.suppress(BrokenPipeError):  # it is dead, as `_listen` will find
+            self._pipes[name].send(words)
 
     def _listen(self) -> str:
         """Take what the actors report; the first failure, or nothing."""
@@ -219,7 +225,7 @@ def _table(reports: dict[str, Report], width: int) -> Table:
     return table
 
 
-def _account(reports: dict[str, Report]) -> list[str]:
+def account(reports: dict[str, Report]) -> list[str]:
     """Print what became of every frame; returns what does not add up."""
     camera = reports[CAMERA]
     faults = [] if camera.frames else ["nothing was published"]

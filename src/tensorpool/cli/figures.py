@@ -129,7 +129,7 @@ class LiveLine:
         if change.state in (State.WAITING, State.FALLBACK) and not self._is_over:
             self.note(f"waiting: {change.reason}")
         elif change.state is State.ACTIVE and self._has_begun:
-            self.note(f"going on in epoch {change.epoch}")
+            self.note(f"{change.reason}, epoch {change.epoch}")
         self._has_begun = self._has_begun or change.state is State.ACTIVE
 
     def end(self) -> None:

@@ -74,9 +74,8 @@ def command(
     idle = aeron.BackoffIdle()
     with contextlib.closing(aeron.connect(where, client_name="tensorpool tap")) as client:
         listeners = [_Listener(client, name, endpoint, screen) for name, endpoint in streams.items()]
-        if not as_json:
-            names = ", ".join(f"{name} ({endpoint.stream_id})" for name, endpoint in streams.items())
-            click.echo(f"listening at {where} to {names}", err=True)
+        names = ", ".join(f"{name} ({endpoint.stream_id})" for name, endpoint in streams.items())
+        click.echo(f"listening at {where} to {names}", err=True)
         while not stop.count and not screen.is_full:
             idle.idle(sum(listener.poll() for listener in listeners))
 
@@ -158,9 +157,8 @@ def _shown_fields(message: Message) -> dict[str, object]:
 
 
 def _shown_bytes(data: bytes) -> dict[str, object]:
-    """Enough to see what it may be; nothing that may hold a token."""
-    is_secret = _has_header(data, driver.ShmDriverShutdownRequest)
-    return {} if is_secret else {"hex": data[:MAX_HEX_BYTES].hex() + ("…" if len(data) > MAX_HEX_BYTES else "")}
+    """As `plain_fields` shows bytes; nothing that may hold a token."""
+    return {} if _has_header(data, driver.ShmDriverShutdownRequest) else {"data": {"hex": data.hex()}}
 
 
 def _has_header(data: bytes, kind: type[Message]) -> bool:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Final, Self
 
 from tensorpool.client.consumer import Consumer
 from tensorpool.client.frame import Frame
+from tensorpool.client.reception import ConsumerStats
 from tensorpool.errors import Closed
 
 if TYPE_CHECKING:
@@ -56,6 +57,11 @@ class AsyncConsumer:
         if self._consumer is None:
             raise Closed("the consumer is not attached; enter it with `async with`, or await poll() first")
         return self._consumer
+
+    @property
+    def stats(self) -> ConsumerStats:
+        """What became of the frames so far. Raises Closed before the first await."""
+        return self.consumer.stats
 
     async def poll(self, timeout: float | None = 0.0) -> Frame | None:
         """The next frame, waiting up to `timeout` seconds (None: as long as it takes); None when there is none."""

@@ -361,8 +361,8 @@ class ConsumerSession(Session):
         probe, heard = self._probe, self.reception.image_count
         assert probe is not None
         is_slow = probe.image_count > heard
-        if not is_slow and now_ns < self._probe_until_ns:
-            return
+        if now_ns < self._probe_until_ns and not (is_slow and heard == 0):
+            return  # one that has just come may be seen by the probe first
         self._probe = None
         self.reception.forget_attention(IMAGE_LOST)
         if is_slow:

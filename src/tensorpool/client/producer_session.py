@@ -269,7 +269,8 @@ class ProducerSession(Session):
         is_new = heard.hello is None
         heard.heard_ns = now_ns
         heard.hello = hello
-        if is_new and self._blobs:
+        if is_new:
+            self._next_ns = 0  # a newcomer hears at once what frames mean
             self._post_blobs()
         if hello.expected_layout_version not in (0, LAYOUT_VERSION):  # C20
             self.send(self._config_for(hello, use_shm=False))

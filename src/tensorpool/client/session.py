@@ -79,6 +79,7 @@ class Session:
         self._reason = ""
         self.failure: TensorPoolError | None = None  # why it is not ACTIVE, where somebody said so
         self.is_hopeless = False  # asking again would get the same answer
+        self.is_ending = False
         self.changed = threading.Condition()
         self.events: deque[StateChange] = deque(maxlen=MAX_EVENTS)
         self.link: Link | None = None
@@ -96,6 +97,8 @@ class Session:
 
     def set_state(self, state: State, reason: str, epoch: int | None = None) -> None:
         """Change, tell the user's side, and wake whoever waits."""
+        if self.is_ending and state is not State.CLOSED:
+            return
         with self.changed:
             is_news = state is State.WAITING and reason != self._reason
             if self.state is not state or (epoch is not None and state is State.ACTIVE) or is_news:
@@ -168,7 +171,8 @@ class Session:
         return work
 
     def detach(self, now_ns: int) -> None:
-        """Give the lease back; the session ends as CLOSED."""
+        """Give the lease back; the session ends as CLOSED, without having been WAITING on the way."""
+        self.is_ending = True
         self.on_lost("closed by its user")
         self._perform(self.attachment.detach(now_ns), now_ns)
 

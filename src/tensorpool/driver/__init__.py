@@ -6,7 +6,20 @@ streams     what exists and who writes it             memory      epochs made an
 lifecycle   every request in, every duty out          conductor   the duty cycle
 """
 
+from typing import TYPE_CHECKING
+
 from tensorpool.driver.config import DriverConfig
-from tensorpool.driver.driver import Driver
+
+if TYPE_CHECKING:
+    from tensorpool.driver.driver import Driver
 
 __all__ = ["Driver", "DriverConfig"]
+
+
+def __getattr__(name: str) -> object:
+    """The driver itself is imported at first use: clients need its configuration only."""
+    if name != "Driver":
+        raise AttributeError(f"module 'tensorpool.driver' has no attribute {name!r}")
+    from tensorpool.driver.driver import Driver
+
+    return Driver

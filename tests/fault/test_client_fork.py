@@ -1,0 +1,91 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A process with an open producer and consumer forks: whatever the child does, its parent does not notice."""
+
+from __future__ import annotations
+
+from tests.support.processes import run_script
+
+_SCRIPT = """
+import os, sys, warnings
+import numpy as np
+import tensorpool as tp
+from tensorpool.errors import Closed, TensorPoolError
+
+warnings.simplefilter("ignore", DeprecationWarning)  # that a thread is running is the point
+
+def misuse(client, producer, consumer, slot, frames, views):
+    for act in (
+        lambda: producer.publish(np.zeros(10, np.uint8)),
+        lambda: producer.claim((10,), np.uint8).commit(),
+        slot.commit,
+        slot.abandon,
+        lambda: client.producer(20001, create=True, timeout=1),
+        lambda: client.consumer(20000, timeout=1),
+    ):
+        try:
+            assert act() is None, act
+        except Closed:
+            pass
+    assert [frame for frame in (consumer.poll(0.1), consumer.latest()) if frame is not None] == []
+    assert list(consumer) == []
+    consumer.wait(0.1), producer.drain(0.1), producer.wait_for_consumers(2, 0.1)  # come back
+    producer.set_metadata({"of": "the child"})
+    assert consumer.stats.received == producer.stats.published == 5
+    assert [int(view[0]) for view in views] == list(range(5))
+    assert all(frame.is_intact() for frame in frames)
+    assert frames[4].copy()[0] == 4
+    consumer.close(), producer.close(), client.close()
+
+def leave(leaving, pool):
+    if leaving == "close":
+        pool.close()
+    elif leaving == "collect":
+        import gc
+        for name in ("client", "producer", "consumer", "slot", "frames", "views"):
+            del globals()[name]
+        gc.collect()
+    elif leaving == "at once":
+        os._exit(0)
+    sys.exit(0)  # which leaves the with blocks as well
+
+with tp.local() as pool, pool.connect() as client:
+    with client.producer(20000, create=True) as producer, client.consumer(20000) as consumer:
+        assert producer.wait_for_consumers(1, 10)
+        for number in range(5):
+            producer.publish(np.full(1000, number, np.uint8))
+        frames = [consumer.poll(10) for _ in range(5)]
+        views = [frame.array for frame in frames]
+        slot = producer.claim((1000,), np.uint8)
+        leases = producer.lease_id, consumer.lease_id, producer.epoch, consumer.epoch
+        for leaving in ("close", "exit", "collect", "at once"):
+            child = os.fork()
+            if child == 0:
+                try:
+                    misuse(client, producer, consumer, slot, frames, views)
+                except BaseException:
+                    import traceback
+                    traceback.print_exc()
+                    os._exit(1)
+                leave(leaving, pool)
+            assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0, leaving
+        slot.array[:] = 5
+        assert slot.commit() == 5
+        for seq in range(6, 200):
+            assert producer.publish(np.full(1000, seq % 251, np.uint8)) == seq
+        held = [consumer.poll(10).seq]
+        while held[-1] < 199:
+            frame = consumer.poll(10)
+            assert frame.array[0] == frame.seq % 251
+            held.append(frame.seq)
+        assert (producer.lease_id, consumer.lease_id, producer.epoch, consumer.epoch) == leases
+        assert consumer.metadata() is None or "of" not in consumer.metadata().attributes
+        assert consumer.stats.received + consumer.stats.lost == producer.stats.published == 200
+        assert producer.is_active and consumer.is_active
+print("unharmed")
+"""
+
+
+def test_a_forked_child_cannot_harm_its_parent() -> None:
+    """It is refused or ignored, can read its views, and may leave as it likes: leases, memory and counts stay."""
+    code, output = run_script(_SCRIPT)
+    assert (code, output.splitlines()[-1:]) == (0, ["unharmed"]), output
