@@ -168,7 +168,7 @@ public:
     }
 
     // `is_told`: others have heard of this seq already, so it is not used again.
-    void abandon(bool is_told) {
+    void abandon(bool is_told = false) {
         const Busy busy(*this);
         if (!claimed_) throw Misuse("no claim is open on this ring");
         claimed_ = false;
