@@ -29,25 +29,27 @@ class Figures:
     """What was measured: metric, size, peer, and a value for each round."""
 
     def __init__(self) -> None:
-        self.rounds: dict[str, dict[str, dict[str, list[float]]]] = {}
+        self.rounds: dict[str, dict[str, dict[str, dict[int, float]]]] = {}
+        self.turn = 0  # the round that is being measured
         self.others: list[float] = []  # share of a core of what else ran, for each measurement
         self.wrong: dict[str, int] = {}
-        self.failed: dict[str, str] = {}
+        self.failed: list[str] = []
 
     def add(self, metric: str, size: str, peer: str, value: float) -> None:
-        self.rounds.setdefault(metric, {}).setdefault(size, {}).setdefault(peer, []).append(value)
+        self.rounds.setdefault(metric, {}).setdefault(size, {}).setdefault(peer, {})[self.turn] = value
 
     def median(self, metric: str, size: str, peer: str) -> float | None:
         values = self.rounds.get(metric, {}).get(size, {}).get(peer)
-        return statistics.median(values) if values else None
+        return statistics.median(values.values()) if values else None
 
     def ratio(self, metric: str, size: str, ours: str, theirs: str | None) -> float | None:
         """Median of the rounds' ratios; None where one of them is missing."""
         if theirs is None:
             return None
         peers = self.rounds.get(metric, {}).get(size, {})
-        pairs = [(a, b) for a, b in zip(peers.get(ours, ()), peers.get(theirs, ()), strict=False) if b]
-        return statistics.median(a / b for a, b in pairs) if pairs else None
+        our, their = peers.get(ours, {}), peers.get(theirs, {})
+        ratios = [our[turn] / their[turn] for turn in our.keys() & their.keys() if their[turn]]
+        return statistics.median(ratios) if ratios else None
 
     def best(self, metric: str, size: str, among: list[str], better: Callable[..., str]) -> str | None:
         values = {peer: value for peer in among if (value := self.median(metric, size, peer)) is not None}

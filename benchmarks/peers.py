@@ -148,8 +148,10 @@ def measure(peers: list[Peer], sizes: dict[str, int], plan: Plan) -> Figures:
     with tempfile.TemporaryDirectory(prefix="tensorpool-peers-") as folder:
         for number, (name, size, turn) in enumerate(jobs):
             print(f"\r{number}/{len(jobs)}: {name}, round {turn + 1}   ", end="", file=sys.stderr, flush=True)
-            figures.add("throughput touching", name, MEMCPY, _memcpy_rate(size, plan.throughput_s))
-            figures.add("throughput copying", name, MEMCPY, figures.rounds["throughput touching"][name][MEMCPY][-1])
+            figures.turn = turn
+            rate = _memcpy_rate(size, plan.throughput_s)
+            figures.add("throughput touching", name, MEMCPY, rate)
+            figures.add("throughput copying", name, MEMCPY, rate)
             for peer in peers[turn % len(peers) :] + peers[: turn % len(peers)]:
                 with tempfile.TemporaryDirectory(dir=folder, prefix="p") as own:
                     _visit(figures, peer, name, size, plan, Path(own))
@@ -158,8 +160,6 @@ def measure(peers: list[Peer], sizes: dict[str, int], plan: Plan) -> Figures:
 
 
 def _visit(figures: Figures, peer: Peer, name: str, size: int, plan: Plan, folder: Path) -> None:
-    if peer.name in figures.failed:
-        return
     try:
         pair = Pair(peer, size, folder)
         try:
@@ -180,7 +180,7 @@ def _visit(figures: Figures, peer: Peer, name: str, size: int, plan: Plan, folde
         finally:
             pair.close()
     except Exception as error:
-        figures.failed[peer.name] = f"{name}: {type(error).__name__}: {error}"
+        figures.failed.append(f"{peer.name}, {name}, round {figures.turn + 1}: {type(error).__name__}: {error}")
 
 
 def _run(figures: Figures, peer: Peer, pair: Pair, phase: Phase) -> tuple[Sight, float]:
@@ -256,8 +256,8 @@ def main() -> int:
     busy = sum(share > QUIET for share in figures.others)
     if busy:
         print(f"NOISY   during {busy} of {len(figures.others)} measurements others took over {QUIET:.0%} of a core")
-    for name, words in figures.failed.items():
-        print(f"FAILED  {name}, {words}")
+    for words in figures.failed:
+        print(f"FAILED  {words}")
     for name, count in figures.wrong.items():
         if count:
             print(f"WRONG   {name}: {count} frames with stamps that disagree or out of order")

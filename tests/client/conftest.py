@@ -293,6 +293,14 @@ def pool() -> Iterator[tp.Local]:
 
 
 @pytest.fixture(scope="session")
+def patient() -> Iterator[tp.Local]:
+    """A driver, and clients of it, that forget nothing within the time of a test: what ends there was ended."""
+    minutes = {"policies.announce_period_ms": 60_000, "policies.lease_keepalive_interval_ms": 60_000}
+    with tp.local(overrides=SMALL | minutes) as pool:
+        yield pool
+
+
+@pytest.fixture(scope="session")
 def shared_client(pool: tp.Local) -> Iterator[Client]:
     """For tests that do not end it."""
     with pool.connect() as client:
@@ -336,6 +344,12 @@ def pair(shared_client: Client) -> Iterator[Pair]:
     yield pair
     pair.consumer.close()
     pair.producer.close()
+
+
+def leases(pool: tp.Local, stream_id: int, role: Role) -> int:
+    """How many the driver counts."""
+    held = list(pool.conductor.lifecycle.leases)
+    return sum((lease.stream_id, lease.role) == (stream_id, role) for lease in held)
 
 
 class Outsider:

@@ -135,6 +135,20 @@ def test_partial_frames_are_told_to_those_who_asked(client: Client) -> None:
     assert progress.columns is None
 
 
+def test_partial_frames_are_told_also_to_one_that_always_has_whole_ones(client: Client) -> None:
+    """A poll that finds a frame has looked for progress too."""
+    told: list[Progress] = []
+    producer = client.producer(new_name(), create=True)
+    consumer = client.consumer(producer.stream_id, on_progress=told.append)
+    wait_until(lambda: producer._session.fan_out.progress, "the producer knows that somebody asked")
+    assert producer.wait_for_consumers(1, 20)
+    producer.publish(FRAME)
+    with producer.claim((16, 4096), np.uint8, progress="rows") as slot:
+        frame = consumer.poll()
+        assert frame is not None
+        assert [(it.seq, it.state) for it in told] == [(slot.seq, FrameProgressState.STARTED)]
+
+
 # --- private streams, and being told not to use shared memory
 
 
@@ -219,6 +233,11 @@ def test_a_consumer_that_is_told_not_to_use_shared_memory_falls_back(
         control_stream_id=0,
         payload_fallback_uri=uri,
     )
+    outsider.say("control", msgspec.structs.replace(told, consumer_id=told.consumer_id ^ 1))  # for somebody else
+    outsider.say("control", msgspec.structs.replace(told, stream_id=told.stream_id + 1))
+    outsider.say("control", msgspec.structs.replace(told, use_shm=True, mode=Mode.RATE_LIMITED))
+    wait_until(lambda: consumer.mode is Mode.RATE_LIMITED, "what was said before was heard")
+    assert consumer.is_active
     outsider.say("control", told)
     wait_until(lambda: consumer.state is State.FALLBACK, "the consumer falls back")
     assert consumer.fallback_uri == (uri if uri.startswith(("aeron:", "bridge:")) else None)

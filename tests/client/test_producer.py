@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import itertools
 import threading
 import time
 from typing import Any
@@ -10,7 +11,10 @@ from typing import Any
 import numpy as np
 import pytest
 
+import tensorpool as tp
+from tensorpool.channel import Endpoint
 from tensorpool.client import Client, DropReason
+from tensorpool.client.producer_session import PrivateStream
 from tensorpool.errors import (
     Closed,
     LocalProtocolError,
@@ -22,7 +26,7 @@ from tensorpool.wire.control import (
     QosConsumer,
 )
 from tensorpool.wire.trace import TraceLinkSet
-from tests.client.conftest import FRAME, Outsider, Pair, hello, new_name, paired
+from tests.client.conftest import FRAME, MS, Outsider, Pair, hello, new_name, paired
 from tests.support.processes import wait_until
 
 # --- frames
@@ -380,6 +384,43 @@ def test_draining_waits_until_everything_was_read(pair: Pair) -> None:
     reader.start()
     assert pair.producer.drain(20)
     reader.join()
+
+
+def test_draining_waits_for_every_consumer(pair: Pair, shared_client: Client) -> None:
+    """One that has read everything is not enough."""
+    with shared_client.consumer(pair.producer.stream_id) as other:
+        assert pair.producer.wait_for_consumers(2, 20)
+        for _ in range(3):
+            pair.producer.publish(FRAME)
+        assert [pair.consumer.poll(20) is not None for _ in range(3)] == [True] * 3
+        assert not pair.producer.drain(0.3)
+        assert [other.poll(20) is not None for _ in range(3)] == [True] * 3
+        assert pair.producer.drain(20)
+
+
+def test_a_consumer_that_closes_is_gone_at_once(patient: tp.Local) -> None:
+    """E28: with its lease, long before its silence would tell; its own stream is closed."""
+    with patient.connect() as client, client.producer(20_100, create=True) as producer:
+        endpoint = Endpoint("aeron:ipc?term-length=64k", 33_900)
+        consumer = client.consumer(20_100, private_descriptors=endpoint)
+        wait_until(lambda: producer._session.fan_out.descriptors, "the producer has opened a stream")
+        (stream,) = producer._session.fan_out.descriptors
+        consumer.close()
+        wait_until(lambda: producer.consumers == 0 and stream.publication.is_closed, "the consumer is gone")
+
+
+def test_a_rate_cap_leaves_room_for_so_many_frames() -> None:
+    """A second has room for ten, evenly; a pause earns no burst; without a cap there is always room."""
+    stream = PrivateStream(Endpoint("aeron:ipc", 1), None, 10)  # type: ignore[arg-type]
+    told = [at_ms for at_ms in range(5_000, 6_000, 7) if stream.is_due(at_ms * MS)]
+    assert len(told) == 10
+    assert all(95 <= later - earlier <= 107 for earlier, later in itertools.pairwise(told))
+    assert [stream.is_due(at_ms * MS) for at_ms in (9_000, 9_001, 9_002, 9_100, 9_101)] == [
+        *[True, False, False, True, False]
+    ]
+    stream.set_rate(0)
+    assert stream.is_due(9_500 * MS)
+    assert stream.is_due(9_500 * MS)
 
 
 def test_draining_the_only_frame_waits_for_it_too(pair: Pair) -> None:

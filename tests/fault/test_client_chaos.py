@@ -14,7 +14,7 @@ import pytest
 
 from tests.support.stream_chaos import WITHIN_S, StreamChaos
 
-SECONDS = float(os.environ.get("TENSORPOOL_STREAMS_SECONDS", "20"))
+SECONDS = float(os.environ.get("TENSORPOOL_STREAMS_SECONDS", "15"))
 SEED = int(os.environ.get("TENSORPOOL_CHAOS_SEED", time.time_ns() % 1_000_000_007))
 STREAMS = (41_000, 41_001)
 

@@ -94,6 +94,8 @@ def fill(mount: Path, leave_bytes: int = 0) -> Path:
 
 def assert_whole(deployment: Deployment) -> None:
     """Below the base there is nothing but whole epochs: no half-made directory, no name of our own making."""
+    retired = "*/*/*/.*.retired"  # a worker is about to remove it
+    wait_until(lambda: not list(deployment.base_dir.glob(retired)), "what was retired is removed")
     for folder in deployment.base_dir.glob("*/*/*/*"):
         assert folder.name.isdecimal(), folder
         assert "header.ring" in os.listdir(folder), folder

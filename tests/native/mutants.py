@@ -91,8 +91,9 @@ EVERY_MUTANT = (
         (
             Edit(
                 "ring.hpp",
-                "        alignas(64) std::uint8_t image[kSlotBytes];\n        copy_racing(image, slot, kSlotBytes);\n",
-                "        const std::uint8_t* const image = slot;\n",
+                "        alignas(64) std::uint8_t image[kSlotBytes];\n"
+                "        copy_racing(image, geometry_.slot(index), kSlotBytes);\n",
+                "        const std::uint8_t* const image = geometry_.slot(index);\n",
             ),
         ),
     ),

@@ -69,6 +69,7 @@ class StreamChaos:
         until_s = time.monotonic() + seconds
         while time.monotonic() < until_s:
             self._pass_time(self._chance.uniform(0.2, 2.2))
+            self._tend_driver()
             self._hit(self._chance.choices(list(KINDS), list(KINDS.values()))[0])
 
     def settle(self) -> dict[str, Any]:
@@ -159,6 +160,11 @@ class StreamChaos:
         wait_until(lambda: self._wake_due() or time.monotonic() > until_s, "time passes")
         self._hear_complaints()
 
+    def _tend_driver(self) -> None:
+        words = self._site.tend_driver()
+        if words:
+            self._note(f"the driver ended by itself: {words}")
+
     def _hear_complaints(self) -> None:
         for client in self._site.clients:
             assert not client.complaints(), f"{client.name}: {client.complaints()}"
@@ -183,6 +189,7 @@ class StreamChaos:
             return consumer.total >= before[consumer.name] + 20 and consumer.last[0] == newest
 
         def is_everybody_served() -> bool:
+            self._tend_driver()
             late[:] = [consumer.name for consumer in self._alive(Consuming) if not is_served(consumer)]
             return not late
 

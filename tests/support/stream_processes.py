@@ -312,12 +312,12 @@ class Site:
 
     def start_media(self) -> DriverProcess:
         """`tensorpool media-driver`; waits until it serves."""
-        directory = self.deployment.aeron_dir
-        process = self._undo.enter_context(
-            DriverProcess("-m", "tensorpool", "media-driver", "--aeron-dir", directory, *self._media_settings)
-        )
-        line = process.read_line()
-        assert line == f"media driver at {directory}", (line, process.finish())
+        process, words = self._launch_media()
+        if words:  # a driver that was starting found none, and embeds one: it goes, and comes again
+            self.driver.kill()
+            process, words = self._launch_media()
+            assert not words, words
+            self.start_driver()
         self.media = process
         return process
 
@@ -325,6 +325,18 @@ class Site:
         """`tensorpool driver`; does not wait."""
         self.driver = self._undo.enter_context(self.deployment.start())
         return self.driver
+
+    def tend_driver(self) -> str:
+        """Start it again if it ended by itself, as a service manager does; what it said.
+
+        Of two that want to run a media driver at the same directory one must give up.
+        """
+        if not self.driver.has_ended:
+            return ""
+        code, words = self.driver.finish()
+        assert "media driver" in words, (code, words)
+        self.start_driver()
+        return words
 
     def produce(self, stream_id: int, **options: float) -> Producing:
         """Options: rate_hz, largest, seed, patience_s."""
@@ -374,6 +386,15 @@ class Site:
 
     def close(self) -> None:
         self._undo.close()
+
+    def _launch_media(self) -> tuple[DriverProcess, str]:
+        """The process, and why it does not serve."""
+        directory = self.deployment.aeron_dir
+        process = self._undo.enter_context(
+            DriverProcess("-m", "tensorpool", "media-driver", "--aeron-dir", directory, *self._media_settings)
+        )
+        line = process.read_line()
+        return process, "" if line == f"media driver at {directory}" else f"{line} {process.finish()}"
 
     def _start[P: ClientProcess](self, client: P) -> P:
         self._undo.enter_context(client)
