@@ -23,6 +23,7 @@ import multiprocessing
 import os
 import platform
 import re
+import signal
 import sys
 import tempfile
 import time
@@ -239,6 +240,7 @@ def main() -> int:
     if not chosen or not sizes:
         parser.error(f"nothing to measure; peers are {', '.join(known)}, sizes {', '.join(SIZES)}")
 
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # an end that cleans up
     versions = {peer.name: version(peer) for peer in chosen}
     for peer in chosen:
         release = versions[peer.name]

@@ -20,6 +20,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from tensorpool.client.attachment import (
+    FIRST_RETRY_NS,
     LONGEST_RETRY_NS,
     LOST_RETRY_NS,
     Attached,
@@ -49,9 +50,10 @@ SILENCE_NS = 3 * SECOND_NS
 WALL_NS = 10**18
 FLAWS = [{"epoch": None}, {"header_slot_bytes": 64}, {"payload_pools": ()}, {"header_region_uri": ""}]
 
-durations = st.sampled_from([1, 5 * MS, 10 * MS, 100 * MS, 300 * MS, 999 * MS, SECOND_NS, 3 * SECOND_NS, 7 * SECOND_NS])
-lease_times = st.sampled_from([None, 1, 500 * MS, 3 * SECOND_NS, 10 * SECOND_NS])
-picks = st.integers(0, 5)
+durations = st.sampled_from([1, 5 * MS, 10 * MS, 100 * MS, 300 * MS, 999 * MS, SECOND_NS, 2 * SECOND_NS, 7 * SECOND_NS])
+lease_times = st.sampled_from([None, 500 * MS, 2 * SECOND_NS, 3 * SECOND_NS, 10 * SECOND_NS])
+around = st.sampled_from([-1, 0, 1])
+seldom = st.integers(0, 4).map(lambda number: number == 4)
 
 
 class Belief(msgspec.Struct):
@@ -59,6 +61,7 @@ class Belief(msgspec.Struct):
 
     lease_id: int
     epoch: int
+    since_ns: int
     duration_ns: int | None
     deadline_ns: int
     heard_ns: int
@@ -78,7 +81,9 @@ class AttachmentMachine(RuleBasedStateMachine):
         self.detaches: list[ShmDetachRequest] = []
         self.past_leases: list[tuple[int, int]] = []
         self.given_back: set[int] = set()
-        self.connected = True  # somebody listens on the control stream
+        self.listeners = "many"  # of the control stream: none, one whose log is full, or one that hears
+        self.unheard_since_ns: int | None = None
+        self.not_before_ns = 0
         self.has_link = True
         self.is_wanted = True
         self.is_over = False
@@ -108,11 +113,14 @@ class AttachmentMachine(RuleBasedStateMachine):
                     self.given_back.add(request.lease_id)
                     if self.believed is not None and self.attachment.phase is not Phase.DETACHING:
                         self.believed = None  # memory that could not be used
+                        self.not_before_ns = self.now_ns + FIRST_RETRY_NS
                 case Attached(response=response):
                     assert self.believed is None, "never two leases at once"
                     self.believed = self.granted_as(response.lease_id, response.epoch)
                 case Lost(reason=reason):
                     assert (self.believed is None) == (reason is LossReason.PROTOCOL_ERROR)
+                    if self.believed is None or self.now_ns - self.believed.since_ns < KEEPALIVE_NS:
+                        self.not_before_ns = self.now_ns + FIRST_RETRY_NS
                     self.believed = None
                 case Detached():
                     assert not self.is_wanted
@@ -120,16 +128,20 @@ class AttachmentMachine(RuleBasedStateMachine):
                     self.is_over = True
                 case Refused() | Unanswered():
                     assert self.believed is None
+                    self.not_before_ns = self.now_ns + FIRST_RETRY_NS
 
     def granted_as(self, lease_id: int | None, epoch: int | None) -> Belief:
         assert lease_id is not None
         assert epoch is not None
         duration_ns, self.offered_ns = self.offered_ns, None
-        return Belief(lease_id, epoch, duration_ns, self.now_ns + (duration_ns or 0), self.now_ns)
+        self.unheard_since_ns = None
+        return Belief(lease_id, epoch, self.now_ns, duration_ns, self.now_ns + (duration_ns or 0), self.now_ns)
 
     def note_request(self, request: ShmAttachRequest) -> None:
         assert self.believed is None
         assert self.has_link
+        assert self.is_wanted
+        assert self.now_ns >= self.not_before_ns or self.is_relinked, "no tight loop of requests"
         if self.requests and request.correlation_id == self.requests[-1].correlation_id:
             assert request == self.requests[-1], "a retry is the same request"
         else:
@@ -160,13 +172,21 @@ class AttachmentMachine(RuleBasedStateMachine):
             return
         assert keepalive.lease_id == self.believed.lease_id
         assert (keepalive.client_id, keepalive.role) == (self.attachment.client_id, self.role)
-        if self.connected:
+        if self.listeners == "many":
             self.attachment.on_keepalive_sent(self.now_ns)
             self.believed.sent_ns = self.now_ns
+            self.unheard_since_ns = None
             if self.believed.duration_ns is not None:
                 self.believed.deadline_ns = self.now_ns + self.believed.duration_ns
-        else:
-            self.perform(self.attachment.on_keepalive_failed(is_connected=False, now_ns=self.now_ns))
+            return
+        is_connected = self.listeners == "full"
+        if is_connected:
+            self.unheard_since_ns = None
+        elif self.unheard_since_ns is None:
+            self.unheard_since_ns = self.now_ns
+        since_ns = self.now_ns if self.unheard_since_ns is None else self.unheard_since_ns
+        self.perform(self.attachment.on_keepalive_failed(is_connected=is_connected, now_ns=self.now_ns))
+        assert (self.believed is None) == (self.now_ns - since_ns > KEEPALIVE_NS), "back pressure passes, silence not"
 
     # --- time, the driver and the owner
 
@@ -175,18 +195,35 @@ class AttachmentMachine(RuleBasedStateMachine):
         self.now_ns += duration_ns
         self.turn()
 
-    @rule()
-    def turn_now(self) -> None:
+    @precondition(lambda self: self.believed is not None)
+    @rule(edge=st.sampled_from(["deadline", "silence", "keepalive"]), delta_ns=around, is_heard=st.booleans())
+    def pass_to_an_edge(self, edge: str, delta_ns: int, is_heard: bool) -> None:
+        """To where something ends, one way or the other."""
+        assert self.believed is not None
+        ends_ns = {
+            "deadline": self.believed.deadline_ns,
+            "silence": self.believed.heard_ns + SILENCE_NS,
+            "keepalive": (self.believed.sent_ns or self.now_ns) + KEEPALIVE_NS,
+        }
+        self.now_ns = max(self.now_ns, ends_ns[edge] + delta_ns)
+        if is_heard:
+            self.announce(0, True, 1)
         self.turn()
 
+    @precondition(lambda self: self.attachment.phase is Phase.ATTACHING)
+    @rule(lease_ns=lease_times)
+    def grant(self, lease_ns: int | None) -> None:
+        self.answer(lease_ns, False, None, False)
+        assert self.believed is not None
+
     @precondition(lambda self: self.requests)
-    @rule(lease_ns=lease_times, pick=picks, flaw=st.none() | st.sampled_from(FLAWS))
-    def answer(self, lease_ns: int | None, pick: int, flaw: dict[str, object] | None) -> None:
-        """The last request, or one that is long over."""
-        request = self.requests[-1 - min(pick // 3, len(self.requests) - 1)]
+    @rule(lease_ns=lease_times, is_late=seldom, flaw=st.none() | st.sampled_from(FLAWS), by_wall=st.booleans())
+    def answer(self, lease_ns: int | None, is_late: bool, flaw: dict[str, object] | None, by_wall: bool) -> None:
+        """The last request, or one that is long over; the expiry by either clock."""
+        request = self.requests[0 if is_late else -1]
         lease_id = next(self.lease_ids)
         self.offered_ns = lease_ns
-        expiry_ns = None if lease_ns is None else self.now_ns + lease_ns
+        expiry_ns = None if lease_ns is None else self.now_ns + lease_ns + (WALL_NS if by_wall else 0)
         response = granted(
             request.correlation_id, lease_id=lease_id, lease_expiry_timestamp_ns=expiry_ns, **(flaw or {})
         )
@@ -209,13 +246,23 @@ class AttachmentMachine(RuleBasedStateMachine):
         self.perform(self.attachment.on_attach_response(response, self.now_ns, WALL_NS + self.now_ns))
 
     @precondition(lambda self: self.past_leases)
-    @rule(pick=picks, reason=st.sampled_from(LeaseRevokeReason))
-    def revoke(self, pick: int, reason: LeaseRevokeReason) -> None:
-        lease_id, client_id = self.past_leases[-1 - min(pick // 2, len(self.past_leases) - 1)]
-        is_ours = self.believed is not None and self.believed.lease_id == lease_id
-        self.perform(self.attachment.on_revoked(revoked(lease_id, client_id, self.role, reason=reason), self.now_ns))
-        if is_ours:
-            assert self.believed is None, "a revoked lease is not believed"
+    @rule(
+        pick=st.integers(0, 2),
+        reason=st.sampled_from(LeaseRevokeReason),
+        wrong=st.sampled_from([None, "lease_id", "stream_id", "client_id", "role"]),
+    )
+    def revoke(self, pick: int, reason: LeaseRevokeReason, wrong: str | None) -> None:
+        """One of the last leases, or something that only looks like one."""
+        lease_id, client_id = self.past_leases[-1 - min(pick, len(self.past_leases) - 1)]
+        notice = revoked(lease_id, client_id, self.role, reason=reason)
+        if wrong == "role":
+            notice = msgspec.structs.replace(notice, role=next(role for role in Role if role is not self.role))
+        elif wrong is not None:
+            notice = msgspec.structs.replace(notice, **{wrong: getattr(notice, wrong) + 1_000})
+        before = self.believed
+        is_ours = before is not None and before.lease_id == lease_id and wrong is None
+        self.perform(self.attachment.on_revoked(notice, self.now_ns))
+        assert self.believed is (None if is_ours else before), "a revoked lease is not believed, and no other concerned"
 
     @rule(ahead=st.sampled_from([-1, 0, 0, 0, 1]), is_ours=st.booleans(), is_our_stream=st.integers(0, 4))
     def announce(self, ahead: int, is_ours: bool, is_our_stream: int) -> None:
@@ -233,18 +280,22 @@ class AttachmentMachine(RuleBasedStateMachine):
         if self.believed is not None and is_our_stream:
             self.believed.heard_ns = self.now_ns
 
-    @rule()
-    def shut_down(self) -> None:
+    @rule(is_so=seldom)
+    def shut_down(self, is_so: bool) -> None:
+        if not is_so:
+            return
         self.perform(self.attachment.on_driver_shutdown("", self.now_ns))
         assert self.believed is None
 
-    @rule(connected=st.booleans())
-    def listen(self, connected: bool) -> None:
-        self.connected = connected
+    @rule(listeners=st.sampled_from(["many", "many", "full", "none"]))
+    def listen(self, listeners: str) -> None:
+        self.listeners = listeners
 
     @precondition(lambda self: self.has_link)
-    @rule()
-    def lose_link(self) -> None:
+    @rule(is_so=seldom)
+    def lose_link(self, is_so: bool) -> None:
+        if not is_so:
+            return
         self.has_link = False
         self.perform(self.attachment.on_link_lost("gone"))
         assert self.believed is None
@@ -256,16 +307,18 @@ class AttachmentMachine(RuleBasedStateMachine):
         self.perform(self.attachment.start(self.now_ns))
 
     @precondition(lambda self: self.believed is not None)
-    @rule()
-    def fail_to_map(self) -> None:
+    @rule(is_so=seldom)
+    def fail_to_map(self, is_so: bool) -> None:
+        if not is_so:
+            return
         was = self.attachment.phase
         self.perform(self.attachment.on_mapping_failed(self.now_ns))
         assert (self.believed is None) == (was is Phase.ATTACHED)
 
-    @rule(pick=st.integers(0, 9))
-    def detach(self, pick: int) -> None:
-        """Seldom, else every story is short."""
-        if pick == 9 and self.is_wanted:
+    @rule(is_so=seldom, is_really_so=seldom)
+    def detach(self, is_so: bool, is_really_so: bool) -> None:
+        """Very seldom, else every story is short."""
+        if is_so and is_really_so and self.is_wanted:
             self.is_wanted = False
             self.perform(self.attachment.detach(self.now_ns))
 
@@ -287,6 +340,7 @@ class AttachmentMachine(RuleBasedStateMachine):
         assert self.attachment.lease_id == lease_id
         assert (phase in (Phase.ATTACHED, Phase.DETACHING)) == (self.believed is not None)
         assert (phase is Phase.CLOSED) == self.is_over
+        assert self.is_wanted or phase in (Phase.DETACHING, Phase.CLOSED), "what was given back is not asked for"
 
     @invariant()
     def is_never_attached_too_long(self) -> None:
@@ -305,11 +359,11 @@ class AttachmentMachine(RuleBasedStateMachine):
             return
         if not self.has_link:
             self.find_link()
-        self.connected = True
+        self.listeners = "many"
         deadline_ns = self.now_ns + 2 * LONGEST_RETRY_NS + SECOND_NS
         while self.now_ns < deadline_ns:
             if self.attachment.phase is Phase.ATTACHING:
-                self.answer(10 * SECOND_NS, 0, None)
+                self.grant(10 * SECOND_NS)
             if self.attachment.phase is Phase.DETACHING:
                 self.answer_detach(ResponseCode.OK)
             self.announce(0, True, 1)

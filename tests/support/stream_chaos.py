@@ -49,8 +49,9 @@ class StreamChaos:
         )
         try:
             for stream_id in streams:
-                for _ in range(2):
-                    self._produce(stream_id)
+                first = self._produce(stream_id)
+                first.wait_for("state", state="ACTIVE")  # the others find everything compiled
+                self._produce(stream_id)
                 for kind in range(3):
                     consumer = self._consume(stream_id, nap_s=0.3 if kind == 2 else 0.0)
                     if kind != 1:
