@@ -160,7 +160,7 @@ class AttachmentMachine(RuleBasedStateMachine):
         """As a session turns: what is due, then the keepalive."""
         if not self.has_link:
             return
-        self.perform(self.attachment.on_tick(self.now_ns))
+        self.tick()
         keepalive = self.attachment.keepalive(self.now_ns)
         if self.believed is None or self.attachment.phase is not Phase.ATTACHED:
             assert keepalive is None
@@ -188,6 +188,17 @@ class AttachmentMachine(RuleBasedStateMachine):
         self.perform(self.attachment.on_keepalive_failed(is_connected=is_connected, now_ns=self.now_ns))
         assert (self.believed is None) == (self.now_ns - since_ns > KEEPALIVE_NS), "back pressure passes, silence not"
 
+    def tick(self) -> None:
+        """What is due, and only then."""
+        is_over = False
+        if self.believed is not None and self.attachment.phase is Phase.ATTACHED:
+            is_expired = self.believed.duration_ns is not None and self.now_ns >= self.believed.deadline_ns
+            is_over = is_expired or self.now_ns - self.believed.heard_ns > SILENCE_NS
+        was_attached = self.attachment.phase is Phase.ATTACHED
+        self.perform(self.attachment.on_tick(self.now_ns))
+        if was_attached:
+            assert (self.believed is None) == is_over, "not a moment too long, and not one too short"
+
     # --- time, the driver and the owner
 
     @rule(duration_ns=durations)
@@ -208,6 +219,29 @@ class AttachmentMachine(RuleBasedStateMachine):
         self.now_ns = max(self.now_ns, ends_ns[edge] + delta_ns)
         if is_heard:
             self.announce(0, True, 1)
+        self.turn()
+
+    @precondition(lambda self: self.believed is not None)
+    @rule(listeners=st.lists(st.sampled_from(["many", "full", "none"]), min_size=2, max_size=6))
+    def live_through(self, listeners: list[str]) -> None:
+        """Some time with a driver that lives, and a control stream that does not always."""
+        for each in listeners:
+            self.listeners = each
+            self.now_ns += 600 * MS
+            self.announce(0, True, 1)
+            self.turn()
+
+    @precondition(lambda self: self.attachment.phase is not Phase.ATTACHED and self.is_wanted)
+    @rule(lease_ns=lease_times)
+    def come_to_a_lease(self, lease_ns: int | None) -> None:
+        """By the shortest way: most of what can happen happens to those who have one."""
+        if not self.has_link:
+            self.find_link()
+        while self.attachment.phase is Phase.BACKOFF:
+            self.now_ns = max(self.now_ns + 1, self.attachment.next_ns)
+            self.turn()
+        self.grant(lease_ns)
+        self.listeners = "many"
         self.turn()
 
     @precondition(lambda self: self.attachment.phase is Phase.ATTACHING)
@@ -347,11 +381,7 @@ class AttachmentMachine(RuleBasedStateMachine):
         """Looked at the way an owner does: by a turn."""
         if self.believed is None or not self.has_link or self.attachment.phase is not Phase.ATTACHED:
             return
-        belief = self.believed
-        is_past = belief.duration_ns is not None and self.now_ns >= belief.deadline_ns
-        if is_past or self.now_ns - belief.heard_ns > SILENCE_NS:
-            self.perform(self.attachment.on_tick(self.now_ns))
-            assert self.believed is None
+        self.tick()
 
     def teardown(self) -> None:
         """Whatever was, good news in the end are enough."""
