@@ -67,7 +67,7 @@ lock: $(UV)
 
 # The typed face of the native module, generated and checked in; a test fails when it drifts.
 stubs: setup
-	$(PY) -m nanobind.stubgen --quiet -m tensorpool._core -p native/stubs.pattern -o src/tensorpool/_core.pyi
+	$(PY) -m nanobind.stubgen --quiet --include-private -m tensorpool._core -p native/stubs.pattern -o src/tensorpool/_core.pyi
 	$(PY) -m tensorpool.wire.stubs
 
 # The headers without Python: plain, under ThreadSanitizer, under AddressSanitizer and UBSan.

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Moving payload bytes. Streaming (non-temporal) stores skip the read for ownership and win for frames of about a
-// MiB and more, as long as the ring as a whole does not stay in the last-level cache; below that memcpy wins.
+// MiB and more, as long as what they fill as a whole does not stay in the last-level cache, which other processes use
+// as well; below that memcpy wins.
 #pragma once
 
 #include <cstddef>
@@ -37,9 +38,9 @@ inline std::size_t last_level_cache_bytes() noexcept {
     return bytes;
 }
 
-// Whether a frame of `bytes` that goes into a ring of `ring_bytes` is worth streaming stores.
-inline bool prefers_streaming(std::size_t bytes, std::size_t ring_bytes) noexcept {
-    return bytes >= kStreamingFromBytes && ring_bytes > last_level_cache_bytes() / 2;
+// Whether a frame of `bytes` that goes into memory of `total_bytes`, used in turn, is worth streaming stores.
+inline bool prefers_streaming(std::size_t bytes, std::size_t total_bytes) noexcept {
+    return bytes >= kStreamingFromBytes && total_bytes > last_level_cache_bytes() / 4;
 }
 
 #if defined(__SANITIZE_THREAD__)

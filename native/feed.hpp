@@ -68,7 +68,8 @@ public:
     bool next(aeron::Subscription& subscription, ReceivedFrame& out) {
         const Busy busy(*this);
         while (true) {
-            if (queue_.empty() || ++taken_ % kPollEvery == 0) fill(subscription);
+            if (queue_.empty() || ++taken_ % kPollEvery == 0 || bytes_since_fill_ >= kPollEveryBytes)
+                fill(subscription);
             if (queue_.empty() || (attention() & (kSeqWentBack | kStopped)) != 0) return false;
             catch_up();
             const FrameDescriptor descriptor = queue_.front();
@@ -121,23 +122,25 @@ public:
             const std::uint64_t now_ns = monotonic_ns();
             const std::uint64_t elapsed_ns = now_ns - start_ns;
             if (elapsed_ns >= timeout_ns) return false;
+            if (elapsed_ns < kGraceNs) {
+                lull();
+                continue;
+            }
             const std::uint64_t left_ns = timeout_ns - elapsed_ns;
             const std::uint64_t seq = expected_.value_or(watched_);
             const CommitWord word(reader_.geometry().slot(reader_.geometry().index_of(seq)));
             const std::uint64_t seen = word.peek();
-            if (seen >= committed(seq)) {
-                // Its descriptor is on its way, or lost: then others will come, but no commit of this slot.
-                if (committed_since_ns == 0) committed_since_ns = now_ns;
-                if (now_ns - committed_since_ns < kGraceNs)
-                    sched_yield();
-                else
-                    nap(std::min({left_ns, kLongestNapNs, std::max(kNapNs, (now_ns - committed_since_ns) / 4)}));
-            } else if (elapsed_ns < kGraceNs) {
-                sched_yield();
-            } else {
+            if (seen < committed(seq)) {
                 sleep_on(word.low_half(), static_cast<std::uint32_t>(seen),
                          std::min(left_ns, bounded_sleep_ns(now_ns - last_frame_ns_)));
+                continue;
             }
+            // Its descriptor is on its way, or lost: then others will come, but no commit of this slot.
+            if (committed_since_ns == 0) committed_since_ns = now_ns;
+            if (now_ns - committed_since_ns < kGraceNs)
+                lull();
+            else
+                nap(std::min({left_ns, kLongestNapNs, std::max(kNapNs, (now_ns - committed_since_ns) / 4)}));
         }
     }
 
@@ -200,8 +203,10 @@ private:
     static constexpr std::size_t kMaxQueue = 1 << 16;
     static constexpr std::size_t kFragmentLimit = 1024;
     static constexpr std::uint32_t kPollEvery = 32;
+    static constexpr std::uint64_t kPollEveryBytes = 256 << 10;  // whoever reads much takes long: look what came meanwhile
     static constexpr std::uint64_t kNapNs = 1'000'000;
     static constexpr std::uint64_t kLongestNapNs = 20'000'000;
+    static constexpr std::uint64_t kLullNs = 1'000;
     static constexpr int kLatestAttempts = 8;
     static constexpr int kDiscardTurns = 100;  // whoever publishes as fast as we read does not hold us here
 
@@ -225,6 +230,12 @@ private:
         nanosleep(&duration, nullptr);
     }
 
+    // Looking costs the writer, too: each look takes the lines away that it is about to write.
+    static void lull() noexcept {
+        sched_yield();
+        for (const std::uint64_t until_ns = monotonic_ns() + kLullNs; monotonic_ns() < until_ns;) pause();
+    }
+
     bool is_awake() noexcept { return last_frame_ns_ = monotonic_ns(), true; }
 
     void count(Drop drop, std::uint64_t frames) noexcept {
@@ -233,6 +244,7 @@ private:
     }
 
     int fill(aeron::Subscription& subscription) {
+        bytes_since_fill_ = 0;
         return queue_.size() < kMaxQueue ? subscription.poll(*this, kFragmentLimit) : 0;
     }
 
@@ -273,6 +285,7 @@ private:
         out.trace_id = trace_of(descriptor);
         out.dropped_before = told_ = std::exchange(lost_, 0);
         note_delivered(descriptor.seq);
+        bytes_since_fill_ += out.values_len_bytes;
         return true;
     }
 
@@ -338,6 +351,7 @@ private:
     std::uint64_t ignored_ = 0;
     std::uint64_t foreign_ = 0;
     std::uint32_t taken_ = 0;
+    std::uint64_t bytes_since_fill_ = 0;
     DropCounts drops_{};
     std::atomic<std::uint32_t> attention_{kNothing};
     std::atomic<bool> busy_{false};

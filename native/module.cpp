@@ -132,11 +132,72 @@ struct PyRingWriter {
     std::uint32_t generation = fork_generation();
 };
 
+// Whether a buffer's elements are those of a wire dtype, as numpy and the struct module spell them.
+bool is_format_of(const char* format, Py_ssize_t itemsize, std::int16_t dtype) noexcept {
+    if (format == nullptr || format[0] == '\0' || format[1] != '\0') return false;
+    const char* accepted = "";
+    switch (static_cast<Dtype>(dtype)) {
+        case Dtype::BOOLEAN: accepted = "?"; break;
+        case Dtype::FLOAT32: accepted = "f"; break;
+        case Dtype::FLOAT64: accepted = "d"; break;
+        case Dtype::INT8:
+        case Dtype::INT16:
+        case Dtype::INT32:
+        case Dtype::INT64: accepted = "bhilq"; break;
+        case Dtype::UINT8:
+        case Dtype::BYTES:
+        case Dtype::UINT16:
+        case Dtype::UINT32:
+        case Dtype::UINT64: accepted = "BHILQ"; break;
+        default: return false;
+    }
+    return std::strchr(accepted, format[0]) != nullptr && itemsize == static_cast<Py_ssize_t>(element_bytes(dtype));
+}
+
 struct PyRingReader {
     PyRingReader(nb::object header, const std::vector<PoolArgument>& pools, std::uint32_t nslots)
-        : regions(std::move(header), pools, false), reader(regions.geometry(nslots)) {}
+        : regions(std::move(header), pools, false), reader(regions.geometry(nslots)), kept(nslots) {}
+
+    // Making a numpy view takes ten times as long as reading a slot, and a slot keeps its shape: views are kept.
+    struct KeptView {
+        std::shared_ptr<const TensorLayout> layout;
+        std::uint32_t pool = 0;
+        nb::object view;
+    };
+
+    nb::object view_of(const SlotFrame& frame) const {
+        reader.check_own(frame);
+        const KeptView& found = kept[frame.slot];
+        if (found.layout != frame.layout || found.pool != frame.pool || frame.values_len_bytes == 0) return nb::none();
+        return nb::steal(PyObject_GetItem(found.view.ptr(), Py_Ellipsis));
+    }
+
+    // Nothing where the array is not one of the frame's own kind.
+    std::optional<bool> copy_like(const SlotFrame& frame, nb::handle out) const {
+        const Buffer buffer(out, PyBUF_STRIDES | PyBUF_FORMAT | PyBUF_WRITABLE, std::nothrow);
+        if (!buffer.is_there() || !is_like(buffer.view(), frame)) return std::nullopt;
+        return copy(frame, buffer.writable_bytes().data());
+    }
+
+    bool copy(const SlotFrame& frame, std::uint8_t* to) const {
+        if (frame.values_len_bytes < release_gil_from_bytes) return reader.copy(frame, to);
+        const nb::gil_scoped_release release;
+        return reader.copy(frame, to);
+    }
+
+    // Whether a buffer has the frame's very shape, dtype and order, without holes on either side.
+    static bool is_like(const Py_buffer& view, const SlotFrame& frame) noexcept {
+        const TensorLayout& layout = *frame.layout;
+        if (view.ndim != layout.ndims || view.len != static_cast<Py_ssize_t>(frame.values_len_bytes) ||
+            layout.extent_bytes != frame.values_len_bytes || !is_format_of(view.format, view.itemsize, layout.dtype))
+            return false;
+        return std::equal(view.shape, view.shape + view.ndim, layout.dims.begin()) &&
+               std::equal(view.strides, view.strides + view.ndim, layout.byte_strides.begin());
+    }
+
     Regions regions;
     RingReader reader;
+    std::vector<KeptView> kept;
     std::size_t release_gil_from_bytes = kReleaseGilFromBytes;
 };
 
@@ -245,10 +306,31 @@ struct PyFeed {
     PyFeed(nb::object object, std::uint32_t stream_id, std::uint64_t epoch, std::optional<std::uint64_t> expected,
            std::uint64_t max_outstanding)
         : reader_object(std::move(object)),
-          feed(nb::cast<PyRingReader&>(reader_object).reader, stream_id, epoch, expected, max_outstanding) {}
+          reader(&nb::cast<PyRingReader&>(reader_object)),
+          feed(reader->reader, stream_id, epoch, expected, max_outstanding) {}
     nb::object reader_object;
+    PyRingReader* reader;
     Feed feed;
 };
+
+// A frame as users hold it: what every loop touches. tensorpool.client.frame.Frame derives from it and adds the rest.
+struct PyFrame {
+    nb::object mapped;  // the MappedEpoch; knows how to make a view
+    nb::object reader_object;
+    const PyRingReader* reader;
+    ReceivedFrame slot;
+
+    nb::object view() const {
+        nb::object kept = reader->view_of(slot);
+        return kept.is_none() ? mapped.attr("view")(slot) : kept;
+    }
+};
+
+PyFrame make_frame(nb::object mapped, const ReceivedFrame& slot) {
+    nb::object reader = mapped.attr("reader");
+    const PyRingReader& native = nb::cast<PyRingReader&>(reader);
+    return {std::move(mapped), std::move(reader), &native, slot};
+}
 
 struct PyFramePublisher {
     PyFramePublisher(nb::object object, const std::shared_ptr<aeron::Publication>& publication, std::uint32_t stream_id,
@@ -285,10 +367,9 @@ std::uint64_t timestamp_or_now(std::optional<std::uint64_t> timestamp_ns) {
 }
 
 bool publish_bytes(PyFramePublisher& self, std::uint64_t seq, const TensorLayout& layout,
-                   std::span<const std::uint8_t> bytes, std::optional<std::uint64_t> timestamp_ns,
-                   std::uint32_t meta_version, std::uint64_t trace_id) {
+                   std::span<const std::uint8_t> bytes, std::uint64_t stamp_ns, std::uint32_t meta_version,
+                   std::uint64_t trace_id) {
     self.writer.own();
-    const std::uint64_t stamp_ns = timestamp_or_now(timestamp_ns);
     if (bytes.size() < self.writer.release_gil_from_bytes)
         return self.publisher.publish(seq, layout, bytes, stamp_ns, meta_version, trace_id);
     const nb::gil_scoped_release release;
@@ -472,13 +553,22 @@ void bind_rings(nb::module_& m) {
                 const Buffer buffer(out, PyBUF_ANY_CONTIGUOUS | PyBUF_WRITABLE);
                 if (buffer.bytes().size() != frame.values_len_bytes)
                     throw nb::value_error("the output buffer must have exactly values_len_bytes bytes");
-                if (buffer.bytes().size() < self.release_gil_from_bytes)
-                    return self.reader.copy(frame, buffer.writable_bytes().data());
-                const nb::gil_scoped_release release;
-                return self.reader.copy(frame, buffer.writable_bytes().data());
+                return self.copy(frame, buffer.writable_bytes().data());
             },
             "frame"_a, "out"_a, nb::sig("def copy_into(self, frame: SlotFrame, out: collections.abc.Buffer) -> bool"),
             "Copy the payload; True when it stayed whole.")
+        .def("kept_view", &PyRingReader::view_of, "frame"_a,
+             nb::sig("def kept_view(self, frame: SlotFrame) -> numpy.typing.NDArray[typing.Any] | None"),
+             "A new array over the payload, made from the view that was kept for its slot; None where none was.")
+        .def(
+            "keep_view",
+            [](PyRingReader& self, const SlotFrame& frame, nb::object view) {
+                self.reader.check_own(frame);
+                self.kept[frame.slot] = {frame.layout, frame.pool, std::move(view)};
+            },
+            "frame"_a, "view"_a,
+            nb::sig("def keep_view(self, frame: SlotFrame, view: numpy.typing.NDArray[typing.Any]) -> None"),
+            "Keep a view of the frame's payload for later frames of its slot that have the same layout.")
         .def("intact", [](const PyRingReader& self, const SlotFrame& frame) { return self.reader.intact(frame); },
              "frame"_a, "Whether the frame has not been overwritten so far.")
         .def(
@@ -758,6 +848,28 @@ void bind_streams(nb::module_& m) {
         .def_ro("trace_id", &ReceivedFrame::trace_id, "0: none")
         .def_ro("dropped_before", &ReceivedFrame::dropped_before, "Lost since the frame delivered before this one.");
 
+    nb::class_<PyFrame>(m, "FrameBase", "What every loop touches of a frame.")
+        .def("__init__", [](PyFrame* self, nb::object mapped, const ReceivedFrame& slot) {
+                 new (self) PyFrame(make_frame(std::move(mapped), slot));
+             },
+             "mapped"_a, "slot"_a, nb::sig("def __init__(self, mapped: object, slot: ReceivedFrame) -> None"))
+        .def_prop_ro("array", &PyFrame::view, nb::sig("def array(self) -> numpy.typing.NDArray[typing.Any]"),
+                     "A read-only view of the payload, without a copy. BIT frames show their packed bytes.")
+        .def("is_intact", [](const PyFrame& self) { return self.reader->reader.intact(self.slot); },
+             "Whether everything read from the view so far was this frame.")
+        .def("_copy_like", [](const PyFrame& self, nb::handle out) { return self.reader->copy_like(self.slot, out); },
+             "out"_a, nb::sig("def _copy_like(self, out: collections.abc.Buffer) -> bool | None"),
+             "Whether the copy is whole; None, and no copy, where `out` differs in shape, dtype or strides.")
+        .def_prop_ro("nbytes", [](const PyFrame& self) { return self.slot.values_len_bytes; })
+        .def_prop_ro("seq", [](const PyFrame& self) { return self.slot.seq; })
+        .def_prop_ro("meta_version", [](const PyFrame& self) { return self.slot.meta_version; },
+                     "Which metadata applies; 0 is none. See `Consumer.metadata`.")
+        .def_prop_ro("trace_id", [](const PyFrame& self) { return self.slot.trace_id; }, "0: not traced.")
+        .def_prop_ro("dropped_before", [](const PyFrame& self) { return self.slot.dropped_before; },
+                     "How many frames were lost between the one delivered before and this one.")
+        .def_prop_ro("_mapped", [](const PyFrame& self) { return self.mapped; }, nb::sig("def _mapped(self) -> typing.Any"))
+        .def_prop_ro("_slot", [](const PyFrame& self) { return &self.slot; }, nb::rv_policy::reference_internal);
+
     nb::class_<PyFeed>(m, "Feed", "A consumer's stream in one epoch: descriptors in, validated frames out.")
         .def(nb::init<nb::object, std::uint32_t, std::uint64_t, std::optional<std::uint64_t>, std::uint64_t>(),
              "reader"_a, "stream_id"_a, "epoch"_a, "expected"_a = nb::none(), "max_outstanding"_a = 0,
@@ -772,6 +884,20 @@ void bind_streams(nb::module_& m) {
                 return frame;
             },
             "subscription"_a, "The next frame that can be delivered, or None. Never waits.")
+        .def(
+            "next_frame",
+            [](PyFeed& self, PySubscription& subscription, nb::handle type, nb::handle mapped) -> nb::object {
+                ReceivedFrame slot;
+                if (!self.feed.next(*subscription.subscription, slot)) return nb::none();
+                nb::object frame = nb::inst_alloc(type);
+                new (nb::inst_ptr<PyFrame>(frame))
+                    PyFrame{nb::borrow(mapped), self.reader_object, self.reader, std::move(slot)};
+                nb::inst_mark_ready(frame);
+                return frame;
+            },
+            "subscription"_a, "type"_a, "mapped"_a,
+            nb::sig("def next_frame[F: FrameBase](self, subscription: Subscription, type: builtins.type[F], mapped: object) -> F | None"),
+            "Like next, as a frame of `type` in the epoch `mapped`, which this feed reads.")
         .def(
             "latest",
             [](PyFeed& self, PySubscription& subscription) -> std::optional<ReceivedFrame> {
@@ -830,7 +956,8 @@ void bind_streams(nb::module_& m) {
                std::optional<std::uint64_t> seq) -> std::optional<std::uint64_t> {
                 const Buffer buffer(data, PyBUF_ANY_CONTIGUOUS | PyBUF_FORMAT);
                 const std::uint64_t number = seq ? *seq : self.writer.own().next_seq();
-                if (!publish_bytes(self, number, *layout, buffer.bytes(), timestamp_ns, meta_version, trace_id))
+                if (!publish_bytes(self, number, *layout, buffer.bytes(), timestamp_or_now(timestamp_ns), meta_version,
+                                   trace_id))
                     return std::nullopt;
                 self.remember(buffer.view(), layout);
                 return number;
@@ -843,18 +970,22 @@ void bind_streams(nb::module_& m) {
         .def(
             "publish_same",
             [](PyFramePublisher& self, nb::handle data, std::optional<std::uint64_t> timestamp_ns,
-               std::uint32_t meta_version, std::uint64_t trace_id) -> std::int64_t {
+               std::uint32_t meta_version, std::uint64_t trace_id, std::uint64_t until_ns) -> std::int64_t {
                 const Buffer buffer(data, PyBUF_FULL_RO, std::nothrow);  // numpy has dtypes that no buffer describes
                 if (!buffer.is_there() || !self.is_same(buffer.view())) return -1;
+                const std::uint64_t now_ns = monotonic_ns();
+                if (now_ns >= until_ns) return -1;
                 const std::uint64_t number = self.writer.own().next_seq();
-                return publish_bytes(self, number, *self.last_layout, buffer.bytes(), timestamp_ns, meta_version, trace_id)
+                return publish_bytes(self, number, *self.last_layout, buffer.bytes(), timestamp_ns.value_or(now_ns),
+                                     meta_version, trace_id)
                            ? static_cast<std::int64_t>(number)
                            : -1;
             },
-            "data"_a, "timestamp_ns"_a, "meta_version"_a, "trace_id"_a,
+            "data"_a, "timestamp_ns"_a, "meta_version"_a, "trace_id"_a, "until_ns"_a,
             nb::sig("def publish_same(self, data: collections.abc.Buffer, timestamp_ns: int | None, meta_version: int, "
-                    "trace_id: int) -> int"),
-            "Publish an array that looks like the last one that was published; its seq, or -1: it does not.")
+                    "trace_id: int, until_ns: int) -> int"),
+            "Publish an array that looks like the last one that was published, before `until_ns`; its seq, or -1 where "
+            "it does not, or it is too late.")
         .def(
             "commit",
             [](PyFramePublisher& self, std::optional<std::uint64_t> timestamp_ns, std::uint32_t meta_version,

@@ -177,9 +177,10 @@ public:
 
     // Wakes readers that sleep on the newest frame's slot, at most once per kWakeEveryNs.
     void wake(std::uint64_t now_ns) {
+        if (now_ns - last_wake_ns_.load(std::memory_order_relaxed) < kWakeEveryNs) return;
         const Busy busy(*this);
-        if (written_ == 0 || now_ns - last_wake_ns_ < kWakeEveryNs) return;
-        last_wake_ns_ = now_ns;
+        if (written_ == 0) return;
+        last_wake_ns_.store(now_ns, std::memory_order_relaxed);
         wake_all(CommitWord(geometry_.slot(geometry_.index_of(next_seq_ - 1))).low_half());
     }
 
@@ -229,7 +230,7 @@ private:
     std::uint64_t next_seq_ = 0;
     std::uint64_t written_ = 0;
     std::uint64_t no_pool_drops_ = 0;
-    std::uint64_t last_wake_ns_ = 0;
+    std::atomic<std::uint64_t> last_wake_ns_{0};
     bool claimed_ = false;
     std::uint64_t claim_seq_ = 0;
     std::size_t claim_pool_ = 0;
@@ -257,6 +258,10 @@ public:
 
     const RingGeometry& geometry() const noexcept { return geometry_; }
     const DropCounts& drops() const noexcept { return drops_; }
+
+    void check_own(const SlotFrame& frame) const {
+        if (frame.reader != id_) throw Misuse("frame " + std::to_string(frame.seq) + " was read by another reader");
+    }
 
     // §15.18, B3: copy the slot, re-check the commit word, then parse the copy.
     Drop read(std::uint64_t seq, SlotFrame& out) {
@@ -392,9 +397,6 @@ private:
         return Drop::NONE;
     }
 
-    void check_own(const SlotFrame& frame) const {
-        if (frame.reader != id_) throw Misuse("frame " + std::to_string(frame.seq) + " was read by another reader");
-    }
     static std::uint64_t next_id() noexcept {
         static std::atomic<std::uint64_t> last{0};
         return last.fetch_add(1, std::memory_order_relaxed) + 1;

@@ -54,6 +54,12 @@ inline void sleep_on(const std::uint32_t* word, std::uint32_t expected, std::uin
 #endif
 }
 
+inline void pause() noexcept {
+#if defined(__x86_64__)
+    __builtin_ia32_pause();
+#endif
+}
+
 inline void wake_all(const std::uint32_t* word) noexcept {
 #if defined(__linux__)
     syscall(SYS_futex, word, FUTEX_WAKE, INT_MAX, nullptr, nullptr, 0);

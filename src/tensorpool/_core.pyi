@@ -4,6 +4,9 @@ The native core of tensorpool: rings in shared memory and Aeron's C API.
 
 from collections.abc import Buffer, Callable, Sequence
 import enum
+from typing import Any
+
+import numpy.typing
 
 
 SUPERBLOCK_BYTES: int = 64
@@ -223,6 +226,16 @@ class RingReader:
 
     def copy_into(self, frame: SlotFrame, out: Buffer) -> bool:
         """Copy the payload; True when it stayed whole."""
+
+    def kept_view(self, frame: SlotFrame) -> numpy.typing.NDArray[Any] | None:
+        """
+        A new array over the payload, made from the view that was kept for its slot; None where none was.
+        """
+
+    def keep_view(self, frame: SlotFrame, view: numpy.typing.NDArray[Any]) -> None:
+        """
+        Keep a view of the frame's payload for later frames of its slot that have the same layout.
+        """
 
     def intact(self, frame: SlotFrame) -> bool:
         """Whether the frame has not been overwritten so far."""
@@ -498,6 +511,51 @@ class ReceivedFrame(SlotFrame):
     def dropped_before(self) -> int:
         """Lost since the frame delivered before this one."""
 
+class FrameBase:
+    """What every loop touches of a frame."""
+
+    def __init__(self, mapped: object, slot: ReceivedFrame) -> None: ...
+
+    @property
+    def array(self) -> numpy.typing.NDArray[Any]:
+        """
+        A read-only view of the payload, without a copy. BIT frames show their packed bytes.
+        """
+
+    def is_intact(self) -> bool:
+        """Whether everything read from the view so far was this frame."""
+
+    def _copy_like(self, out: Buffer) -> bool | None:
+        """
+        Whether the copy is whole; None, and no copy, where `out` differs in shape, dtype or strides.
+        """
+
+    @property
+    def nbytes(self) -> int: ...
+
+    @property
+    def seq(self) -> int: ...
+
+    @property
+    def meta_version(self) -> int:
+        """Which metadata applies; 0 is none. See `Consumer.metadata`."""
+
+    @property
+    def trace_id(self) -> int:
+        """0: not traced."""
+
+    @property
+    def dropped_before(self) -> int:
+        """
+        How many frames were lost between the one delivered before and this one.
+        """
+
+    @property
+    def _mapped(self) -> Any: ...
+
+    @property
+    def _slot(self) -> ReceivedFrame: ...
+
 class Feed:
     """
     A consumer's stream in one epoch: descriptors in, validated frames out.
@@ -510,6 +568,11 @@ class Feed:
 
     def next(self, subscription: Subscription) -> ReceivedFrame | None:
         """The next frame that can be delivered, or None. Never waits."""
+
+    def next_frame[F: FrameBase](self, subscription: Subscription, type: type[F], mapped: object) -> F | None:
+        """
+        Like next, as a frame of `type` in the epoch `mapped`, which this feed reads.
+        """
 
     def latest(self, subscription: Subscription) -> ReceivedFrame | None:
         """The newest frame of the ring, delivered before or not. Never waits."""
@@ -589,9 +652,9 @@ class FramePublisher:
         Copy, commit and announce a frame; its seq, or None when no pool holds it.
         """
 
-    def publish_same(self, data: Buffer, timestamp_ns: int | None, meta_version: int, trace_id: int) -> int:
+    def publish_same(self, data: Buffer, timestamp_ns: int | None, meta_version: int, trace_id: int, until_ns: int) -> int:
         """
-        Publish an array that looks like the last one that was published; its seq, or -1: it does not.
+        Publish an array that looks like the last one that was published, before `until_ns`; its seq, or -1 where it does not, or it is too late.
         """
 
     def commit(self, timestamp_ns: int | None = None, meta_version: int = 0, trace_id: int = 0, bytes: int = 0) -> None:

@@ -115,7 +115,7 @@ def test_a_configured_stream_needs_no_create(shared_client: Client) -> None:
 def test_an_unknown_stream_is_refused_in_the_drivers_words(shared_client: Client, role: str) -> None:
     """After the time that a producer on its way would have had."""
     with pytest.raises(AttachRefused) as caught:
-        getattr(shared_client, role)(20_998, timeout=1)
+        getattr(shared_client, role)(20_998, timeout=0.7)
     refusal = caught.value
     assert (refusal.code, refusal.stream, refusal.role) == ("REJECTED", 20_998, role.upper())
     assert refusal.words
@@ -130,16 +130,10 @@ def test_a_request_that_can_never_be_granted_is_not_waited_for(shared_client: Cl
     assert caught.value.code == "INVALID_PARAMS"
 
 
-@pytest.mark.parametrize("create", [True, False])
-def test_a_consumer_may_create_a_stream_too(shared_client: Client, create: bool) -> None:
+def test_a_consumer_may_create_a_stream_too(shared_client: Client) -> None:
     """It is the driver's policy, and the caller's wish."""
-    stream_id = 20_990
-    if create:
-        with shared_client.consumer(stream_id, create=True) as consumer:
-            assert consumer.stream_id == stream_id
-    else:
-        with pytest.raises(AttachRefused):
-            shared_client.consumer(20_991, timeout=1)
+    with shared_client.consumer(20_990, create=True) as consumer:
+        assert consumer.stream_id == 20_990
 
 
 @pytest.mark.parametrize("timeout", [0, -1, math.nan])
@@ -268,7 +262,7 @@ def test_a_stream_has_one_producer(client: Client, shared_client: Client) -> Non
     name = new_name()
     first = client.producer(name, create=True)
     with pytest.raises(AttachRefused) as caught:
-        shared_client.producer(first.stream_id, timeout=1)
+        shared_client.producer(first.stream_id, timeout=0.7)
     assert caught.value.code == "REJECTED"
     assert str(first.producer_id) in caught.value.words
     closing = threading.Thread(target=first.close)

@@ -21,6 +21,7 @@ from tensorpool.wire.control import FrameDescriptor
 from tests.client.conftest import IPC, STREAM, Stream
 from tests.support.processes import wait_until
 
+EVER = 2**63
 FRAME = np.arange(6, dtype=np.float32).reshape(2, 3)
 
 
@@ -139,18 +140,27 @@ def test_a_claim_is_committed_and_described(bench: Bench) -> None:
 
 def test_an_array_like_the_last_one_goes_the_short_way(bench: Bench) -> None:
     """Same shape, dtype and order: one call. Anything else is told apart, and nothing happens."""
-    assert bench.publisher.publish_same(FRAME, None, 0, 0) == -1  # there is no last one yet
+    assert bench.publisher.publish_same(FRAME, None, 0, 0, EVER) == -1  # there is no last one yet
     bench.publish(FRAME)
-    assert bench.publisher.publish_same(FRAME + 1, 6, 2, 3) == 1
+    assert bench.publisher.publish_same(FRAME + 1, 6, 2, 3, EVER) == 1
     for other in (FRAME.astype(np.int32), FRAME.reshape(3, 2), FRAME.ravel(), FRAME.T, np.asfortranarray(FRAME)):
-        assert bench.publisher.publish_same(other, None, 0, 0) == -1
-    assert bench.publisher.publish_same(np.zeros((4, 3), np.float32)[::2], None, 0, 0) == -1
-    assert bench.publisher.publish_same(FRAME.astype(">f4"), None, 0, 0) == -1
+        assert bench.publisher.publish_same(other, None, 0, 0, EVER) == -1
+    assert bench.publisher.publish_same(np.zeros((4, 3), np.float32)[::2], None, 0, 0, EVER) == -1
+    assert bench.publisher.publish_same(FRAME.astype(">f4"), None, 0, 0, EVER) == -1
     assert [it.seq for it in bench.heard()] == [0, 1]
     assert (bench.slot(1).timestamp_ns, bench.slot(1).meta_version) == (6, 2)
     bench.publish(np.asfortranarray(FRAME))
-    assert bench.publisher.publish_same(FRAME, None, 0, 0) == -1
-    assert bench.publisher.publish_same(np.asfortranarray(FRAME), None, 0, 0) == 3
+    assert bench.publisher.publish_same(FRAME, None, 0, 0, EVER) == -1
+    assert bench.publisher.publish_same(np.asfortranarray(FRAME), None, 0, 0, EVER) == 3
+
+
+def test_after_the_leases_end_nothing_goes_the_short_way(bench: Bench) -> None:
+    """The caller looks into it; nothing was written."""
+    bench.publish(FRAME)
+    assert bench.publisher.publish_same(FRAME, None, 0, 0, monotonic_ns()) == -1
+    assert bench.stream.next_seq == 1
+    assert bench.publisher.publish_same(FRAME, None, 0, 0, EVER) == 1
+    assert 0 < bench.slot(1).timestamp_ns <= monotonic_ns()
 
 
 def test_bytes_that_are_not_the_layouts_are_refused(bench: Bench) -> None:

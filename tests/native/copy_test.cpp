@@ -109,6 +109,6 @@ TEST(copy, streaming_is_for_large_frames_in_rings_beyond_the_cache) {
     CHECK(cache > 0);
     CHECK(!prefers_streaming(kStreamingFromBytes - 1, cache * 4));
     CHECK(prefers_streaming(kStreamingFromBytes, cache * 4));
-    CHECK(!prefers_streaming(kStreamingFromBytes, cache / 2));
-    CHECK(prefers_streaming(kStreamingFromBytes, cache / 2 + 1));
+    CHECK(!prefers_streaming(kStreamingFromBytes, cache / 4));
+    CHECK(prefers_streaming(kStreamingFromBytes, cache / 4 + 1));
 }

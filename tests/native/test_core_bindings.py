@@ -44,7 +44,12 @@ def test_a_frame_of_another_reader_is_refused() -> None:
         stranger.copy_into(frame, np.empty(64, np.uint8))
     with pytest.raises(LocalProtocolError, match="another reader"):
         stranger.intact(frame)
+    with pytest.raises(LocalProtocolError, match="another reader"):
+        stranger.kept_view(frame)
+    with pytest.raises(LocalProtocolError, match="another reader"):
+        stranger.keep_view(frame, PAYLOAD)
     assert reader.intact(frame)
+    assert reader.kept_view(frame) is None
 
 
 @pytest.mark.parametrize("offset", [1, 4, 64, 57, 2**64 - 8, 2**63])
@@ -119,5 +124,5 @@ def test_the_stub_is_what_the_build_generates(tmp_path: Path) -> None:
 
     generated = tmp_path / "_core.pyi"
     pattern = ROOT / "native" / "stubs.pattern"
-    main(["-q", "-m", "tensorpool._core", "-p", str(pattern), "-o", str(generated)])
+    main(["-q", "-P", "-m", "tensorpool._core", "-p", str(pattern), "-o", str(generated)])
     assert generated.read_text() == (ROOT / "src" / "tensorpool" / "_core.pyi").read_text()

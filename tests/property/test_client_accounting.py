@@ -233,4 +233,4 @@ def machine(shared_media_driver: aeron.MediaDriver) -> Iterator[type[AccountingM
 
 def test_the_book_balances(machine: type[AccountingMachine]) -> None:
     """Under every schedule."""
-    run_state_machine_as_test(machine, settings=settings(max_examples=80, stateful_step_count=40, deadline=None))
+    run_state_machine_as_test(machine, settings=settings(max_examples=60, stateful_step_count=40, deadline=None))

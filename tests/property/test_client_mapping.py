@@ -184,5 +184,5 @@ class MappingMachine(RuleBasedStateMachine):
             assert self.mapped == epoch
 
 
-MappingMachine.TestCase.settings = settings(max_examples=120, stateful_step_count=50, deadline=None)
+MappingMachine.TestCase.settings = settings(max_examples=100, stateful_step_count=50, deadline=None)
 TestMapping = MappingMachine.TestCase

@@ -30,7 +30,7 @@ REFUSED: Final = (">i4", ">f8", "<f2", "<c8", "<c16", "S3", "<U2", "<M8[s]", "<m
 
 dtypes = st.sampled_from(NUMBERS)
 shapes = nps.array_shapes(min_dims=1, max_dims=8, min_side=0, max_side=3)  # all of them fit a pool
-settled = settings(deadline=None, max_examples=200, suppress_health_check=[HealthCheck.too_slow])
+settled = settings(deadline=None, max_examples=150, suppress_health_check=[HealthCheck.too_slow])
 
 
 class Ends:

@@ -166,11 +166,11 @@ class Consumer:
             try:
                 # Without the lock: with the GIL held nobody changes the feed meanwhile, and one that was stopped
                 # gives nothing.
-                received = feed.next(descriptors)
+                frame = feed.next_frame(descriptors, Frame, mapped)
             except (TransportError, Closed):
-                received = None
-            if received is not None:
-                return Frame(mapped, received)
+                frame = None
+            if frame is not None:
+                return frame
         return self._poll_slowly(timeout)
 
     def latest(self) -> Frame | None:
@@ -247,15 +247,15 @@ class Consumer:
             return None
         feed, descriptors, mapped = current
         try:
-            received = feed.next(descriptors)
+            frame = feed.next_frame(descriptors, Frame, mapped)
         except (TransportError, Closed):
             self._reception.lose_descriptors()
             self._session.conductor.kick()  # the media driver is gone: it will find another
             return None
-        if received is not None and self._on_progress is not None and self._tracker.is_broken(received.seq):
+        if frame is not None and self._on_progress is not None and self._tracker.is_broken(frame.seq):
             feed.refuse(DropReason.BAD_PROGRESS)  # §10.2.2: its progress went back
             return self._try_next()
-        return None if received is None else Frame(mapped, received)
+        return frame
 
     def _poll_slowly(self, timeout: float) -> Frame | None:
         deadline_ns = time.monotonic_ns() + round(timeout * 1e9)

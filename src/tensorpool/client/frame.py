@@ -12,7 +12,7 @@ from typing import Any, Final, Self
 
 import numpy as np
 
-from tensorpool._core import ReceivedFrame, RingReader, SlotFrame, TensorLayout, monotonic_ns
+from tensorpool._core import FrameBase, RingReader, SlotFrame, monotonic_ns
 from tensorpool.errors import FrameOverwritten, LocalProtocolError
 from tensorpool.shm import MappedRing
 from tensorpool.shm.arrays import Array, Order, numpy_dtype, view_of_frame
@@ -22,12 +22,9 @@ NO_TIMESTAMP: Final = 2**64 - 1
 
 
 class MappedEpoch:
-    """One epoch as a consumer has it mapped, with the views that were made of its slots.
+    """One epoch as a consumer has it mapped."""
 
-    Making a numpy view takes ten times as long as reading a slot, and a slot keeps its shape: views are kept per slot.
-    """
-
-    __slots__ = ("_views", "epoch", "pools", "reader", "ring", "stream_id")
+    __slots__ = ("epoch", "pools", "reader", "ring", "stream_id")
 
     def __init__(self, ring: MappedRing) -> None:
         self.ring: Final = ring
@@ -35,21 +32,19 @@ class MappedEpoch:
         self.epoch: Final = ring.epoch
         self.reader: Final[RingReader] = ring.reader()
         self.pools: Final = [mapping for _, _, mapping in self.reader.pools]
-        self._views: dict[int, tuple[int, TensorLayout, Array]] = {}
 
     def view(self, slot: SlotFrame) -> Array:
         """A view of a frame's payload: a new array object each time, so that nobody reshapes somebody else's."""
-        kept = self._views.get(slot.slot)
-        layout = slot.layout
-        if kept is not None and kept[0] == slot.pool and kept[1] is layout and slot.values_len_bytes:
-            return kept[2][...]
+        kept = self.reader.kept_view(slot)
+        if kept is not None:
+            return kept
         view = view_of_frame(self.pools[slot.pool], slot)
-        if layout.extent_bytes <= slot.values_len_bytes:
-            self._views[slot.slot] = slot.pool, layout, view
+        if slot.layout.extent_bytes <= slot.values_len_bytes:
+            self.reader.keep_view(slot, view)
         return view[...]
 
 
-class Frame:
+class Frame(FrameBase):
     """A frame as it stood when it was received.
 
     >>> for frame in consumer:                                 # doctest: +SKIP
@@ -59,16 +54,8 @@ class Frame:
     `with frame:` raises FrameOverwritten on leaving if the view tore meanwhile.
     """
 
-    __slots__ = ("_epoch", "_slot")
-
-    def __init__(self, epoch: MappedEpoch, slot: ReceivedFrame) -> None:
-        self._epoch = epoch
-        self._slot = slot
-
-    @property
-    def array(self) -> Array:
-        """A read-only view of the payload, without a copy. BIT frames show their packed bytes."""
-        return self._epoch.view(self._slot)
+    __slots__ = ()
+    _mapped: MappedEpoch
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -89,20 +76,12 @@ class Frame:
         return "F" if self._slot.layout.major_order == MajorOrder.COLUMN else "C"
 
     @property
-    def nbytes(self) -> int:
-        return self._slot.values_len_bytes
-
-    @property
     def stream_id(self) -> int:
-        return self._epoch.stream_id
+        return self._mapped.stream_id
 
     @property
     def epoch(self) -> int:
-        return self._epoch.epoch
-
-    @property
-    def seq(self) -> int:
-        return self._slot.seq
+        return self._mapped.epoch
 
     @property
     def timestamp_ns(self) -> int | None:
@@ -116,37 +95,18 @@ class Frame:
         return self._slot.publish_timestamp_ns
 
     @property
-    def meta_version(self) -> int:
-        """Which metadata applies; 0 is none. See `Consumer.metadata`."""
-        return self._slot.meta_version
-
-    @property
-    def trace_id(self) -> int:
-        """0: not traced."""
-        return self._slot.trace_id
-
-    @property
-    def dropped_before(self) -> int:
-        """How many frames were lost between the one delivered before and this one."""
-        return self._slot.dropped_before
-
-    @property
     def age_ns(self) -> int | None:
         """How long ago it was captured; None where the producer gave no time."""
         stamp = self.timestamp_ns
         return None if stamp is None else monotonic_ns() - stamp
 
-    def is_intact(self) -> bool:
-        """Whether everything read from the view so far was this frame."""
-        return self._epoch.reader.intact(self._slot)
-
     def copy(self) -> Array:
         """A copy that is yours, verified. Raises FrameOverwritten when the slot was used again meanwhile."""
-        view = self._epoch.view(self._slot)
+        view = self.array
         out: Array
         if self._slot.values_len_bytes == view.nbytes and (view.flags.c_contiguous or view.flags.f_contiguous):
             out = np.empty_like(view)
-            is_whole = self._epoch.reader.copy_into(self._slot, out)
+            is_whole = self._mapped.reader.copy_into(self._slot, out)
         else:
             out = view.copy(order="K")
             is_whole = self.is_intact()
@@ -159,12 +119,11 @@ class Frame:
 
         Raises FrameOverwritten, and LocalProtocolError for an array that does not fit.
         """
-        view = self._epoch.view(self._slot)
-        if out.shape != view.shape or out.dtype != view.dtype:
-            raise LocalProtocolError(f"out is {out.dtype} {out.shape}, the frame {view.dtype} {view.shape}")
-        if out.strides == view.strides and self._slot.values_len_bytes == out.nbytes and _is_dense(out):
-            is_whole = self._epoch.reader.copy_into(self._slot, out)
-        else:
+        is_whole = self._copy_like(out)
+        if is_whole is None:
+            view = self.array
+            if out.shape != view.shape or out.dtype != view.dtype:
+                raise LocalProtocolError(f"out is {out.dtype} {out.shape}, the frame {view.dtype} {view.shape}")
             np.copyto(out, view)
             is_whole = self.is_intact()
         if not is_whole:
@@ -200,7 +159,3 @@ class Frame:
 
     def _overwritten(self) -> FrameOverwritten:
         return FrameOverwritten(self.stream_id, self.epoch, self.seq)
-
-
-def _is_dense(array: Array) -> bool:
-    return bool(array.flags.c_contiguous or array.flags.f_contiguous)

@@ -152,17 +152,24 @@ class Producer:
         """
         session = self._session
         writing = session.writing
+        if (
+            writing is not None
+            and writing is self._writing
+            and session.is_plain
+            and type(array) is np.ndarray
+            and seq is None
+            and not parents
+        ):
+            # The usual case, in one native call: an array like the one before, and nobody with wishes of their own.
+            version = session.meta_version if meta_version is None else meta_version
+            same = writing.publisher.publish_same(array, timestamp_ns, version, trace_id, writing.until_ns)
+            if same >= 0:
+                return same
         if writing is None or writing is not self._writing or monotonic_ns() >= writing.until_ns:
             writing = self._renew()
             if writing is None:
                 self._dropped[DropReason.DETACHED] += 1
                 return None
-        elif session.is_plain and type(array) is np.ndarray and seq is None and not parents:
-            # The usual case, in one native call: an array like the one before, and nobody with wishes of their own.
-            version = session.meta_version if meta_version is None else meta_version
-            same = writing.publisher.publish_same(array, timestamp_ns, version, trace_id)
-            if same >= 0:
-                return same
         links = _links(trace_id, parents) if parents else ()
         data = array if type(array) is np.ndarray else np.asarray(array)
         flags = data.flags
