@@ -26,7 +26,7 @@ namespace tensorpool {
 inline constexpr std::uint64_t kWakeEveryNs = 50'000;
 inline constexpr std::uint64_t kGraceNs = 80'000;
 inline constexpr std::uint64_t kLongestSleepNs = 2'000'000;
-inline constexpr std::uint64_t kLongestIdleSleepNs = 20'000'000;
+inline constexpr std::uint64_t kLongestIdleSleepNs = 50'000'000;
 
 // How long to sleep at a time after having waited so long already: a producer that wakes nobody is then noticed at most a
 // quarter of its own interval late, and a stream that stands still costs next to nothing.

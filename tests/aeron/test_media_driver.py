@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import resource
 import signal
 import time
@@ -13,7 +14,7 @@ import pytest
 from tensorpool import _core, aeron
 from tensorpool.aeron import media_driver as module
 from tensorpool.errors import ConfigError, TransportError
-from tests.support.processes import Process
+from tests.support.processes import Process, wait_until
 
 
 def test_a_second_driver_on_a_live_directory_is_refused(media_driver: aeron.MediaDriver) -> None:
@@ -46,6 +47,43 @@ def test_a_killed_driver_is_replaced_although_its_heartbeat_is_recent(shm_dir: P
         client = aeron.connect(driver.aeron_dir)
         assert client.add_publication("aeron:ipc", 1).max_message_length > 0
         client.close()
+
+
+def test_of_drivers_that_start_at_once_one_wins_and_stays_whole(shm_dir: Path) -> None:
+    """Over what a killed one left: whoever finds it first replaces it, the others are refused."""
+    directory = str(shm_dir / "aeron")
+    with Process("-m", "tensorpool", "media-driver", "--aeron-dir", directory) as killed:
+        assert killed.read_line() == f"media driver at {directory}"
+        killed.send(signal.SIGKILL)
+        killed.finish()
+    with contextlib.ExitStack() as stack:
+        starting = [
+            stack.enter_context(Process("-m", "tensorpool", "media-driver", "--aeron-dir", directory)) for _ in range(4)
+        ]
+        wait_until(lambda: sum(process.is_running for process in starting) == 1, "one driver is left", timeout_s=60)
+        (winner,) = (process for process in starting if process.is_running)
+        assert winner.read_line() == f"media driver at {directory}"
+        client = aeron.connect(directory)
+        assert client.add_publication("aeron:ipc", 1).max_message_length > 0
+        client.close()
+
+
+def test_a_driver_is_seen_to_be_gone_or_replaced(shm_dir: Path) -> None:
+    """By its process, long before Aeron would say so."""
+    directory = str(shm_dir / "aeron")
+    sight = aeron.DriverSight(directory)
+    assert sight.is_dead()  # there is none
+    with Process("-m", "tensorpool", "media-driver", "--aeron-dir", directory) as killed:
+        assert killed.read_line() == f"media driver at {directory}"
+        sight.adopt()
+        assert not sight.is_dead()
+        killed.send(signal.SIGKILL)
+        killed.finish()
+        assert sight.is_dead()
+    with aeron.MediaDriver(directory):
+        assert sight.is_dead()  # not the one that was adopted
+        sight.forget()
+        assert not sight.is_dead()
 
 
 def test_a_driver_whose_process_we_cannot_see_is_still_refused(

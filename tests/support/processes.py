@@ -43,6 +43,10 @@ class Process:
     def pid(self) -> int:
         return self._popen.pid
 
+    @property
+    def is_running(self) -> bool:
+        return self._popen.poll() is None
+
     def read_line(self) -> str:
         """The next line of output; empty when the process has ended."""
         assert self._popen.stdout is not None

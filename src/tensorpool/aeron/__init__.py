@@ -12,7 +12,7 @@ from tensorpool.aeron.agent import (
     YieldingIdle,
 )
 from tensorpool.aeron.library import version
-from tensorpool.aeron.media_driver import MediaDriver, driver_pid
+from tensorpool.aeron.media_driver import DriverSight, MediaDriver, driver_pid
 from tensorpool.aeron.transport import (
     Client,
     Counter,
@@ -36,6 +36,7 @@ __all__ = [
     "Client",
     "Counter",
     "CounterReading",
+    "DriverSight",
     "IdleStrategy",
     "ImageEvent",
     "MediaDriver",

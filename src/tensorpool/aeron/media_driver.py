@@ -7,9 +7,12 @@ enough that a subscriber that stopped polling is cut loose after a tenth of a se
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import os
 import struct
 import time
+from collections.abc import Iterator
 from types import TracebackType
 from typing import Final, Self
 
@@ -26,6 +29,7 @@ _MS: Final = 1_000_000
 _S: Final = 1_000_000_000
 
 SILENCE_MS: Final = 2_000  # twice the heartbeat interval that Aeron ships with; ours is finer
+START_TIMEOUT_MS: Final = 15_000  # of another driver in the same folder
 _CNC_PID: Final = struct.Struct("<40xq")
 
 DEFAULTS: Final[dict[str, Value]] = {
@@ -135,12 +139,13 @@ class MediaDriver:
         library.load()
         self.aeron_dir = aeron_dir or default_aeron_dir()
         chosen = DEFAULTS | {name: checked_setting(name, value) for name, value in settings.items()}
-        _refuse_live_driver(self.aeron_dir)
         pairs: list[tuple[str, int | str]] = [("dir", self.aeron_dir)]
         # An idle strategy reads its arguments at the moment it is chosen: they have to be there first.
         for name, value in sorted(chosen.items(), key=lambda setting: not setting[0].endswith("_init_args")):
             pairs.append((name, value if isinstance(value, str) else int(value)))
-        self._driver = _core.MediaDriver(pairs)
+        with _alone_in(os.path.dirname(self.aeron_dir)):
+            _refuse_live_driver(self.aeron_dir)
+            self._driver = _core.MediaDriver(pairs)
         library.close_at_exit(self._driver)
 
     def close(self) -> None:
@@ -158,6 +163,66 @@ class MediaDriver:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+
+class DriverSight:
+    """Sees at once when a media driver's process is gone, where Aeron waits for its timeout."""
+
+    def __init__(self, aeron_dir: str) -> None:
+        self._aeron_dir = aeron_dir
+        self._adopted: int | None = None
+        self._seen: int | None = None  # that is, or was, a process we can see
+
+    def adopt(self) -> None:
+        """From now on the driver that is there now is the one to watch."""
+        self._adopted = driver_pid(self._aeron_dir)
+
+    def forget(self) -> None:
+        """From now on any living driver will do."""
+        self._adopted = None
+
+    def is_dead(self) -> bool:
+        """Whether the driver is gone, or another has taken its place.
+
+        In another pid namespace its process is nobody we can see; then it never was one of ours.
+        """
+        pid = driver_pid(self._aeron_dir)
+        if pid is None:
+            return True
+        if os.path.exists(f"/proc/{pid}"):
+            self._seen = pid
+            return self._adopted is not None and pid != self._adopted
+        return self._seen == pid
+
+
+@contextlib.contextmanager
+def _alone_in(parent: str) -> Iterator[None]:
+    """Whoever else starts a driver in this folder waits: two at one directory would remove each other's files."""
+    try:
+        folder = os.open(parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    except OSError:
+        yield  # Aeron says what is wrong with it
+        return
+    try:
+        deadline_ns = time.monotonic_ns() + START_TIMEOUT_MS * _MS
+        while not _is_locked(folder):
+            if time.monotonic_ns() > deadline_ns:
+                raise TransportError(
+                    f"another media driver has been starting in {parent} for {START_TIMEOUT_MS // 1000} s; is its "
+                    "process stopped?"
+                )
+            time.sleep(0.01)
+        yield
+    finally:
+        os.close(folder)
+
+
+def _is_locked(folder: int) -> bool:
+    try:
+        fcntl.flock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
 
 
 def _refuse_live_driver(aeron_dir: str) -> None:

@@ -7,7 +7,6 @@ Driver Model §4.4a, §4.5; Wire §10.1.1; decisions C7, E3, E31, E34, E42.
 
 from __future__ import annotations
 
-import os
 import secrets
 import threading
 from collections import deque
@@ -84,8 +83,7 @@ class ClientConductor:
         self._link: Link | None = None
         self._reconnect_ns = 0
         self._look_ns = 0
-        self._driver_pid: int | None = None  # that the link was made with
-        self._seen_pid: int | None = None  # that is, or was, a process we can see
+        self._media_driver = aeron.DriverSight(aeron_dir)
         self._orders: deque[Callable[[int], object]] = deque()
         self._sessions: list[Session] = []
         self._producers: list[ProducerSession] = []
@@ -237,7 +235,7 @@ class ClientConductor:
 
     def _connect(self, now_ns: int) -> None:
         self._link = Link(self.config, self._aeron_dir, self._client_name)
-        self._driver_pid = aeron.driver_pid(self._aeron_dir)
+        self._media_driver.adopt()
         for session in tuple(self._sessions):
             session.on_link(self._link, now_ns)
 
@@ -246,7 +244,7 @@ class ClientConductor:
             if now_ns < self._reconnect_ns:
                 return 0
             self._reconnect_ns = now_ns + RECONNECT_EVERY_NS
-            if self._is_driver_dead() or not aeron.is_driver_active(self._aeron_dir):
+            if self._media_driver.is_dead() or not aeron.is_driver_active(self._aeron_dir):
                 return 0
             self._connect(now_ns)
             self._log.info("media_driver_found")
@@ -254,7 +252,7 @@ class ClientConductor:
         assert link is not None
         if now_ns >= self._look_ns:
             self._look_ns = now_ns + LOOK_EVERY_NS
-            if link.is_lost or self._is_driver_dead():
+            if link.is_lost or self._media_driver.is_dead():
                 raise TransportError(f"the media driver at {self._aeron_dir} is gone")
         work = link.poll_control(self._on_control, FRAGMENT_LIMIT)
         if self._producers:
@@ -263,23 +261,11 @@ class ClientConductor:
             work += link.poll_metadata(self._on_metadata, FRAGMENT_LIMIT)
         return work
 
-    def _is_driver_dead(self) -> bool:
-        """Whether the media driver's process is gone: seen at once, where Aeron waits for its timeout.
-
-        In another pid namespace its process is nobody we can see; then it never was one of ours.
-        """
-        pid = aeron.driver_pid(self._aeron_dir)
-        if pid is None:
-            return True
-        if os.path.exists(f"/proc/{pid}"):
-            self._seen_pid = pid
-            return pid != self._driver_pid and self._link is not None
-        return self._seen_pid == pid
-
     def _lose_link(self, words: str, now_ns: int) -> None:
         link, self._link = self._link, None
         if link is None:
             return
+        self._media_driver.forget()
         self._log.warning("media_driver_lost", error=words)
         for session in tuple(self._sessions):
             session.on_link_lost(words, now_ns)
@@ -380,7 +366,7 @@ class KickedIdle:
     """Sleeps between turns, longer and longer, until there is work or somebody kicks; briefly while somebody waits."""
 
     URGENT_NS: Final = (200_000, 2_000_000)
-    CALM_NS: Final = (10_000_000, 50_000_000)
+    CALM_NS: Final = (50_000_000, 100_000_000)
 
     def __init__(self, conductor: ClientConductor) -> None:
         self._conductor = conductor

@@ -58,13 +58,13 @@ class Link:
         return self._client.add_publication(channel, endpoint.stream_id, exclusive=True)
 
     def subscribe(
-        self, endpoint: Endpoint, on_image: Callable[[aeron.ImageEvent], object] | None = None, *, rejoin: bool = True
+        self, endpoint: Endpoint, on_image: Callable[[aeron.ImageEvent], object] | None = None
     ) -> aeron.Subscription:
-        """A new subscription that lets itself be passed over; without `rejoin` its owner subscribes again."""
+        """A new subscription that lets itself be passed over."""
         channel = endpoint.channel
         uri = check_channel("channel", channel)
-        changes = {"tether": "false"} | ({} if rejoin else {"rejoin": "false"})
-        return self._client.add_subscription(_with(channel, uri.parameters, changes), endpoint.stream_id, on_image)
+        channel = _with(channel, uri.parameters, {"tether": "false"})
+        return self._client.add_subscription(channel, endpoint.stream_id, on_image)
 
     @property
     def qos(self) -> aeron.Publication:

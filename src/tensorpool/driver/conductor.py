@@ -33,6 +33,7 @@ from tensorpool.wire.driver import (
 FRAGMENT_LIMIT: Final = 256
 MAX_OUTBOX: Final = 10_000
 RECONNECT_EVERY_NS: Final = 100_000_000
+LOOK_EVERY_NS: Final = 500_000_000
 CATCH_UP_AT_LEAST_NS: Final = 50_000_000
 CATCH_UP_AT_MOST_NS: Final = 1_000_000_000
 
@@ -56,7 +57,9 @@ class DriverConductor:
         self.lifecycle = Lifecycle(config, first_lease_id=clock.realtime_ns(), hugepages=self._memory.is_hugepages)
         self.failure: TensorPoolError | None = None  # why the driver had to end, where it did not end in order
         self._link: _Link | None = None
+        self._media_driver = aeron.DriverSight(aeron_dir)
         self._reconnect_ns = 0
+        self._look_ns = 0
         self._outbox: deque[tuple[bytes, bool]] = deque()
         self._orders: deque[Callable[[int], list[Effect]]] = deque()
         self._stall_ns = config.lease_keepalive_interval_ns
@@ -78,6 +81,7 @@ class DriverConductor:
     def on_start(self) -> None:
         now_ns = self._clock.monotonic_ns()
         self._link = _Link(self._config, self._aeron_dir, now_ns)
+        self._media_driver.adopt()
         self._last_turn_ns = now_ns
         self._perform(self.lifecycle.on_start(now_ns))
         self._log.info("driver_started", aeron_dir=self._aeron_dir, path=self._memory.path)
@@ -122,13 +126,16 @@ class DriverConductor:
             if now_ns < self._reconnect_ns:
                 return 0
             self._reconnect_ns = now_ns + RECONNECT_EVERY_NS
-            if not aeron.is_driver_active(self._aeron_dir):
+            if self._media_driver.is_dead() or not aeron.is_driver_active(self._aeron_dir):
                 return 0
+            self._media_driver.adopt()
             self._link = _Link(self._config, self._aeron_dir, now_ns)
             self.lifecycle.on_stall(now_ns)
             self._log.info("media_driver_found", aeron_dir=self._aeron_dir)
-        if self._link.is_lost:
-            raise TransportError(f"the media driver at {self._aeron_dir} is gone")
+        if now_ns >= self._look_ns:
+            self._look_ns = now_ns + LOOK_EVERY_NS
+            if self._link.is_lost or self._media_driver.is_dead():
+                raise TransportError(f"the media driver at {self._aeron_dir} is gone")
         fragments = self._link.requests.poll(self._on_message, FRAGMENT_LIMIT)
         self._link.on_polled(fragments, now_ns)
         return fragments
@@ -138,6 +145,7 @@ class DriverConductor:
             self._log.warning("media_driver_lost", error=str(error))
             self._link.close()
         self._link = None
+        self._media_driver.forget()
         self._outbox.clear()
 
     def _on_message(self, data: bytes, info: aeron.MessageInfo) -> None:
