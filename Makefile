@@ -23,7 +23,7 @@ demo: setup
 	$(PY) -m tensorpool demo
 
 test: setup check test-native
-	$(PY) -m pytest
+	$(PY) -m pytest --numprocesses 2 --dist loadfile
 
 bench: setup
 	$(PY) -m benchmarks.core

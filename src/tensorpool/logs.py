@@ -2,57 +2,93 @@
 """Structured logs: events with fields, never per frame.
 
 As a library tensorpool logs through Python's `logging` under "tensorpool", so that a program decides what it wants to
-see; a service of ours calls `configure` and writes one line per event to stderr.
+see; a service of ours calls `configure` and writes one line per event to stderr. Only that needs structlog, which takes
+longer to load than all the rest of a client.
 """
 
 from __future__ import annotations
 
 import logging
 import sys
-from typing import Final
+from typing import TYPE_CHECKING, Final, Self
 
-import structlog
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    import structlog
 
 LEVELS: Final = ("debug", "info", "warning", "error")
-
-_SHARED: Final[list[structlog.typing.Processor]] = [
-    structlog.stdlib.add_log_level,
-    structlog.processors.TimeStamper(fmt="iso", utc=True),
-    structlog.processors.format_exc_info,
-]
+FIELDS: Final = "tensorpool_fields"  # of a log record
 
 
-def get_logger(name: str, **fields: object) -> structlog.stdlib.BoundLogger:
-    """A logger under "tensorpool" whose every event carries `fields`.
+class Logger:
+    """Logs events under one name, each with the logger's own fields.
 
-    >>> get_logger("driver", instance_id="driver-01").info("lease_expired", stream_id=10000, lease_id=17)
+    >>> Logger("driver", {"instance_id": "driver-01"}).info("lease_expired", stream_id=10000, lease_id=17)
     """
-    logger: structlog.stdlib.BoundLogger = structlog.wrap_logger(
-        logging.getLogger(f"tensorpool.{name}"),
-        processors=[
-            structlog.stdlib.filter_by_level,
-            *_SHARED,
-            structlog.stdlib.ProcessorFormatter.wrap_for_formatter,
-        ],
-        wrapper_class=structlog.stdlib.BoundLogger,
-        context_class=dict,
-    )
-    return logger.bind(**fields) if fields else logger
+
+    def __init__(self, name: str, fields: Mapping[str, object]) -> None:
+        self._logger = logging.getLogger(f"tensorpool.{name}")
+        self._fields = dict(fields)
+
+    def bind(self, **fields: object) -> Self:
+        """The same with more fields."""
+        bound = type(self).__new__(type(self))
+        bound._logger, bound._fields = self._logger, self._fields | fields
+        return bound
+
+    def debug(self, event: str, **fields: object) -> None:
+        self._log(logging.DEBUG, event, fields)
+
+    def info(self, event: str, **fields: object) -> None:
+        self._log(logging.INFO, event, fields)
+
+    def warning(self, event: str, **fields: object) -> None:
+        self._log(logging.WARNING, event, fields)
+
+    def error(self, event: str, *, exc_info: BaseException | None = None, **fields: object) -> None:
+        self._log(logging.ERROR, event, fields, exc_info)
+
+    def _log(self, level: int, event: str, fields: dict[str, object], error: BaseException | None = None) -> None:
+        if self._logger.isEnabledFor(level):
+            all_fields = self._fields | fields
+            words = "".join(f" {name}={value!r}" for name, value in all_fields.items())
+            extra = {FIELDS: {"event": event, **all_fields}}
+            self._logger.log(level, "%s%s", event, words, exc_info=error, extra=extra, stacklevel=3)
+
+
+def get_logger(name: str, **fields: object) -> Logger:
+    """A logger under "tensorpool" whose every event carries `fields`."""
+    return Logger(name, fields)
 
 
 def configure(level: str) -> None:
     """Write events of `level` and above to stderr: readable on a terminal, JSON lines elsewhere."""
+    import structlog
+
     renderer: structlog.typing.Processor = (
         structlog.dev.ConsoleRenderer() if sys.stderr.isatty() else structlog.processors.JSONRenderer()
     )
+    before: list[structlog.typing.Processor] = [
+        _take_fields,
+        structlog.stdlib.add_log_level,
+        structlog.processors.TimeStamper(fmt="iso", utc=True),
+        structlog.processors.format_exc_info,
+    ]
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(
         structlog.stdlib.ProcessorFormatter(
             processors=[structlog.stdlib.ProcessorFormatter.remove_processors_meta, renderer],
-            foreign_pre_chain=_SHARED,
+            foreign_pre_chain=before,
         )
     )
     root = logging.getLogger("tensorpool")
     root.handlers = [handler]
     root.setLevel(level.upper())
     root.propagate = False
+
+
+def _take_fields(logger: object, method: str, event: structlog.typing.EventDict) -> structlog.typing.EventDict:
+    """The event and its fields, in place of the words that other handlers get."""
+    fields = getattr(event["_record"], FIELDS, None)
+    return event if fields is None else {**event, **fields}

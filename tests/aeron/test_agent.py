@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import threading
+import time
 
 import pytest
 
@@ -127,7 +128,15 @@ def test_an_invoker_turns_the_agent_on_the_callers_thread() -> None:
 def test_backoff_parks_longer_and_longer_and_starts_over_after_work(monkeypatch: pytest.MonkeyPatch) -> None:
     """Idle turns yield, then park from the shortest to the longest time; work makes it prompt again."""
     parks: list[int] = []
-    monkeypatch.setattr("time.sleep", lambda seconds: parks.append(round(seconds * 1e9)))
+    ours, sleep = threading.current_thread(), time.sleep
+
+    def park(seconds: float) -> None:
+        if threading.current_thread() is ours:
+            parks.append(round(seconds * 1e9))
+        else:
+            sleep(seconds)  # an agent of another test's
+
+    monkeypatch.setattr("time.sleep", park)
     idle = aeron.BackoffIdle(max_yields=2, min_park_ns=100, max_park_ns=350)
     for _ in range(6):
         idle.idle(0)

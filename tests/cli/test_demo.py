@@ -19,9 +19,11 @@ import msgspec
 import pytest
 
 from tensorpool.cli.actors import Report
-from tensorpool.cli.demo import account
+from tensorpool.cli.archivist import PICTURES, Archive
+from tensorpool.cli.demo import account, account_for_lake
 from tensorpool.client import DropReason
-from tests.support.processes import ROOT, Process, wait_until
+from tensorpool.spark.lake import Lake
+from tests.support.processes import Process, terminal_environment, wait_until
 
 READERS = ["fast reader", "slow reader"]
 
@@ -55,7 +57,9 @@ def children_of(pid: int) -> list[int]:
 
 def test_demo_accounts_for_every_frame() -> None:
     """It ends by itself with exit code 0; both readers account for every frame, and the slow one has lost some."""
-    with Process("-m", "tensorpool", "demo", "--seconds", "1.5", "--rate", "100", "--shape", "240x320") as process:
+    with Process(
+        "-m", "tensorpool", "demo", "--no-spark", "--seconds", "1.5", "--rate", "100", "--shape", "240x320"
+    ) as process:
         code, output = process.finish()
     assert code == 0, output
     assert check_summary(output) > 10
@@ -86,7 +90,7 @@ def test_demo_fails_when_something_does_not_add_up(changes: dict[str, Any], faul
 
 def test_demo_says_which_part_of_it_died() -> None:
     """A part that is killed is named, the others are ended, and the exit code is 1."""
-    with Process("-m", "tensorpool", "demo", "--seconds", "60", "--shape", "64") as process:
+    with Process("-m", "tensorpool", "demo", "--no-spark", "--seconds", "60", "--shape", "64") as process:
         while " s  " not in (line := process.read_line()):  # frames are flowing
             assert line, "the demo ended"
         victims = [pid for pid in children_of(process.pid) if is_actor(pid)]
@@ -106,7 +110,7 @@ def is_actor(pid: int) -> bool:
 
 def test_demo_keeps_its_drivers_for_other_commands_and_ends_at_a_signal() -> None:
     """--keep: what it prints is enough to use them from another terminal; afterwards nothing is left."""
-    with Process("-m", "tensorpool", "demo", "--seconds", "0.5", "--shape", "64", "--keep") as process:
+    with Process("-m", "tensorpool", "demo", "--no-spark", "--seconds", "0.5", "--shape", "64", "--keep") as process:
         lines = [process.read_line()]
         while not lines[-1].startswith("  tensorpool consume"):
             lines.append(process.read_line())
@@ -129,18 +133,73 @@ def test_demo_keeps_its_drivers_for_other_commands_and_ends_at_a_signal() -> Non
     assert not Path(environment["AERON_DIR"]).exists()
 
 
+@pytest.mark.timeout(300)
+def test_demo_records_checks_and_draws_with_spark(tmp_path: Path) -> None:
+    """The main job: what Spark recorded is, byte by byte, what the camera published, and there are pictures of it."""
+    with Process(
+        *(
+            "-m",
+            "tensorpool",
+            "demo",
+            "--seconds",
+            "2",
+            "--rate",
+            "20",
+            "--shape",
+            "96x128x3",
+            "--to",
+            str(tmp_path / "out"),
+        )
+    ) as process:
+        code, output = process.finish(timeout_s=280)
+    assert code == 0, output
+    published = check_summary(output)
+    found = re.search(
+        r"^recorder +(\d+) recorded \+ (\d+) lost = (\d+), frames (\d+) to (\d+); checked [\d.]+ \w+, all right$",
+        output,
+        re.MULTILINE,
+    )
+    assert found, output
+    recorded, lost, total, first, last = map(int, found.groups())
+    assert recorded > 0
+    assert (recorded + lost, last + 1, first + total) == (total, published, published)
+    assert "frames looked at live" in output
+    lake = Lake.open(tmp_path / "out" / "lake")
+    assert sum(file.frames for file in lake.files()) == recorded
+    for name in PICTURES:
+        assert (tmp_path / "out" / name).read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.mark.parametrize(
+    ("changes", "fault"),
+    [
+        ({}, None),
+        ({"frames": 0, "checked": 0, "lost": 10}, "the recorder recorded nothing"),
+        ({"frames": 9, "checked": 9}, "the lake accounts for 5 + 9 of 15 frames"),
+        ({"checked": 9}, "9 of 10 recorded frames were found in the lake"),
+        ({"wrong": "frame 7 of the lake at byte 3"}, "the lake is wrong: frame 7 of the lake at byte 3"),
+        ({"adds_up": False}, "the lake accounts for 5 + 10 of 15 frames"),
+    ],
+)
+def test_demo_fails_when_the_lake_does_not_add_up(changes: dict[str, Any], fault: str | None, tmp_path: Path) -> None:
+    """A frame too few, one that is wrong, one that is not there."""
+    archive = Archive(frames=10, checked=10, first_seq=5, adds_up=True, is_final=True)
+    found = account_for_lake(msgspec.structs.replace(archive, **changes), 15, tmp_path)
+    assert found[:1] == ([] if fault is None else [fault])
+
+
 @pytest.mark.parametrize("columns", [48, 100])
 def test_demo_shows_a_table_that_fits_the_terminal(columns: int) -> None:
     """On a terminal there is a live table, narrow where it has to be; Ctrl-C ends the demo with its summary."""
     ours, theirs = pty.openpty()
     ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 24, columns, 0, 0))
     process = subprocess.Popen(
-        [sys.executable, "-m", "tensorpool", "demo", "--seconds", "60", "--shape", "64x64"],
+        [sys.executable, "-m", "tensorpool", "demo", "--no-spark", "--seconds", "60", "--shape", "64x64"],
         stdin=theirs,
         stdout=theirs,
         stderr=theirs,
         start_new_session=True,
-        env=os.environ | {"PYTHONPATH": str(ROOT), "TERM": "xterm"},
+        env=terminal_environment(),
     )
     os.close(theirs)
     shown, is_stopped = "", False

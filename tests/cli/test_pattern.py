@@ -3,16 +3,19 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 
 from tensorpool.cli.options import DTYPES
-from tensorpool.cli.pattern import PATTERNS, Checked
+from tensorpool.cli.pattern import PATTERNS, Checked, Scene, checkable
+from tensorpool.errors import ConfigError
 
 SHAPES = [(1,), (7,), (64,), (5, 9), (4, 6, 3), (2, 3, 4, 5)]
 
 
-@pytest.mark.parametrize("pattern", PATTERNS)
+@pytest.mark.parametrize("pattern", [name for name in PATTERNS if name != "scene"])
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("order", ["C", "F"])
 def test_every_pattern_paints_every_dtype_shape_and_order(pattern: str, dtype: str, order: str) -> None:
@@ -60,6 +63,36 @@ def test_checked_tells_places_and_seqs_apart() -> None:
         pattern.paint(frame, seq)
     words = frames.view(np.uint64)
     assert np.unique(words).size == words.size
+
+
+@pytest.mark.parametrize("shape", [(32, 48), (40, 64, 3), (33, 47, 4)])
+def test_a_scene_is_another_picture_with_every_frame_and_known_again(shape: tuple[int, ...]) -> None:
+    """Also far on, where landscape and sun have come round; and each wrong byte is found at its place."""
+    scene, picture = Scene(), np.empty(shape, np.uint8)
+    for seq in (0, 1, 2 * shape[1], 2**40):
+        scene.paint(picture, seq)
+        assert Scene().find(picture, seq) is None
+        for other in (seq + 1, seq + 2 * shape[1]):
+            assert scene.find(picture, other) is not None
+        for offset in (0, picture.size // 2, picture.size - 1):
+            picture.reshape(-1)[offset] ^= 4
+            difference = scene.find(picture, seq)
+            assert difference is not None
+            assert difference.offset == offset
+            picture.reshape(-1)[offset] ^= 4
+    assert np.unique(picture).size > 50
+
+
+@pytest.mark.parametrize(
+    "array",
+    [np.empty(64, np.uint8), np.empty((40, 40), np.uint16), np.empty((40, 40, 2), np.uint8), np.empty((8, 8), "u1")],
+)
+def test_a_scene_needs_a_picture(array: np.ndarray[Any, Any]) -> None:
+    """And says so; the demo falls back to what suits any shape."""
+    with pytest.raises(ConfigError, match="a picture of bytes"):
+        Scene().paint(array, 0)
+    assert isinstance(checkable((480, 640, 3)), Scene)
+    assert isinstance(checkable((64,)), Checked)
 
 
 def test_counter_and_gradient_move_with_every_frame() -> None:

@@ -20,7 +20,7 @@ import pytest
 import tensorpool as tp
 from tensorpool.cli.pattern import Checked
 from tests.cli.conftest import Shell
-from tests.support.processes import ROOT, Process, wait_until
+from tests.support.processes import Process, terminal_environment, wait_until
 
 
 def wait_for_line(process: Process, text: str) -> str:
@@ -219,7 +219,7 @@ def test_a_terminal_shows_one_live_line_that_fits(shell: Shell, columns: int) ->
         stdin=theirs,
         stdout=theirs,
         stderr=theirs,
-        env=os.environ | {"PYTHONPATH": str(ROOT), "TERM": "xterm"} | shell.environment,
+        env=terminal_environment() | shell.environment,
     )
     os.close(theirs)
     shown = b""

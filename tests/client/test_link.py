@@ -71,19 +71,17 @@ def test_without_a_size_of_its_own_a_log_is_as_configured(link: Link, settings: 
 
 
 def test_subscriptions_let_themselves_be_passed_over(link: Link, settings: DriverConfig) -> None:
-    """And come back by themselves, unless their owner wants to know."""
-    usual = parameters(link.subscribe(settings.driver.descriptor).channel)
-    assert usual["tether"] == "false"
-    assert "rejoin" not in usual
-    noticed = parameters(link.subscribe(settings.driver.descriptor, rejoin=False).channel)
-    assert (noticed["tether"], noticed["rejoin"]) == ("false", "false")
+    """And come back by themselves."""
+    chosen = parameters(link.subscribe(settings.driver.descriptor).channel)
+    assert chosen["tether"] == "false"
+    assert "rejoin" not in chosen
 
 
 def test_what_a_channel_says_itself_stays() -> None:
     """But for the size of the log; a channel without parameters gets some."""
     channel = "aeron:ipc?term-length=4m|tether=true|alias=x"
-    changed = _with(channel, parameters(channel), {"tether": "false", "term-length": "64k", "rejoin": "false"})
-    assert parameters(changed) == {"term-length": "64k", "tether": "true", "alias": "x", "rejoin": "false"}
+    changed = _with(channel, parameters(channel), {"tether": "false", "term-length": "64k", "linger": "0"})
+    assert parameters(changed) == {"term-length": "64k", "tether": "true", "alias": "x", "linger": "0"}
     assert _with("aeron:ipc", {}, {"tether": "false"}) == "aeron:ipc?tether=false"
 
 
@@ -152,7 +150,7 @@ def test_one_stream_for_control_and_announces_is_heard_once(link: Link) -> None:
 
 def test_a_listener_that_stops_polling_holds_nobody_up(link: Link, settings: DriverConfig) -> None:
     """The log is full, and goes on without it to those who listen."""
-    idle, publication = link.subscribe(settings.driver.qos, rejoin=False), link.qos
+    idle, publication = link.subscribe(settings.driver.qos), link.qos
     heard: list[bytes] = []
     link.poll_qos(lambda data, _: heard.append(data), 10)
     wait_until(lambda: idle.is_connected and publication.is_connected, "the streams are connected")

@@ -20,7 +20,9 @@ from tensorpool.errors import (
     LocalProtocolError,
 )
 from tensorpool.wire.control import (
+    Attribute,
     DataSourceAnnounce,
+    DataSourceMeta,
     MetaBlobComplete,
     Mode,
     QosConsumer,
@@ -284,10 +286,35 @@ def test_a_consumer_that_comes_later_learns_the_metadata(pair: Pair, client: Cli
         assert (metadata.attributes, metadata.tags) == ({"serial": "A7"}, ("raw",))
 
 
+def test_metadata_of_another_producer_are_repeated_as_they_were(pair: Pair) -> None:
+    """Versions, times and formats stay, and each is sent even where the next follows at once; later ones count on."""
+    for version, text in ((7, b"a"), (5, b"b")):
+        entries = (Attribute(key="serial", format="x/own", value=text),)
+        message = DataSourceMeta(stream_id=1, meta_version=version, timestamp_ns=version, attributes=entries)
+        pair.producer.repeat_metadata(message)
+    assert pair.publish().meta_version == 5
+    for version, text in ((7, b"a"), (5, b"b")):
+        wait_until(lambda version=version: pair.consumer.metadata(version), "they are known")
+        found = pair.consumer.metadata(version)
+        assert found is not None
+        assert (found.timestamp_ns, found.attributes, found.formats) == (version, {"serial": text}, {"serial": "x/own"})
+    assert pair.producer.set_metadata({"own": 1}) == 6
+
+
+def test_metadata_that_no_frame_can_name_are_not_repeated(pair: Pair) -> None:
+    """Version 0 is none; what is too large belongs into a blob."""
+    with pytest.raises(LocalProtocolError, match="1 to 2\\^32 - 2"):
+        pair.producer.repeat_metadata(DataSourceMeta(stream_id=1, meta_version=0, timestamp_ns=1, attributes=()))
+    entries = (Attribute(key="table", format="x", value=bytes(1 << 17)),)
+    with pytest.raises(LocalProtocolError, match="publish_blob"):
+        pair.producer.repeat_metadata(DataSourceMeta(stream_id=1, meta_version=1, timestamp_ns=1, attributes=entries))
+    assert pair.publish().meta_version == 0
+
+
 @pytest.mark.parametrize(
     "arguments",
     [({"é": 1},), ({"a": object()},), ({"tags": 1},), ({"a": 1}, {"tags": ["x,y"]}), ({"a": 1}, {"summary": "é"})],
-    ids=str,
+    ids=["key", "value", "reserved", "tag", "summary"],
 )
 def test_metadata_that_cannot_travel_are_refused_and_change_nothing(pair: Pair, arguments: Any) -> None:
     """By the call that gave them; the version stays."""

@@ -61,6 +61,31 @@ def check_asyncio(output: str) -> None:
     assert output.splitlines()[-1] == "camera: published 30"
 
 
+def check_discovery(output: str) -> None:
+    assert output.splitlines() == [
+        "camera/rear: lab1, at driver-01",
+        "camera/front: lab1, colour, at driver-01",
+        "frame 0 of camera/front: mean 7",
+    ]
+
+
+def check_spark_live(output: str) -> None:
+    lines = output.splitlines()  # among those of Spark
+    assert any(re.fullmatch(r"saw more than 150 frames: True, \d+ missing", line) for line in lines), output
+    assert "overexposed: every 50th, True" in lines
+    assert "the ring grows by a pixel a frame, as measured within 1 px" in lines
+    assert any(re.fullmatch(r"up to \d+ frames a second", line) for line in lines), output
+
+
+def check_camera_to_training_set(output: str) -> None:
+    recorded, lost = counts(r"recorded (\d+) frames, (\d+) lost", output)
+    assert recorded + lost == 240
+    trained, tested, right = counts(r"trained on (\d+), tested on (\d+): (\d+) % right", output)
+    assert trained + tested == recorded
+    assert right > 85
+    assert "drawn belt.png" in output
+
+
 CHECKS: dict[str, Callable[[str], None]] = {
     "quickstart": check_quickstart,
     "camera": check_camera,
@@ -68,6 +93,9 @@ CHECKS: dict[str, Callable[[str], None]] = {
     "progress": check_progress,
     "torch_dlpack": check_torch_dlpack,
     "asyncio": check_asyncio,
+    "discovery": check_discovery,
+    "spark_live": check_spark_live,
+    "camera_to_training_set": check_camera_to_training_set,
 }
 
 
@@ -77,11 +105,12 @@ def counts(pattern: str, output: str) -> list[int]:
     return list(map(int, found.groups()))
 
 
+@pytest.mark.timeout(300)  # those with Spark start a JVM
 @pytest.mark.parametrize("name", CHECKS)
 def test_an_example_runs_by_itself_and_says_what_it_should(name: str) -> None:
     """`python examples/NAME/main.py` ends with exit code 0, and its output is what its folder promises."""
     with Process(str(EXAMPLES / name / "main.py"), PYTHONWARNINGS="error") as process:
-        code, output = process.finish()
+        code, output = process.finish(timeout_s=280)
         assert code == 0, output
         CHECKS[name](output)
 

@@ -274,7 +274,7 @@ def test_making_two_gibibytes_holds_up_nobody(shared_media_driver: aeron.MediaDr
 
 _AS_NOBODY = """
 import os, sys
-import tensorpool.cli.driver
+import structlog, tensorpool.cli.driver  # while its files can be read
 from tensorpool.cli.main import main
 
 os.setgroups([])

@@ -26,6 +26,12 @@ def wait_until(condition: Callable[[], object], what: str, *, timeout_s: float =
         time.sleep(0.002)
 
 
+def terminal_environment() -> dict[str, str]:
+    """For a child on a terminal of its own, whose size counts."""
+    kept = {name: value for name, value in os.environ.items() if name not in ("COLUMNS", "LINES")}
+    return kept | {"PYTHONPATH": str(ROOT), "TERM": "xterm"}
+
+
 class Process:
     """A child running a Python script or module, with its output captured to a pipe."""
 

@@ -7,6 +7,7 @@ Each has a pipe to the demo: reports go out, the word to stop comes in. When the
 from __future__ import annotations
 
 import contextlib
+import math
 import time
 from collections.abc import Callable
 from multiprocessing.connection import Connection
@@ -16,7 +17,7 @@ import msgspec
 import numpy as np
 
 from tensorpool.cli.figures import Ages, Meter, Rate
-from tensorpool.cli.pattern import Checked
+from tensorpool.cli.pattern import checkable
 from tensorpool.client import Client, Consumer, DropReason, Frame, Producer, connect
 from tensorpool.driver import DriverConfig
 from tensorpool.errors import TensorPoolError
@@ -39,6 +40,7 @@ class Part(msgspec.Struct, frozen=True):
     seconds: float
     readers: int
     delay_s: float = 0.0  # that a reader takes over each frame
+    is_led: bool = False  # begins and ends when it is told, not by itself
 
     def connect(self) -> Client:
         return connect(self.aeron_dir, config=self.config)
@@ -86,13 +88,17 @@ def _play(part: Part, pipe: Connection, act: Callable[[Part, Connection], Report
 
 
 def _film(part: Part, pipe: Connection) -> Report:
-    painter, meter = Checked(), Meter()
+    painter, meter = checkable(part.shape), Meter()
     painter.paint(np.empty(part.shape, np.uint8), 0)  # makes its tables
     with part.connect() as client, client.producer(STREAM, create=True, timeout=START_S) as producer:
         if not producer.wait_for_consumers(part.readers, START_S):
             return Report(part.name, failure="the readers did not come")
+        pipe.send(Report(part.name))  # it is there
+        if part.is_led and pipe.recv() != "go":
+            return Report(part.name)
         report_s = started_s = time.monotonic()
-        while not pipe.poll() and (elapsed_s := time.monotonic() - started_s) < part.seconds:
+        end_s = math.inf if part.is_led else part.seconds
+        while not _is_stopped(pipe) and (elapsed_s := time.monotonic() - started_s) < end_s:
             left_s = (meter.frames + sum(producer.stats.dropped.values())) / part.rate - elapsed_s
             if left_s > 0:
                 time.sleep(min(left_s, SLICE_S))
@@ -104,8 +110,17 @@ def _film(part: Part, pipe: Connection) -> Report:
             if time.monotonic() >= report_s:
                 report_s += REPORT_EVERY_S
                 pipe.send(_of_camera(part, producer, meter))
-        producer.drain(DRAIN_S)
-        return _of_camera(part, producer, meter)
+        if not part.is_led:
+            producer.drain(DRAIN_S)
+            return _of_camera(part, producer, meter)
+        report = _of_camera(part, producer, meter)
+        pipe.send(msgspec.structs.replace(report, is_final=True))
+        pipe.recv()  # with us goes the epoch: others may still be at it
+        return report
+
+
+def _is_stopped(pipe: Connection) -> bool:
+    return pipe.poll() and pipe.recv() == "stop"
 
 
 def _of_camera(part: Part, producer: Producer, meter: Meter) -> Report:
@@ -146,7 +161,7 @@ class _Reading:
     """What a reader has found so far."""
 
     def __init__(self, shape: tuple[int, ...]) -> None:
-        self._pattern = Checked()
+        self._pattern = checkable(shape)
         self._pattern.paint(np.empty(shape, np.uint8), 0)  # makes its tables
         self._meter = Meter()
         self._ages = Ages()

@@ -4,7 +4,8 @@
 counter     every element is the frame's seq, as far as the dtype can hold it
 gradient    a ramp that moves one step with every frame
 noise       random values
-checked     each byte follows from the frame's seq and the byte's place; `Checked.find` tells the first that does not
+checked     each byte follows from the frame's seq and the byte's place; `find` tells the first that does not
+scene       a landscape that passes by under a sun, for pictures of bytes; can be checked as well
 """
 
 from __future__ import annotations
@@ -14,6 +15,8 @@ from typing import Any, Final, Protocol
 import msgspec
 import numpy as np
 import numpy.typing as npt
+
+from tensorpool.errors import ConfigError
 
 type Array = npt.NDArray[Any]
 type Words = npt.NDArray[np.uint64]
@@ -27,6 +30,13 @@ class Painter(Protocol):
 
     def paint(self, array: Array, seq: int) -> None:
         """Fill a dense array with frame `seq`."""
+
+
+class Pattern(Painter, Protocol):
+    """Makes frames, and knows them again."""
+
+    def find(self, array: Array, seq: int) -> Difference | None:
+        """The first byte of frame `seq` that is not as painted; None where all are."""
 
 
 class Difference(msgspec.Struct, frozen=True):
@@ -86,6 +96,79 @@ class Checked:
         return self._places[:count]
 
 
+class Scene:
+    """A landscape that passes by, a sun that crosses it, and the seq in the first bytes: each frame differs.
+
+    For pictures: arrays of bytes, grey (height, width) or with 3 or 4 colours.
+    """
+
+    STEP: Final = 2  # columns by frame
+
+    def __init__(self) -> None:
+        self._panorama: Array | None = None
+        self._expected: Array | None = None
+
+    @staticmethod
+    def suits(shape: tuple[int, ...]) -> bool:
+        """Whether an array of this shape is a picture that is large enough."""
+        is_picture = len(shape) == 2 or (len(shape) == 3 and shape[2] in (3, 4))
+        return is_picture and min(shape[:2]) >= 32
+
+    def paint(self, array: Array, seq: int) -> None:
+        """Fill an array of bytes. Raises ConfigError for what is no picture."""
+        if not self.suits(array.shape) or array.dtype != np.uint8 or not array.flags.c_contiguous:
+            raise ConfigError("shape", array.shape, "a picture of bytes for this pattern: HxW, HxWx3 or HxWx4")
+        height, width = array.shape[:2]
+        if self._panorama is None or self._panorama.shape != (height, 3 * width, *array.shape[2:]):
+            self._panorama = _landscape(height, width, array.shape[2:])
+        start = self.STEP * seq % (2 * width)
+        array[...] = self._panorama[:, start : start + width]
+        radius = height // 10
+        across = width + 2 * radius
+        x, y = (3 * seq) % across - radius, height // 4
+        colour = (255, 214, 110, 255)[: array.shape[2]] if array.ndim == 3 else 214
+        for row in range(-radius, radius):
+            half = int((radius * radius - row * row) ** 0.5)
+            array[y + row, max(0, x - half) : max(0, x + half)] = colour
+        array.reshape(-1)[:8] = np.array([seq], np.uint64).view(np.uint8)
+
+    def find(self, array: Array, seq: int) -> Difference | None:
+        """The first byte that differs; None where all are right."""
+        if self._expected is None or self._expected.shape != array.shape:
+            self._expected = np.empty(array.shape, np.uint8)
+        self.paint(self._expected, seq)
+        if np.array_equal(array, self._expected):
+            return None
+        differing = np.flatnonzero(array.reshape(-1) != self._expected.reshape(-1))
+        if not differing.size:
+            return None  # it was overwritten between the two looks
+        offset = int(differing[0])
+        return Difference(offset, int(self._expected.reshape(-1)[offset]), int(array.reshape(-1)[offset]))
+
+
+def _landscape(height: int, width: int, colours: tuple[int, ...]) -> Array:
+    """Three widths wide, the third like the first, so that any window of one width is whole."""
+    period = 2 * width
+    y = np.linspace(0, 1, height)[:, None, None]
+    turn = 2 * np.pi * np.arange(period) / period
+    sky = (1 - y) * np.array([84, 142, 222]) + y * np.array([238, 240, 244])
+    picture = np.broadcast_to(sky, (height, period, 3)).copy()
+    for base, waves, colour in (
+        (0.60, ((0.08, 2, 0.0), (0.04, 5, 1.0)), (134, 156, 164)),
+        (0.72, ((0.06, 3, 2.0), (0.03, 7, 0.5)), (92, 130, 96)),
+        (0.86, ((0.04, 4, 4.0), (0.02, 9, 2.5)), (58, 96, 54)),
+    ):
+        ridge = base + sum(size * np.sin(count * turn + phase) for size, count, phase in waves)
+        picture[y[:, :, 0] > ridge] = colour
+    picture += np.random.default_rng(7).normal(0, 4, (height, period, 1))  # grain, the same in every process
+    if not colours:
+        picture = picture @ np.array([0.299, 0.587, 0.114])
+    elif colours == (4,):
+        picture = np.concatenate([picture, np.full((height, period, 1), 255.0)], axis=2)
+    whole = np.clip(picture, 0, 255).astype(np.uint8)
+    return np.concatenate([whole, whole[:, :width]], axis=1)
+
+
 class Counter:
     """Every element is the frame's seq, as far as the dtype can hold it."""
 
@@ -140,7 +223,13 @@ PATTERNS: Final[dict[str, type[Painter]]] = {
     "gradient": Gradient,
     "noise": Noise,
     "checked": Checked,
+    "scene": Scene,
 }
+
+
+def checkable(shape: tuple[int, ...]) -> Pattern:
+    """For frames of bytes: a picture where the shape is that of one."""
+    return Scene() if Scene.suits(shape) else Checked()
 
 
 def _memory_of(array: Array) -> npt.NDArray[np.uint8]:

@@ -1,17 +1,21 @@
 # SPDX-License-Identifier: Apache-2.0
 """A process's connection to a running driver: where producers and consumers come from.
 
-Driver Model §2, §4.12; decisions E1-E3, E20.
+Streams that discovery finds at another driver are attached there, through a connection to that driver.
+Driver Model §2, §4.12; Discovery §3, §7; decisions E1-E3, E20.
 """
 
 from __future__ import annotations
 
 import os
+import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from types import MappingProxyType, TracebackType
 from typing import TYPE_CHECKING, Any, Final, Literal, Self
+
+import msgspec
 
 from tensorpool import aeron
 from tensorpool.channel import Endpoint
@@ -19,13 +23,14 @@ from tensorpool.client.attachment import Wish
 from tensorpool.client.conductor import ClientConductor, KickedIdle
 from tensorpool.client.consumer import Consumer, Progress
 from tensorpool.client.consumer_session import ConsumerSession, Preferences
+from tensorpool.client.discovery import DiscoveredStream, Filters, Inquiry
 from tensorpool.client.producer import Producer
 from tensorpool.client.producer_session import ProducerSession
 from tensorpool.client.session import Session, State, StateChange
 from tensorpool.client.watch import Watch
 from tensorpool.clock import Clock, SystemClock
 from tensorpool.driver.config import DriverConfig
-from tensorpool.errors import Closed, ConfigError, DriverUnreachable, LocalProtocolError
+from tensorpool.errors import Closed, ConfigError, DriverUnreachable, LocalProtocolError, TensorPoolError
 from tensorpool.logs import get_logger
 from tensorpool.wire.control import Mode
 from tensorpool.wire.driver import Role
@@ -34,6 +39,8 @@ if TYPE_CHECKING:
     from tensorpool.client.aio import AsyncClient
 
 CLOSE_WITHIN_S: Final = 2.0
+PATIENCE_S: Final = 0.3  # without an answer for so long, names are those that we hear ourselves
+LOOK_AGAIN_S: Final = 0.05
 MAX_STREAM_ID: Final = 2**32 - 2
 
 _MODES: Final = {"stream": Mode.STREAM, "rate_limited": Mode.RATE_LIMITED}
@@ -64,6 +71,9 @@ class Client:
         label = name or f"tensorpool {os.getpid()}"
         self._conductor = ClientConductor(config, clock or SystemClock(), aeron_dir, label)
         self._is_closed = False
+        self._clock = clock
+        self._others: dict[Endpoint, Client] = {}  # of other drivers, by their control endpoint
+        self._others_lock = threading.Lock()
         self._pid = os.getpid()
         self._runner: aeron.AgentRunner | None = None
         self._invoker: aeron.AgentInvoker | None = None
@@ -95,6 +105,7 @@ class Client:
         on_state: Callable[[StateChange], object] | None = None,
         release_gil_from_bytes: int | None = None,
         with_publish_time: bool = False,
+        driver_instance_id: str | None = None,
     ) -> Producer:
         """Become the producer of a stream, by id or by name.
 
@@ -103,9 +114,23 @@ class Client:
         `create` lets the driver make the stream. Within `timeout` seconds a stream that is still taken is asked for
         again: a producer that was killed holds its lease for some seconds. Raises AttachRefused with the driver's
         words, DriverUnreachable when nobody answers. `on_state` is called from `publish`. Frames of
-        `release_gil_from_bytes` and more are copied without the GIL (8 MiB by default).
+        `release_gil_from_bytes` and more are copied without the GIL (8 MiB by default). Another driver's stream is
+        produced with its `driver_instance_id`.
         """
         stream_id, name = _stream(stream)
+        if driver_instance_id is not None:
+            home, timeout = self._driver(driver_instance_id, timeout)
+            if home is not self:
+                return home.producer(
+                    stream,
+                    create=create,
+                    timeout=timeout,
+                    on_state=on_state,
+                    release_gil_from_bytes=release_gil_from_bytes,
+                    with_publish_time=with_publish_time,
+                )
+        if name is not None:
+            stream_id = self._own_stream(name, timeout)
         wish = Wish(stream_id, Role.PRODUCER, create)
         session = ProducerSession(self._conductor, wish, name, with_publish_time=with_publish_time)
         if name is not None:
@@ -129,6 +154,7 @@ class Client:
         max_outstanding_seq_gap: int | None = None,
         private_descriptors: Endpoint | None = None,
         private_control: Endpoint | None = None,
+        driver_instance_id: str | None = None,
     ) -> Consumer:
         """Read a stream, by id or by name.
 
@@ -137,8 +163,9 @@ class Client:
         `mode="rate_limited"` delivers at most `max_rate_hz` frames a second. A consumer that falls more than
         `max_outstanding_seq_gap` frames behind goes on with the newest (three quarters of the ring by default; 0:
         never). `on_progress` is called from `poll` with partial frames. A stream of descriptors
-        or of progress of its own is asked for with `private_descriptors` and `private_control`.
-        Raises like `producer`, and RegionRejected when the stream's memory must not be mapped.
+        or of progress of its own is asked for with `private_descriptors` and `private_control`. A name that streams of
+        several drivers have is an error that lists them; `driver_instance_id` chooses one. Raises like `producer`, and
+        RegionRejected when the stream's memory must not be mapped.
         """
         stream_id, name = _stream(stream)
         preferences = _preferences(
@@ -151,36 +178,76 @@ class Client:
         )
         self._check_allocation(private_descriptors, private_control)
         _check_range("max_outstanding_seq_gap", max_outstanding_seq_gap, 2**63 - 1)
+        home, stream_id, timeout = self._locate(stream_id, name, driver_instance_id, timeout)
         wish = Wish(stream_id, Role.CONSUMER, create)
-        session = ConsumerSession(self._conductor, wish, name, preferences, max_outstanding_seq_gap)
-        if name is not None:
-            self._order(self._conductor.listen_for_names)
-        self._attach(session, lambda now_ns: self._conductor.add_consumer(session, now_ns), timeout)
-        invoke = None if self._invoker is None else self.invoke
-        return Consumer(session, self._detach, invoke, on_state, on_progress)
+        session = ConsumerSession(home._conductor, wish, name, preferences, max_outstanding_seq_gap)
+        home._attach_consumer(session, timeout)
+        invoke = None if home._invoker is None else home.invoke
+        return Consumer(session, home._detach, invoke, on_state, on_progress)
 
-    def watch(self, stream: int | str, *, timeout: float = 5.0) -> Watch:
+    def watch(self, stream: int | str, *, timeout: float = 5.0, driver_instance_id: str | None = None) -> Watch:
         """Follow a stream's rings without receiving its frames. Raises like `consumer`."""
         stream_id, name = _stream(stream)
+        home, stream_id, timeout = self._locate(stream_id, name, driver_instance_id, timeout)
         wish, preferences = Wish(stream_id, Role.CONSUMER), Preferences(listens=False)
-        session = ConsumerSession(self._conductor, wish, name, preferences, None)
-        watch = Watch(session, self._detach)
-        if name is not None:
-            self._order(self._conductor.listen_for_names)
-        self._attach(session, lambda now_ns: self._conductor.add_consumer(session, now_ns), timeout)
+        session = ConsumerSession(home._conductor, wish, name, preferences, None)
+        watch = Watch(session, home._detach)
+        home._attach_consumer(session, timeout)
         return watch
+
+    def discover(
+        self,
+        name: str | None = None,
+        *,
+        tags: Iterable[str] = (),
+        producer_id: int | None = None,
+        stream_id: int | None = None,
+        data_source_id: int | None = None,
+        driver_instance_id: str | None = None,
+        timeout: float = 2.0,
+    ) -> list[DiscoveredStream]:
+        """Which streams there are, as the driver's provider and every configured registry say, by driver and id.
+
+        >>> for stream in client.discover(tags=["lab1"]):     # doctest: +SKIP
+        ...     print(stream.data_source_name, stream.stream_id, stream.driver_instance_id)
+
+        Filters are combined with AND; names and tags are compared byte for byte. Returns when all have answered, or a
+        quarter of a second after the first one. Raises DriverUnreachable when nobody answers within `timeout`
+        seconds, TensorPoolError with the provider's words when it refuses, as it does with more matches than fit.
+        """
+        if isinstance(tags, str):
+            raise LocalProtocolError(f"tags = {tags!r}: expected a list of texts")
+        filters = Filters(
+            name=name,
+            tags=tuple(dict.fromkeys(tags)),
+            producer_id=producer_id,
+            stream_id=stream_id,
+            data_source_id=data_source_id,
+            driver_instance_id=driver_instance_id,
+        ).check()
+        _check_timeout(timeout)
+        endpoints = self._conductor.discovery.endpoints
+        if not endpoints:
+            accepted = "true, or registries to ask in [[discovery.registries]]"
+            raise ConfigError("discovery.enabled", False, accepted)
+        started_ns = time.monotonic_ns()
+        inquiry = self._inquire(filters, timeout)
+        inquiry.raise_for_silence(endpoints, time.monotonic_ns() - started_ns)
+        return inquiry.streams
 
     def invoke(self) -> int:
         """One turn of the conductor, for clients made with conductor="invoked"; returns the work done."""
         if self._invoker is None:
             raise LocalProtocolError('this client has a thread for its conductor; see connect(conductor="invoked")')
-        return self._invoker.invoke()
+        return self._invoker.invoke() + sum(other.invoke() for other in tuple(self._others.values()))
 
     def close(self) -> None:
         """Give every lease back and disconnect. Frames and views stay valid."""
         if self._is_closed:
             return
         self._is_closed = True
+        for other in tuple(self._others.values()):
+            other.close()
         for session in self._sessions:
             if isinstance(session, ConsumerSession):
                 session.reception.close()
@@ -216,9 +283,105 @@ class Client:
                 key = "driver." + ("descriptor" if name == "private_descriptors" else "control") + "_stream_id_range"
                 raise LocalProtocolError(f"{name}: id 0 asks the driver for one, and {key} is empty; give an id")
 
+    def _inquire(self, filters: Filters, timeout: float) -> Inquiry:
+        inquiry = Inquiry(filters)
+        discovery = self._conductor.discovery
+        self._order(lambda now_ns: discovery.ask(inquiry, now_ns))
+        self._wait_for(inquiry, lambda: inquiry.is_done, timeout)
+        self._order(lambda now_ns: discovery.forget(inquiry))
+        return inquiry
+
+    def _own_stream(self, name: str, timeout: float) -> int:
+        """The stream of that name at our own driver, 0 if there is none: its producer finds a place for it."""
+        _check_timeout(timeout)
+        discovery = self._conductor.discovery
+        if not discovery.endpoints:
+            return 0
+        inquiry = self._inquire(Filters(name=name), min(timeout, PATIENCE_S))
+        found = [stream for stream in inquiry.streams if discovery.is_here(stream)]
+        if len(found) > 1:
+            raise _ambiguous(name, found)
+        return found[0].stream_id if found else 0
+
+    def _driver(self, instance_id: str, timeout: float) -> tuple[Client, float]:
+        """The client of that driver, learnt from any of its streams, and the time that is left."""
+        if instance_id == self.config.driver.instance_id:
+            return self, timeout
+        deadline = time.monotonic() + timeout
+        found = self.discover(driver_instance_id=instance_id, timeout=timeout)
+        if not found:
+            raise TensorPoolError(f"no stream of a driver {instance_id!r} is announced; `tensorpool ls` shows what is")
+        return self._client_of(found[0]), max(deadline - time.monotonic(), LOOK_AGAIN_S)
+
+    def _locate(
+        self, stream_id: int, name: str | None, driver_instance_id: str | None, timeout: float
+    ) -> tuple[Client, int, float]:
+        """Who grants leases on a stream: the client of that driver, the stream's id, and the time that is left.
+
+        Waits for a name that nobody has yet. A name that no provider knows is left to what producers announce here.
+        """
+        _check_timeout(timeout)
+        discovery = self._conductor.discovery
+        is_chosen = driver_instance_id is not None
+        if (name is None and not is_chosen) or (not discovery.endpoints and not is_chosen):
+            return self, stream_id, timeout
+        filters = Filters(name=name, stream_id=stream_id or None, driver_instance_id=driver_instance_id)
+        deadline = time.monotonic() + timeout
+        answers = 0
+        while (left := deadline - time.monotonic()) > 0:
+            inquiry = self._inquire(filters, left if answers or is_chosen else min(left, PATIENCE_S))
+            answers += inquiry.answers
+            if answers == 0:
+                if is_chosen:
+                    inquiry.raise_for_silence(discovery.endpoints, int(timeout * 1e9))
+                return self, stream_id, max(deadline - time.monotonic(), LOOK_AGAIN_S)
+            found = inquiry.streams
+            if len(found) > 1:
+                raise _ambiguous(name or str(stream_id), found)
+            if found:
+                return self._client_of(found[0]), found[0].stream_id, max(deadline - time.monotonic(), LOOK_AGAIN_S)
+            if self._is_heard(name, inquiry, min(LOOK_AGAIN_S, left)):
+                return self, stream_id, max(deadline - time.monotonic(), LOOK_AGAIN_S)
+        where = f" at driver {driver_instance_id!r}" if is_chosen else ""
+        what = f"no producer announces the name {name!r}" if name is not None else f"there is no stream {stream_id}"
+        raise TensorPoolError(f"{what}{where}; `tensorpool ls` shows what there is")
+
+    def _is_heard(self, name: str | None, inquiry: Inquiry, timeout: float) -> bool:
+        """Whether a producer here announces the name, though no provider knows it."""
+        heard: list[object] = []
+        if name is not None:
+            names = self._conductor.names
+            self._order(self._conductor.listen_for_names)
+            self._order(lambda now_ns: heard.extend(names.heard(name, now_ns)))
+        return self._wait_for(inquiry, lambda: bool(heard), timeout)
+
+    def _client_of(self, stream: DiscoveredStream) -> Client:
+        """§5.2: leases are asked for at the control endpoint that the answer names."""
+        discovery = self._conductor.discovery
+        if discovery.is_here(stream):
+            return self
+        if discovery.is_other_host(stream):
+            raise TensorPoolError(
+                f"{stream} cannot be attached from here: it is served at {stream.driver_control_channel} of another "
+                "host; a bridge brings it here"
+            )
+        with self._others_lock:
+            other = self._others.get(stream.control)
+            if other is None:
+                mode: Literal["thread", "invoked"] = "thread" if self._invoker is None else "invoked"
+                settings = _config_for(self.config, stream)
+                other = self._others[stream.control] = Client(
+                    settings, self.aeron_dir, conductor=mode, clock=self._clock
+                )
+        return other
+
+    def _attach_consumer(self, session: ConsumerSession, timeout: float) -> None:
+        if session.name is not None:
+            self._order(self._conductor.listen_for_names)
+        self._attach(session, lambda now_ns: self._conductor.add_consumer(session, now_ns), timeout)
+
     def _attach(self, session: Session, add: Callable[[int], object], timeout: float) -> None:
-        if not timeout > 0:
-            raise LocalProtocolError(f"timeout = {timeout}: expected a positive number of seconds")
+        _check_timeout(timeout)
         self._order(add)
         self._sessions = [kept for kept in self._sessions if not kept.is_closed] + [session]
         started_ns = time.monotonic_ns()
@@ -251,13 +414,13 @@ class Client:
         """Whether somebody turns the conductor; not so in a forked child."""
         return self._invoker is not None or (self._runner is not None and self._runner.is_running)
 
-    def _wait_for(self, session: Session, is_met: Callable[[], bool], timeout: float | None) -> bool:
+    def _wait_for(self, session: Session | Inquiry, is_met: Callable[[], bool], timeout: float | None) -> bool:
         """Wait until it is so; turns the conductor where nobody else does."""
         deadline = None if timeout is None else time.monotonic() + timeout
         with self._conductor.awaited():
             return self._wait_until(session, is_met, deadline)
 
-    def _wait_until(self, session: Session, is_met: Callable[[], bool], deadline: float | None) -> bool:
+    def _wait_until(self, session: Session | Inquiry, is_met: Callable[[], bool], deadline: float | None) -> bool:
         while not is_met():
             if session.is_closed:
                 return is_met()
@@ -297,6 +460,35 @@ def connect(
         settings = DriverConfig.load(config, overrides=overrides)
     where = aeron_dir or settings.driver.aeron_dir or aeron.default_aeron_dir()
     return Client(settings, where, conductor=conductor)
+
+
+def _config_for(config: DriverConfig, stream: DiscoveredStream) -> DriverConfig:
+    """The settings of a client of the driver that serves a stream: as ours, but for where that driver is."""
+    driver, control = config.driver, stream.control
+    announce = control if driver.announce == driver.control else driver.announce
+    return msgspec.structs.replace(
+        config,
+        driver=msgspec.structs.replace(
+            driver,
+            instance_id=stream.driver_instance_id,
+            control_channel=control.channel,
+            control_stream_id=control.stream_id,
+            announce_channel=announce.channel,
+            announce_stream_id=announce.stream_id,
+        ),
+    )
+
+
+def _ambiguous(name: str, found: list[DiscoveredStream]) -> TensorPoolError:
+    candidates = ", ".join(map(str, found))
+    is_one_driver = len({stream.driver_instance_id for stream in found}) == 1
+    choice = "give one of the ids" if is_one_driver else "choose with driver_instance_id="
+    return TensorPoolError(f"{name!r} is ambiguous: {candidates}; {choice}")
+
+
+def _check_timeout(timeout: float) -> None:
+    if not timeout > 0:
+        raise LocalProtocolError(f"timeout = {timeout}: expected a positive number of seconds")
 
 
 def _stream(stream: int | str) -> tuple[int, str | None]:

@@ -7,6 +7,7 @@ Driver Model §4.4a, §4.5; Wire §10.1.1; decisions C7, E3, E31, E34, E42.
 
 from __future__ import annotations
 
+import queue
 import secrets
 import threading
 from collections import deque
@@ -18,7 +19,9 @@ from typing import TYPE_CHECKING, Final
 from tensorpool import aeron
 from tensorpool.channel import Endpoint
 from tensorpool.client.attachment import Phase, Wish
+from tensorpool.client.discovery import Discovery, NameFinder
 from tensorpool.client.link import Link
+from tensorpool.client.mapping import is_fresh
 from tensorpool.client.names import Names
 from tensorpool.client.session import Session, State
 from tensorpool.clock import Clock
@@ -64,6 +67,29 @@ _OF_METADATA: Final = frozenset(
 )
 
 
+class Kick:
+    """Like threading.Event, but safe where a signal's exception lands in the middle of it: no lock stays taken."""
+
+    def __init__(self) -> None:
+        self._kicks: queue.SimpleQueue[None] = queue.SimpleQueue()
+
+    def set(self) -> None:
+        if self._kicks.empty():
+            self._kicks.put(None)
+
+    def clear(self) -> None:
+        while self.wait(0):
+            pass
+
+    def wait(self, seconds: float) -> bool:
+        """False when the time is over. Takes the kick away."""
+        try:
+            self._kicks.get(timeout=seconds)
+        except queue.Empty:
+            return False
+        return True
+
+
 class ClientConductor:
     """The agent behind a `Client`. `order`, `kick`, `submit`, `map` and the id makers are for any thread."""
 
@@ -72,8 +98,9 @@ class ClientConductor:
     def __init__(self, config: DriverConfig, clock: Clock, aeron_dir: str, client_name: str) -> None:
         self.config = config
         self.clock = clock
-        self.names = Names(config.announce_period_ns)
-        self.kicked = threading.Event()
+        self.discovery = Discovery(config)
+        self.names = NameFinder(Names(config.announce_period_ns), self.discovery)
+        self.kicked = Kick()
         self._waiters = 0
         self.malformed = 0
         self._aeron_dir = aeron_dir
@@ -198,6 +225,7 @@ class ClientConductor:
         while self._orders:
             self._guarded(self._orders.popleft(), now_ns)
             work += 1
+        work += self._guarded(self._discover, now_ns)
         for session in tuple(self._sessions):
             work += self._guarded(session.do_work, now_ns)
             if session.is_closed:
@@ -261,6 +289,9 @@ class ClientConductor:
             work += link.poll_metadata(self._on_metadata, FRAGMENT_LIMIT)
         return work
 
+    def _discover(self, now_ns: int) -> int:
+        return self.discovery.do_work(self._link, now_ns)
+
     def _lose_link(self, words: str, now_ns: int) -> None:
         link, self._link = self._link, None
         if link is None:
@@ -269,6 +300,7 @@ class ClientConductor:
         self._log.warning("media_driver_lost", error=words)
         for session in tuple(self._sessions):
             session.on_link_lost(words, now_ns)
+        self.discovery.on_link_lost()
         link.close()
         self._reconnect_ns = now_ns + RECONNECT_EVERY_NS
 
@@ -322,10 +354,12 @@ class ClientConductor:
                         consumer.on_consumer_config(config, now_ns)
 
     def _on_announce(self, announce: ShmPoolAnnounce, info: aeron.MessageInfo, now_ns: int) -> None:
-        concerned = [session for session in self._sessions if session.stream_id == announce.stream_id]
-        if not concerned or self._link is None:
+        if self._link is None:
             return
         joined_ns, wall_ns = self._link.joined_ns(info), self.clock.realtime_ns()
+        if is_fresh(announce, joined_ns, now_ns, wall_ns, self.config.announce_period_ns):
+            self.discovery.on_announce(announce, now_ns)
+        concerned = [session for session in self._sessions if session.stream_id == announce.stream_id]
         for session in concerned:
             if session.is_fresh(announce, joined_ns, now_ns, wall_ns):
                 session.on_announce(announce, now_ns, wall_ns)

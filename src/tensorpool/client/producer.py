@@ -24,7 +24,7 @@ from tensorpool.client.progress import ProgressThrottle
 from tensorpool.client.session import State, StateChange
 from tensorpool.errors import Closed, LocalProtocolError, TransportError
 from tensorpool.shm.arrays import Array, Order, layout_for, layout_of, numpy_dtype, view_of
-from tensorpool.wire.control import Dtype, FrameProgress, FrameProgressState, MajorOrder, ProgressUnit
+from tensorpool.wire.control import DataSourceMeta, Dtype, FrameProgress, FrameProgressState, MajorOrder, ProgressUnit
 from tensorpool.wire.trace import Parent, TraceLinkSet
 
 MAX_META_VERSION: Final = 2**32 - 2
@@ -230,6 +230,18 @@ class Producer:
         session.meta_version = version
         session.conductor.order(lambda now_ns: session.set_metadata(frozen, tag_list, summary, version))
         return version
+
+    def repeat_metadata(self, message: DataSourceMeta, *, summary: str = "") -> None:
+        """Say what another producer said, under its meta_version and at its time: for replays.
+
+        Frames are of that version from now on. Raises LocalProtocolError for a version that no frame can carry.
+        """
+        session = self._session
+        if not 1 <= message.meta_version <= MAX_META_VERSION:
+            raise LocalProtocolError(f"meta_version {message.meta_version}: expected 1 to 2^32 - 2")
+        _check_size(message, summary)
+        session.meta_version = message.meta_version
+        session.conductor.order(lambda now_ns: session.repeat_metadata(message, summary))
 
     def publish_blob(self, data: bytes, *, blob_type: int, checksum: bool = True) -> int:
         """Distribute a large table (a flat field, a mask) under the current meta_version, which is returned.
@@ -523,7 +535,11 @@ def _links(trace_id: int, parents: Iterable[int]) -> tuple[Parent, ...]:
 
 
 def _check_metadata(attributes: Mapping[str, Any], tags: tuple[str, ...], summary: str) -> None:
-    size = len(to_message(1, 0, attributes, tags, 0).encode())
+    _check_size(to_message(1, 0, attributes, tags, 0), summary)
+
+
+def _check_size(message: DataSourceMeta, summary: str) -> None:
+    size = len(message.encode())
     if size > MAX_METADATA_BYTES:
         raise LocalProtocolError(f"metadata of {size} bytes exceed {MAX_METADATA_BYTES}; use publish_blob for tables")
     if not summary.isascii():

@@ -174,6 +174,13 @@ class ProducerSession(Session):
         self._summary = summary
         self._next_ns = 0
 
+    def repeat_metadata(self, message: DataSourceMeta, summary: str) -> None:
+        """Conductor: the same with a message that is made already; sent even where another follows at once."""
+        self._meta = msgspec.structs.replace(message, stream_id=self.stream_id or 1)
+        self._summary = summary
+        self._next_ns = 0
+        self.post_metadata(self._meta)
+
     def add_blob(self, version: int, blob_type: int, data: bytes, checksum: bool) -> None:
         """Conductor: send now, and again to consumers that come later."""
         self._blobs = [blob for blob in self._blobs if blob[1] != blob_type]

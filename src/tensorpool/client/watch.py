@@ -18,7 +18,8 @@ from tensorpool.client.frame import MappedEpoch
 from tensorpool.client.mapping import Regions
 from tensorpool.client.session import State
 
-KEPT_EPOCHS: Final = 4
+KEPT_EPOCHS: Final = 4  # with frames, whose memory lasts as long
+KEPT_IN_ALL: Final = 16
 
 
 class WatchedEpoch:
@@ -60,7 +61,7 @@ class Watch:
     def __init__(self, session: ConsumerSession, close: Callable[[ConsumerSession], None]) -> None:
         self._session = session
         self._close = close
-        self._seen: deque[WatchedEpoch] = deque(maxlen=KEPT_EPOCHS)
+        self._seen: deque[WatchedEpoch] = deque(maxlen=KEPT_IN_ALL)
         session.on_mapped = self._on_mapped
 
     @property
@@ -87,10 +88,12 @@ class Watch:
         self._seen.clear()
 
     def _on_mapped(self, regions: Regions, mapped: MappedEpoch) -> None:
-        """An epoch that is mapped again replaces its earlier self."""
-        for known in [known for known in self._seen if known.epoch == regions.epoch]:
-            self._seen.remove(known)
-        self._seen.append(WatchedEpoch(regions, mapped))
+        """An epoch that is mapped again replaces its earlier self; empty ones take no memory and are kept longer."""
+        kept = [known for known in self._seen if known.epoch != regions.epoch]
+        full = [known for known in kept if known.end > 0]
+        for known in full[: max(0, len(full) - KEPT_EPOCHS + 1)]:
+            kept.remove(known)
+        self._seen = deque([*kept, WatchedEpoch(regions, mapped)], maxlen=KEPT_IN_ALL)
 
     def __enter__(self) -> Self:
         return self

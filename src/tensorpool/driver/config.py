@@ -6,6 +6,7 @@
     [policies]           leases, announces, removal of old epochs, limits
     [profiles.<name>]    the shape of a stream's memory
     [streams.<name>]     the streams that exist from the start
+    [discovery]          who answers which streams there are: see tensorpool.discovery.config
 
 Names and defaults are the specification's; keys that it does not name say so. What is left out and derived
 from other keys is filled in when the configuration is made. What cannot be served is refused: see
@@ -39,6 +40,7 @@ from tensorpool.config import (
     StreamId,
     StreamIdRange,
 )
+from tensorpool.discovery.config import EXPIRY_PERIODS, DiscoverySection, check_provider
 from tensorpool.errors import ConfigError, LocalProtocolError, RegionRejected
 from tensorpool.shm.containment import AllowedBases
 from tensorpool.shm.layout import PoolSpec, RingSpec
@@ -316,6 +318,7 @@ class DriverConfig(msgspec.Struct, frozen=True, kw_only=True):
     policies: PoliciesSection = msgspec.field(default_factory=PoliciesSection)
     profiles: Mapping[str, ProfileConfig] = {}
     streams: Mapping[str, StreamConfig] = {}
+    discovery: DiscoverySection = msgspec.field(default_factory=DiscoverySection)
 
     @classmethod
     def load(
@@ -349,6 +352,7 @@ class DriverConfig(msgspec.Struct, frozen=True, kw_only=True):
         self._check_streams()
         self._check_ranges()
         self._check_endpoints()
+        check_provider(self.discovery)
         self._check_shm()
 
     @property
@@ -400,7 +404,17 @@ class DriverConfig(msgspec.Struct, frozen=True, kw_only=True):
         return Bill(tuple(lines))
 
     def _resolve(self) -> None:
-        """Fill in the profiles that are left out."""
+        """Fill in the profiles that are left out, and where and how long discovery listens (F4, F9)."""
+        discovery = self.discovery
+        period_ms = discovery.announce_period_ms or self.policies.announce_period_ms
+        discovery = msgspec.structs.replace(
+            discovery,
+            channel=discovery.channel or self.driver.control_channel,
+            stream_id=discovery.stream_id or self.driver.control_stream_id,
+            announce_period_ms=period_ms,
+            expiry_ms=discovery.expiry_ms or EXPIRY_PERIODS * period_ms,
+        )
+        msgspec.structs.force_setattr(self, "discovery", discovery)
         policies = self.policies
         if policies.default_profile == "":
             policies = msgspec.structs.replace(policies, default_profile=next(iter(self.profiles)))
@@ -467,6 +481,7 @@ class DriverConfig(msgspec.Struct, frozen=True, kw_only=True):
             "driver.qos_stream_id": driver.qos_stream_id,
             "driver.descriptor_stream_id": driver.descriptor_stream_id,
             "driver.metadata_stream_id": driver.metadata_stream_id,
+            "discovery.stream_id": self.discovery.stream_id,
         } | {f"streams.{name}.stream_id": stream.stream_id for name, stream in self.streams.items()}
         for (key, ids), (other, number) in itertools.product(ranges.items(), used.items()):
             if number in ids:
@@ -488,6 +503,7 @@ class DriverConfig(msgspec.Struct, frozen=True, kw_only=True):
                 "driver.qos_channel": driver.qos,
                 "driver.descriptor_channel": driver.descriptor,
                 "driver.metadata_channel": driver.metadata,
+                "discovery.channel": self.discovery.endpoint,
             }
         )
 

@@ -1,23 +1,28 @@
 # SPDX-License-Identifier: Apache-2.0
 """The SHM driver as one object: a conductor on a thread, with a media driver where none is running yet.
 
-Driver Model §2.1, §4.11.
+Discovery answers beside it, on a thread and a connection of its own: who asks much costs nobody a lease.
+Driver Model §2.1, §4.11; Discovery §2.1, §4.2.
 """
 
 from __future__ import annotations
 
 import os
 from types import TracebackType
-from typing import Self
+from typing import Final, Self
 
 from tensorpool import aeron
 from tensorpool.clock import Clock, SystemClock
 from tensorpool.config import lookalikes
+from tensorpool.discovery.directory import DriverIdentity
+from tensorpool.discovery.provider import Provider, Source, ThriftyIdle
 from tensorpool.driver.conductor import DriverConductor
 from tensorpool.driver.config import DriverConfig
 from tensorpool.errors import TransportError
 from tensorpool.logs import get_logger
 from tensorpool.wire.driver import ShutdownReason
+
+DISCOVERY_SHARE: Final = 0.25  # of a core, at most
 
 
 class Driver:
@@ -45,6 +50,15 @@ class Driver:
         except BaseException:
             self._close_media_driver()
             raise
+        self.discovery: Provider | None = None  # that answers for this driver
+        self._discovery_runner: aeron.AgentRunner | None = None
+        if self.config.discovery.enabled:
+            try:
+                self._start_discovery(clock or SystemClock())
+            except BaseException:
+                self._runner.close()
+                self._close_media_driver()
+                raise
 
     @property
     def is_running(self) -> bool:
@@ -65,12 +79,23 @@ class Driver:
         Raises what made the driver end by itself, once.
         """
         try:
+            if self._discovery_runner is not None:
+                self._discovery_runner.close()
             self._runner.close()
         finally:
             self._close_media_driver()
         failure, self.conductor.failure = self.conductor.failure, None
         if failure is not None:
             raise failure
+
+    def _start_discovery(self, clock: Clock) -> None:
+        settings, endpoints = self.config.discovery, self.config.driver
+        identity = DriverIdentity(endpoints.instance_id, endpoints.control, settings.expiry_ms * 1_000_000)
+        source = Source(identity, endpoints.announce, endpoints.metadata)
+        tells = [registry.announce for registry in settings.registries if registry.announce is not None]
+        self.discovery = Provider(settings, [source], self.aeron_dir, clock, tells=tells)
+        idle = ThriftyIdle(share=DISCOVERY_SHARE)
+        self._discovery_runner = aeron.AgentRunner(self.discovery, idle, on_error=self._on_error).start()
 
     def _on_error(self, error: Exception) -> None:
         """One turn failed; the driver goes on, for the sake of everybody whose lease it keeps."""

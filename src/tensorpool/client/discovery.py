@@ -1,0 +1,525 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Asking which streams there are: the client's side of discovery, on the conductor.
+
+Every provider is asked: the one inside the client's own driver and each configured registry. Requests are sent again
+until they are answered; answers are merged, and of what two providers say about a stream the later epoch counts. What
+they say is advice: attaching at the driver that an answer names is what decides.
+Discovery §3, §4.3, §5, §7, §10; decisions F10, F12, F15.
+"""
+
+from __future__ import annotations
+
+import secrets
+import socket
+import threading
+from typing import TYPE_CHECKING, Final, Self
+
+import msgspec
+
+from tensorpool import aeron
+from tensorpool.channel import Endpoint, check_channel
+from tensorpool.client.names import Names, Source
+from tensorpool.driver.config import DriverConfig
+from tensorpool.errors import (
+    DecodeError,
+    DriverUnreachable,
+    LocalProtocolError,
+    TensorPoolError,
+    TransportError,
+)
+from tensorpool.logs import get_logger
+from tensorpool.wire import decode, discovery, peek_header
+from tensorpool.wire.control import DataSourceAnnounce, ShmPoolAnnounce
+from tensorpool.wire.discovery import DiscoveryRequest, DiscoveryResponse, DiscoveryStatus, Result, Tag
+
+if TYPE_CHECKING:
+    from tensorpool.client.link import Link
+
+MS: Final = 1_000_000
+FRAGMENT_LIMIT: Final = 64
+ASK_AGAIN_NS: Final = 200 * MS
+REPLICA_GRACE_NS: Final = 250 * MS  # once one provider has answered, so long for the others
+PATIENCE_NS: Final = 300 * MS  # without an answer for so long, names are those that we hear ourselves
+OPEN_AGAIN_NS: Final = 1_000 * MS
+FORGET_NS: Final = 5_000 * MS  # an inquiry that nobody waits for any more
+MAX_REQUERIES: Final = 3
+MAX_ANNOUNCED: Final = 100_000
+REQUEST_TERM: Final = "64k"  # requests up to 8 KiB
+RESPONSE_TERM: Final = "4m"  # answers up to 512 KiB
+HEADER_SLOT_BYTES: Final = 256
+MAX_DIMS: Final = 8
+
+
+class DiscoveredPool(msgspec.Struct, frozen=True, kw_only=True):
+    """A payload pool, for information."""
+
+    pool_id: int
+    pool_nslots: int
+    stride_bytes: int
+    region_uri: str
+
+
+class DiscoveredStream(msgspec.Struct, frozen=True, kw_only=True):
+    """A stream as a provider described it: a snapshot, and advice. Nothing here may be mapped without a lease."""
+
+    driver_instance_id: str
+    stream_id: int
+    data_source_name: str | None
+    tags: tuple[str, ...]
+    data_source_id: int | None
+    producer_id: int  # 0: nobody writes it now
+    epoch: int
+    layout_version: int
+    header_nslots: int
+    header_slot_bytes: int
+    max_dims: int
+    header_region_uri: str
+    payload_pools: tuple[DiscoveredPool, ...]
+    driver_control_channel: str
+    driver_control_stream_id: int
+
+    @classmethod
+    def of(cls, result: Result) -> DiscoveredStream:
+        return cls(
+            driver_instance_id=result.driver_instance_id,
+            stream_id=result.stream_id,
+            data_source_name=result.data_source_name or None,
+            tags=tuple(tag.tag for tag in result.tags),
+            data_source_id=result.data_source_id,
+            producer_id=result.producer_id,
+            epoch=result.epoch,
+            layout_version=result.layout_version,
+            header_nslots=result.header_nslots,
+            header_slot_bytes=result.header_slot_bytes,
+            max_dims=result.max_dims,
+            header_region_uri=result.header_region_uri,
+            payload_pools=tuple(
+                DiscoveredPool(
+                    pool_id=pool.pool_id,
+                    pool_nslots=pool.pool_nslots,
+                    stride_bytes=pool.stride_bytes,
+                    region_uri=pool.region_uri,
+                )
+                for pool in result.payload_pools
+            ),
+            driver_control_channel=result.driver_control_channel,
+            driver_control_stream_id=result.driver_control_stream_id,
+        )
+
+    @property
+    def control(self) -> Endpoint:
+        """Where leases on it are granted."""
+        return Endpoint(self.driver_control_channel, self.driver_control_stream_id)
+
+    def __str__(self) -> str:
+        return f"stream {self.stream_id} of driver {self.driver_instance_id} (epoch {self.epoch})"
+
+
+class Filters(msgspec.Struct, frozen=True, kw_only=True):
+    """What is looked for; what is None filters nothing."""
+
+    name: str | None = None
+    tags: tuple[str, ...] = ()
+    producer_id: int | None = None
+    stream_id: int | None = None
+    data_source_id: int | None = None
+    driver_instance_id: str | None = None  # providers have no filter for it
+
+    def check(self) -> Self:
+        """Raises LocalProtocolError for what no request can carry."""
+        if self.name is not None and not 1 <= len(self.name.encode("utf-8", "surrogateescape")) <= 256:
+            raise LocalProtocolError(f"name = {self.name!r}: expected text of 1 to 256 bytes")
+        for tag in self.tags:
+            if type(tag) is not str or not tag or not tag.isascii():
+                raise LocalProtocolError(f"tag {tag!r}: expected ASCII text")
+        for key in ("producer_id", "stream_id", "data_source_id"):
+            value, highest = getattr(self, key), 2**64 - 2 if key == "data_source_id" else 2**32 - 2
+            if value is not None and (type(value) is not int or not 0 <= value <= highest):
+                raise LocalProtocolError(f"{key} = {value!r}: expected 0 to {highest}")
+        return self
+
+    def fit(self, stream: DiscoveredStream) -> bool:
+        """Names and tags byte for byte, whatever the provider thinks of them."""
+        return (
+            self.name in (None, stream.data_source_name)
+            and set(self.tags) <= set(stream.tags)
+            and self.producer_id in (None, stream.producer_id)
+            and self.stream_id in (None, stream.stream_id)
+            and self.data_source_id in (None, stream.data_source_id)
+            and self.driver_instance_id in (None, stream.driver_instance_id)
+        )
+
+    def request(self, request_id: int, client_id: int, response: Endpoint) -> DiscoveryRequest:
+        return DiscoveryRequest(
+            request_id=request_id,
+            client_id=client_id,
+            response_stream_id=response.stream_id,
+            response_channel=response.channel,
+            stream_id=self.stream_id,
+            producer_id=self.producer_id,
+            data_source_id=self.data_source_id,
+            tags=tuple(Tag(tag=tag) for tag in self.tags),
+            data_source_name=self.name or "",
+        )
+
+
+class Inquiry:
+    """One question to every provider. `is_done`, `streams` and `raise_for_silence` are for whoever asked."""
+
+    is_closed: Final = False
+
+    def __init__(self, filters: Filters) -> None:
+        self.filters = filters
+        self.changed = threading.Condition()
+        self.is_done = False
+        self.asked_ns = 0
+        self.first_answer_ns: int | None = None
+        self.answers = 0
+        self.refusals: list[str] = []
+        self.requeries = 0
+        self._streams: dict[tuple[str, int], DiscoveredStream] = {}
+
+    @property
+    def streams(self) -> list[DiscoveredStream]:
+        return sorted(self._streams.values(), key=lambda stream: (stream.driver_instance_id, stream.stream_id))
+
+    def add(self, stream: DiscoveredStream) -> None:
+        """F15: of two that tell of the same stream, the later epoch."""
+        key = stream.driver_instance_id, stream.stream_id
+        known = self._streams.get(key)
+        if known is None or stream.epoch > known.epoch:
+            self._streams[key] = stream
+
+    def finish(self) -> None:
+        with self.changed:
+            self.is_done = True
+            self.changed.notify_all()
+
+    def raise_for_silence(self, endpoints: list[Endpoint], waited_ns: int) -> None:
+        """Raise what kept us from an answer, if there is none at all."""
+        if self.answers == 0 and self.refusals:
+            raise TensorPoolError(f"discovery answered ERROR: {'; '.join(self.refusals)}")
+        if self.answers == 0:
+            places = ", ".join(f"{endpoint.channel} stream {endpoint.stream_id}" for endpoint in endpoints)
+            words = "is a driver with discovery, or a registry, running there?"
+            raise DriverUnreachable(places, waited_ns, words)
+
+
+class _Provider:
+    """Where to ask, and what is open towards it on the current link."""
+
+    def __init__(self, endpoint: Endpoint, *, is_own_driver: bool) -> None:
+        self.endpoint = endpoint
+        self.is_own_driver = is_own_driver  # it answers for the driver that we are a client of, and for nobody else
+        self.publication: aeron.Publication | None = None
+        self.response: Endpoint | None = None
+        self.open_ns = 0
+
+
+class Discovery:
+    """The conductor's asker. Everything here but `endpoints` is for the conductor's thread."""
+
+    def __init__(self, config: DriverConfig) -> None:
+        settings = config.discovery
+        self._config = config
+        self._window_ns = 3 * config.announce_period_ns
+        self._log = get_logger("client")
+        self._client_id = secrets.randbelow(2**32 - 2) + 1
+        endpoints = [settings.endpoint] if settings.enabled else []
+        endpoints += [registry.endpoint for registry in settings.registries]
+        own = _place(config.driver.control)
+        self._providers = [_Provider(each, is_own_driver=_place(each) == own) for each in dict.fromkeys(endpoints)]
+        self._subscriptions: dict[Endpoint, aeron.Subscription] = {}
+        self._pending: dict[int, tuple[Inquiry, _Provider]] = {}
+        self._sent_ns: dict[int, int] = {}
+        self._inquiries: list[Inquiry] = []
+        self._announced: dict[int, tuple[int, int, int]] = {}  # stream: epoch, layout_version, when
+        self._own_ids = {config.driver.instance_id}
+        self._is_own_id_known = False
+        self.malformed = 0  # messages and results that were not what they claim to be
+        self._now_ns = 0
+
+    @property
+    def endpoints(self) -> list[Endpoint]:
+        """Whom we ask."""
+        return [provider.endpoint for provider in self._providers]
+
+    def is_here(self, stream: DiscoveredStream) -> bool:
+        """Whether the driver that we are a client of grants its leases.
+
+        Two hosts have the same IPC endpoints: the same place is the same driver only under the same name.
+        """
+        return _place(stream.control) == _place(self._config.driver.control) and (
+            stream.driver_instance_id in self._own_ids
+        )
+
+    def is_other_host(self, stream: DiscoveredStream) -> bool:
+        """Whether it is at our own driver's place but not our driver's: IPC of another host."""
+        return _place(stream.control) == _place(self._config.driver.control) and not self.is_here(stream)
+
+    # --- for the conductor
+
+    def ask(self, inquiry: Inquiry, now_ns: int) -> None:
+        inquiry.asked_ns = now_ns
+        self._inquiries.append(inquiry)
+        for provider in self._providers:
+            self._request(inquiry, provider)
+        if not self._providers:
+            inquiry.finish()
+
+    def forget(self, inquiry: Inquiry) -> None:
+        """Nobody waits for it any more."""
+        if inquiry in self._inquiries:
+            self._inquiries.remove(inquiry)
+        for request_id in [key for key, (asked, _) in self._pending.items() if asked is inquiry]:
+            self._drop(request_id)
+
+    def on_announce(self, announce: ShmPoolAnnounce, now_ns: int) -> None:
+        """§7: what our own driver announces is newer than what a provider says of it."""
+        if announce.stream_id in self._announced or len(self._announced) < MAX_ANNOUNCED:
+            self._announced[announce.stream_id] = announce.epoch, announce.layout_version, now_ns
+
+    def on_link_lost(self) -> None:
+        self._subscriptions.clear()
+        for provider in self._providers:
+            provider.publication = provider.response = None
+            provider.open_ns = 0
+
+    def do_work(self, link: Link | None, now_ns: int) -> int:
+        self._now_ns = now_ns
+        if not self._inquiries or link is None:
+            return 0
+        work = self._send(link, now_ns)
+        for subscription in list(self._subscriptions.values()):
+            work += subscription.poll(self._on_message, FRAGMENT_LIMIT)
+        for inquiry in tuple(self._inquiries):
+            if self._is_complete(inquiry, now_ns):
+                self.forget(inquiry)
+                inquiry.finish()
+                work += 1
+        return work
+
+    # --- inside
+
+    def _is_complete(self, inquiry: Inquiry, now_ns: int) -> bool:
+        if now_ns - inquiry.asked_ns > FORGET_NS:
+            return True
+        if not any(asked is inquiry for asked, _ in self._pending.values()):
+            return True
+        first_ns = inquiry.first_answer_ns
+        return first_ns is not None and now_ns - first_ns > REPLICA_GRACE_NS
+
+    def _request(self, inquiry: Inquiry, provider: _Provider, not_before_ns: int = 0) -> None:
+        request_id = secrets.randbits(63)
+        self._pending[request_id] = inquiry, provider
+        self._sent_ns[request_id] = not_before_ns - ASK_AGAIN_NS
+
+    def _drop(self, request_id: int) -> None:
+        del self._pending[request_id]
+        del self._sent_ns[request_id]
+
+    def _send(self, link: Link, now_ns: int) -> int:
+        sent = 0
+        for request_id, (inquiry, provider) in self._pending.items():
+            if now_ns - self._sent_ns[request_id] < ASK_AGAIN_NS or not self._is_open(provider, link, now_ns):
+                continue
+            assert provider.publication is not None
+            assert provider.response is not None
+            request = inquiry.filters.request(request_id, self._client_id, provider.response)
+            if provider.publication.offer(request.encode()):
+                self._sent_ns[request_id] = now_ns
+                sent += 1
+        return sent
+
+    def _is_open(self, provider: _Provider, link: Link, now_ns: int) -> bool:
+        if provider.publication is not None:
+            return True
+        if now_ns < provider.open_ns:
+            return False
+        provider.open_ns = now_ns + OPEN_AGAIN_NS
+        try:
+            provider.response = self._response_for(provider, link)
+            is_control = provider.endpoint == self._config.driver.control
+            provider.publication = link.control if is_control else link.publish(provider.endpoint, REQUEST_TERM)
+        except (TransportError, OSError) as error:
+            self._log.warning("provider_unreachable", channel=provider.endpoint.channel, error=str(error))
+            return False
+        return True
+
+    def _response_for(self, provider: _Provider, link: Link) -> Endpoint:
+        """An endpoint of our own for its answers; one for all providers on IPC."""
+        channel = self._config.discovery.response_channel or _response_channel(provider.endpoint.channel)
+        for known in self._subscriptions:
+            if known.channel == channel:
+                return known
+        response = Endpoint(channel, secrets.randbelow(2**31 - 1) + 1)
+        self._subscriptions[response] = link.subscribe(response)
+        return response
+
+    def _on_message(self, data: bytes, info: aeron.MessageInfo) -> None:
+        try:
+            header = peek_header(data)
+            if header.schema_id != discovery.schema.id or header.template_id != DiscoveryResponse.TEMPLATE_ID:
+                return
+            response = decode(data)
+        except DecodeError:
+            self.malformed += 1
+            return
+        assert isinstance(response, DiscoveryResponse)
+        asked = self._pending.get(response.request_id)
+        if asked is not None:
+            self._drop(response.request_id)
+            self._on_response(response, *asked)
+
+    def _on_response(self, response: DiscoveryResponse, inquiry: Inquiry, provider: _Provider) -> None:
+        if response.status is DiscoveryStatus.ERROR:
+            inquiry.refusals.append(response.error_message or "without a reason")
+            return
+        results = response.results if response.status is DiscoveryStatus.OK else ()
+        is_doubtful = False
+        for result in results:
+            flaw = _flaw_in(result)
+            stream = DiscoveredStream.of(result)
+            if flaw is not None:
+                self.malformed += 1
+                self._log.warning("result_discarded", stream_id=result.stream_id, flaw=flaw)
+                is_doubtful = is_doubtful or flaw.startswith("pool")
+                continue
+            if provider.is_own_driver and _place(stream.control) == _place(self._config.driver.control):
+                self._learn_own_id(stream.driver_instance_id)
+            if self._is_outdated(stream):
+                is_doubtful = True
+            elif inquiry.filters.fit(stream):
+                inquiry.add(stream)
+        if is_doubtful and inquiry.requeries < MAX_REQUERIES:  # F10, §7
+            inquiry.requeries += 1
+            self._request(inquiry, provider, self._now_ns + ASK_AGAIN_NS)
+            return
+        inquiry.answers += 1
+        if inquiry.first_answer_ns is None:
+            inquiry.first_answer_ns = self._now_ns
+
+    def _learn_own_id(self, instance_id: str) -> None:
+        """The provider inside our driver knows its name; what our configuration says may be the default."""
+        if not self._is_own_id_known:
+            self._is_own_id_known = True
+            self._own_ids = {instance_id}
+        self._own_ids.add(instance_id)
+
+    def _is_outdated(self, stream: DiscoveredStream) -> bool:
+        """Whether our own driver announced otherwise lately."""
+        known = self._announced.get(stream.stream_id)
+        if known is None or not self.is_here(stream) or self._now_ns - known[2] > self._window_ns:
+            return False
+        epoch, layout_version, _ = known
+        return stream.epoch < epoch or (stream.epoch == epoch and stream.layout_version != layout_version)
+
+
+class Lookup:
+    """What providers say of a name, asked again for as long as somebody looks."""
+
+    def __init__(self, discovery: Discovery, name: str, now_ns: int) -> None:
+        self._discovery = discovery
+        self._filters = Filters(name=name)
+        self._since_ns = now_ns
+        self._inquiry: Inquiry | None = None
+        self.looked_ns = now_ns
+        self.found: list[DiscoveredStream] | None = None  # None: nobody has answered
+
+    def look(self, now_ns: int) -> None:
+        self.looked_ns = now_ns
+        inquiry = self._inquiry
+        if inquiry is not None and inquiry.is_done and inquiry.answers:
+            self.found = inquiry.streams
+        if inquiry is None or (inquiry.is_done and now_ns - inquiry.asked_ns >= ASK_AGAIN_NS):
+            self._inquiry = Inquiry(self._filters)
+            self._discovery.ask(self._inquiry, now_ns)
+
+    def is_pending(self, now_ns: int) -> bool:
+        """Whether an answer may still come soon."""
+        return self.found is None and now_ns - self._since_ns < PATIENCE_NS
+
+
+class NameFinder:
+    """Streams by name: as providers say, or where they know of none, as producers announce it to us."""
+
+    def __init__(self, names: Names, discovery: Discovery) -> None:
+        self._names = names
+        self._discovery = discovery
+        self._lookups: dict[str, Lookup] = {}
+
+    def on_announce(self, announce: DataSourceAnnounce, now_ns: int) -> None:
+        self._names.on_announce(announce, now_ns)
+
+    def owner(self, stream_id: int, now_ns: int) -> str | None:
+        return self._names.owner(stream_id, now_ns)
+
+    def look_up(self, name: str, now_ns: int) -> Lookup | None:
+        """What providers say; None where there is nobody to ask."""
+        if not self._discovery.endpoints:
+            return None
+        for stale in [key for key, lookup in self._lookups.items() if now_ns - lookup.looked_ns > FORGET_NS]:
+            del self._lookups[stale]
+        lookup = self._lookups.get(name)
+        if lookup is None:
+            lookup = self._lookups[name] = Lookup(self._discovery, name, now_ns)
+        lookup.look(now_ns)
+        return lookup
+
+    def find(self, name: str, now_ns: int) -> list[Source]:
+        """Every live stream of that name at our own driver; more than one is ambiguous."""
+        lookup = self.look_up(name, now_ns)
+        if lookup is None:
+            return self._names.find(name, now_ns)
+        if lookup.found:
+            return [
+                Source(stream.stream_id, name, stream.producer_id, stream.epoch, now_ns)
+                for stream in lookup.found
+                if self._discovery.is_here(stream)
+            ]
+        return [] if lookup.is_pending(now_ns) else self._names.find(name, now_ns)
+
+    def heard(self, name: str, now_ns: int) -> list[Source]:
+        """Every stream of that name that a producer announces here, whatever providers say."""
+        return self._names.find(name, now_ns)
+
+
+def _place(endpoint: Endpoint) -> object:
+    """Two endpoints of one place lead to the same driver, however they are written."""
+    try:
+        return check_channel("channel", endpoint.channel).address, endpoint.stream_id
+    except TensorPoolError:
+        return endpoint
+
+
+def _flaw_in(result: Result) -> str | None:
+    """§5.2: what a result must be; None when it is."""
+    if not result.driver_control_channel:
+        return "driver_control_channel is empty"
+    if result.driver_control_stream_id == 0:
+        return "driver_control_stream_id is 0"
+    if result.header_slot_bytes != HEADER_SLOT_BYTES:
+        return f"header_slot_bytes is {result.header_slot_bytes}, must be {HEADER_SLOT_BYTES}"
+    if result.max_dims != MAX_DIMS:
+        return f"max_dims is {result.max_dims}, must be {MAX_DIMS}"
+    for pool in result.payload_pools:
+        if pool.pool_nslots != result.header_nslots:
+            return f"pool {pool.pool_id} has {pool.pool_nslots} slots, the ring {result.header_nslots}"
+    return None
+
+
+def _response_channel(channel: str) -> str:
+    """Where a provider on `channel` reaches this host. Raises OSError."""
+    uri = check_channel("discovery.channel", channel)
+    if uri.media == "ipc":
+        return f"aeron:ipc?term-length={RESPONSE_TERM}"
+    address = uri.parameters.get("endpoint") or uri.parameters["control"]
+    host, _, port = address.rpartition(":")
+    host = host.removeprefix("[").removesuffix("]")
+    family, kind, _, _, target = socket.getaddrinfo(host, int(port), type=socket.SOCK_DGRAM)[0]
+    with socket.socket(family, kind) as towards, socket.socket(family, kind) as free:
+        towards.connect(target)  # sends nothing; chooses the address that faces it
+        here = towards.getsockname()[0]
+        free.bind((here, 0))
+        shown = f"[{here}]" if family == socket.AF_INET6 else here
+        return f"aeron:udp?endpoint={shown}:{free.getsockname()[1]}|term-length={RESPONSE_TERM}"

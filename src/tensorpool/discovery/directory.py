@@ -1,0 +1,443 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The directory: soft state about streams, keyed by (driver_instance_id, stream_id), and what a query finds in it.
+
+                 ShmPoolAnnounce                          no announce for the driver's expiry
+    (unknown) ────────────────────► entry ───────────────────────────────────────────────────► (unknown)
+                                    │   ▲ ShmPoolAnnounce: same or later epoch; an earlier one is passed over
+                                    └───┘ DataSourceAnnounce, DataSourceMeta: its name, tags and id
+
+What was told about a stream before its first announce is kept for as long as an entry would be. Each entry holds a set
+of facts, (kind, value); a query is a set of facts too and finds the entries that hold them all. Holds no clock and does
+no IO: callers pass `now_ns`. What is passed over is counted in `counts`, with a reason.
+Discovery §5.1, §5.2, §6, §8, §12; decisions A13, C16, C17, F1, F3, F5-F8, F12, F15.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter, OrderedDict
+from collections.abc import Iterable
+from fnmatch import fnmatchcase
+from typing import Final
+
+import msgspec
+
+from tensorpool.channel import Endpoint
+from tensorpool.discovery.config import ERROR_MESSAGE_MAX_BYTES, NAME_MAX_BYTES, AclRule
+from tensorpool.wire.control import Attribute, DataSourceAnnounce, DataSourceMeta, ShmPoolAnnounce
+from tensorpool.wire.discovery import (
+    DiscoveryRequest,
+    DiscoveryResponse,
+    DiscoveryStatus,
+    PayloadPool,
+    Result,
+    Tag,
+)
+
+HEADER_SLOT_BYTES: Final = 256
+MAX_DIMS: Final = 8
+MAX_POOLS: Final = 256
+MAX_TAG_BYTES: Final = 4096  # all tags of a stream together
+MAX_EPOCH: Final = 2**64 - 2  # C17: all ones is null
+MAX_STREAM_ID: Final = 2**32 - 2
+
+_DECIMAL: Final = re.compile(rb"[0-9]{1,20}")
+
+type Fact = tuple[str, int | str]
+
+
+class DriverIdentity(msgspec.Struct, frozen=True):
+    """Who announces at a place, and where it grants leases. From configuration: announces do not say it (F6)."""
+
+    instance_id: str
+    control: Endpoint
+    expiry_ns: int
+
+
+class _Told:
+    """What the metadata stream said about a stream, and of which epoch."""
+
+    __slots__ = ("data_source_id", "heard_ns", "meta_epoch", "name", "name_epoch", "tags")
+
+    def __init__(self) -> None:
+        self.name = ""
+        self.name_epoch = 0
+        self.tags: tuple[str, ...] = ()
+        self.data_source_id: int | None = None
+        self.meta_epoch = 0
+        self.heard_ns = 0
+
+    def forget_before(self, epoch: int) -> None:
+        """The stream went to another epoch: what a producer of an earlier one said is past."""
+        if self.name_epoch < epoch:
+            self.name = ""
+        if self.meta_epoch < epoch:
+            self.tags, self.data_source_id = (), None
+
+
+class _Entry:
+    __slots__ = ("announce", "driver", "facts", "heard_ns", "result", "told")
+
+    def __init__(self, driver: DriverIdentity, announce: ShmPoolAnnounce, told: _Told) -> None:
+        self.driver = driver
+        self.announce = announce
+        self.told = told
+        self.heard_ns = 0
+        self.result = _result(driver, announce, told)
+        self.facts: frozenset[Fact] = frozenset()
+
+    @property
+    def key(self) -> tuple[str, int]:
+        return self.driver.instance_id, self.announce.stream_id
+
+
+class _Heard:
+    """What is known of one driver's streams, those that were announced longest ago first."""
+
+    def __init__(self, identity: DriverIdentity) -> None:
+        self.identity = identity
+        self.entries: OrderedDict[int, _Entry] = OrderedDict()
+        self.orphans: OrderedDict[int, _Told] = OrderedDict()  # told of, not announced yet
+
+
+class Directory:
+    """Every stream that was announced lately.
+
+    >>> directory.on_pool_announce("driver-01", announce, now_ns)       # doctest: +SKIP
+    >>> directory.answer(request, now_ns, max_message_bytes=131_072)    # doctest: +SKIP
+
+    `rules` are the ACL: None shows everything to everybody (F1).
+    """
+
+    def __init__(
+        self,
+        drivers: Iterable[DriverIdentity],
+        *,
+        max_streams: int = 100_000,
+        max_results: int = 1000,
+        rules: tuple[AclRule, ...] | None = None,
+    ) -> None:
+        self.counts: Counter[str] = Counter()
+        self._heard = {driver.instance_id: _Heard(driver) for driver in drivers}
+        self._index: dict[Fact, set[_Entry]] = {}
+        self._size = 0
+        self._orphans = 0
+        self._max_streams = max_streams
+        self._max_results = max_results
+        self._rules = rules
+
+    def __len__(self) -> int:
+        return self._size
+
+    # --- what is heard
+
+    def on_pool_announce(self, instance_id: str, announce: ShmPoolAnnounce, now_ns: int) -> bool:
+        """An announce of that driver's; whether it was taken."""
+        flaw = _flaw_in(announce)
+        if flaw is not None:
+            self.counts[f"announces_{flaw}"] += 1
+            return False
+        heard = self._heard[instance_id]
+        self._expire(heard, now_ns)
+        entry = heard.entries.get(announce.stream_id)
+        if entry is None:
+            return self._add(heard, announce, now_ns)
+        known = entry.announce
+        if announce.epoch < known.epoch:  # F8
+            self.counts["announces_of_earlier_epochs"] += 1
+            return False
+        if announce.epoch > known.epoch:
+            entry.told.forget_before(announce.epoch)
+        if _content(announce) != _content(known):
+            entry.announce = announce
+            self._renew(entry)
+        self._touch(heard, entry, now_ns)
+        return True
+
+    def on_repeat(self, instance_id: str, stream_id: int, now_ns: int) -> bool:
+        """The same announce as last time but for its timestamp; whether the stream is still known."""
+        heard = self._heard[instance_id]
+        self._expire(heard, now_ns)
+        entry = heard.entries.get(stream_id)
+        if entry is not None:
+            self._touch(heard, entry, now_ns)
+        return entry is not None
+
+    def epoch_of(self, instance_id: str, stream_id: int) -> int | None:
+        """The epoch of an entry, None where there is none."""
+        entry = self._heard[instance_id].entries.get(stream_id)
+        return None if entry is None else entry.announce.epoch
+
+    def on_data_source_announce(self, instance_id: str, announce: DataSourceAnnounce, now_ns: int) -> bool:
+        """A producer's name for its stream; whether it was taken. No name takes none away."""
+        if len(announce.name.encode("utf-8", "surrogateescape")) > NAME_MAX_BYTES:
+            self.counts["names_too_long"] += 1
+            return False
+        told, entry = self._told(instance_id, announce.stream_id, now_ns)
+        if told is None:
+            return False
+        if entry is not None and announce.epoch < entry.announce.epoch:
+            self.counts["names_of_earlier_epochs"] += 1
+            return False
+        told.name_epoch = announce.epoch
+        if announce.name and announce.name != told.name:
+            told.name = announce.name
+            if entry is not None:
+                self._renew(entry)
+        return True
+
+    def on_data_source_meta(self, instance_id: str, meta: DataSourceMeta, now_ns: int) -> bool:
+        """F5: tags and data_source_id are attributes; whether they were taken."""
+        told, entry = self._told(instance_id, meta.stream_id, now_ns)
+        if told is None:
+            return False
+        tags, data_source_id = self._attributes(meta)
+        # It carries no epoch: it belongs to the producer that spoke last.
+        told.meta_epoch = max(told.name_epoch, entry.announce.epoch if entry else 0)
+        if (tags, data_source_id) != (told.tags, told.data_source_id):
+            told.tags, told.data_source_id = tags, data_source_id
+            if entry is not None:
+                self._renew(entry)
+        return True
+
+    def expire(self, now_ns: int) -> None:
+        """Forget what was not announced for its driver's expiry."""
+        for heard in self._heard.values():
+            self._expire(heard, now_ns)
+
+    # --- what is asked
+
+    def answer(self, request: DiscoveryRequest, now_ns: int, max_message_bytes: int) -> bytes:
+        """The response to a request as it goes on the wire, never longer than that."""
+        found = self.find(request, now_ns)
+        if len(found) > self._max_results:
+            words = f"{len(found)} streams match, at most {self._max_results} are returned; use more filters"
+            return refusal(request.request_id, words)
+        if not found and self._rules is not None:
+            return DiscoveryResponse(request_id=request.request_id, status=DiscoveryStatus.NOT_FOUND).encode()
+        response = DiscoveryResponse(request_id=request.request_id, status=DiscoveryStatus.OK, results=tuple(found))
+        data = response.encode()
+        if len(data) > max_message_bytes:
+            words = (
+                f"{len(found)} streams match and take {len(data)} bytes, the response channel carries "
+                f"{max_message_bytes}; use more filters or a response channel with a larger term-length"
+            )
+            return refusal(request.request_id, words)
+        return data
+
+    def find(self, request: DiscoveryRequest, now_ns: int) -> list[Result]:
+        """Every visible stream that fits all filters, by driver and id."""
+        self.expire(now_ns)
+        facts = _wanted(request)
+        if facts:
+            nobody: set[_Entry] = set()
+            fewest = min((self._index.get(fact, nobody) for fact in facts), key=len)
+            candidates = [entry for entry in fewest if facts <= entry.facts]
+        else:
+            candidates = [entry for heard in self._heard.values() for entry in heard.entries.values()]
+        if self._rules is not None:
+            client_id = request.client_id
+            candidates = [entry for entry in candidates if self._is_visible(entry, client_id)]
+        return [entry.result for entry in sorted(candidates, key=lambda entry: entry.key)]
+
+    # --- inside
+
+    def _is_visible(self, entry: _Entry, client_id: int) -> bool:
+        return any(_fits(rule, entry, client_id) for rule in self._rules or ())
+
+    def _add(self, heard: _Heard, announce: ShmPoolAnnounce, now_ns: int) -> bool:
+        if self._size >= self._max_streams:
+            self.counts["streams_beyond_max_streams"] += 1
+            return False
+        told = heard.orphans.pop(announce.stream_id, None)
+        if told is None:
+            told = _Told()
+        else:
+            self._orphans -= 1
+            told.forget_before(announce.epoch)
+        entry = _Entry(heard.identity, announce, told)
+        heard.entries[announce.stream_id] = entry
+        self._size += 1
+        self._renew(entry)
+        self._touch(heard, entry, now_ns)
+        return True
+
+    def _touch(self, heard: _Heard, entry: _Entry, now_ns: int) -> None:
+        entry.heard_ns = now_ns
+        heard.entries.move_to_end(entry.announce.stream_id)
+
+    def _told(self, instance_id: str, stream_id: int, now_ns: int) -> tuple[_Told | None, _Entry | None]:
+        heard = self._heard[instance_id]
+        self._expire(heard, now_ns)
+        entry = heard.entries.get(stream_id)
+        if entry is not None:
+            return entry.told, entry
+        told = heard.orphans.get(stream_id)
+        if told is None:
+            if self._size + self._orphans >= self._max_streams:
+                self.counts["streams_beyond_max_streams"] += 1
+                return None, None
+            told = heard.orphans[stream_id] = _Told()
+            self._orphans += 1
+        told.heard_ns = now_ns
+        heard.orphans.move_to_end(stream_id)
+        return told, None
+
+    def _attributes(self, meta: DataSourceMeta) -> tuple[tuple[str, ...], int | None]:
+        tags: tuple[str, ...] = ()
+        data_source_id: int | None = None
+        for attribute in meta.attributes:
+            if attribute.key == "tags":
+                said = _tags_of(attribute)
+                tags = tuple(dict.fromkeys(tag for tag in said if tag.isascii() and len(tag) <= MAX_TAG_BYTES))
+                if len(tags) < len(set(said)):
+                    self.counts["tags_not_ascii"] += 1
+                if sum(map(len, tags)) > MAX_TAG_BYTES:
+                    self.counts["tags_too_long"] += 1
+                    tags = ()
+            elif attribute.key == "data_source_id" and _DECIMAL.fullmatch(attribute.value):
+                number = int(attribute.value)
+                data_source_id = number if number < 2**64 - 1 else None
+        return tags, data_source_id
+
+    def _renew(self, entry: _Entry) -> None:
+        """What the entry says has changed."""
+        self._unindex(entry)
+        entry.result = _result(entry.driver, entry.announce, entry.told)
+        entry.facts = _facts(entry.result)
+        for fact in entry.facts:
+            self._index.setdefault(fact, set()).add(entry)
+
+    def _unindex(self, entry: _Entry) -> None:
+        for fact in entry.facts:
+            holders = self._index[fact]
+            holders.discard(entry)
+            if not holders:
+                del self._index[fact]
+
+    def _expire(self, heard: _Heard, now_ns: int) -> None:
+        oldest_ns = now_ns - heard.identity.expiry_ns
+        while heard.entries:
+            stream_id, entry = next(iter(heard.entries.items()))
+            if entry.heard_ns > oldest_ns:
+                break
+            del heard.entries[stream_id]
+            self._unindex(entry)
+            self._size -= 1
+            self.counts["streams_expired"] += 1
+        while heard.orphans:
+            stream_id, told = next(iter(heard.orphans.items()))
+            if told.heard_ns > oldest_ns:
+                break
+            del heard.orphans[stream_id]
+            self._orphans -= 1
+
+
+def refusal(request_id: int, words: str) -> bytes:
+    """An ERROR, with no more words than a datagram likes."""
+    text = words.encode("utf-8", "surrogateescape")[:ERROR_MESSAGE_MAX_BYTES].decode("utf-8", "ignore")
+    return DiscoveryResponse(request_id=request_id, status=DiscoveryStatus.ERROR, error_message=text).encode()
+
+
+def _flaw_in(announce: ShmPoolAnnounce) -> str | None:
+    """C16, C17: why nobody could attach to what is announced; None when somebody could."""
+    nslots, pools = announce.header_nslots, announce.payload_pools
+    if not 1 <= announce.stream_id <= MAX_STREAM_ID:
+        return "without_a_stream_id"
+    if not 1 <= announce.epoch <= MAX_EPOCH:
+        return "without_an_epoch"
+    if announce.header_slot_bytes != HEADER_SLOT_BYTES:
+        return "of_other_slot_bytes"
+    if nslots < 1 or nslots & (nslots - 1):
+        return "of_unusable_nslots"
+    if not 1 <= len(pools) <= MAX_POOLS or len({pool.pool_id for pool in pools}) < len(pools):
+        return "of_unusable_pools"
+    if any(pool.pool_nslots != nslots for pool in pools):
+        return "of_unequal_nslots"
+    if not all(uri and uri.isascii() for uri in (announce.header_region_uri, *(pool.region_uri for pool in pools))):
+        return "of_unusable_uris"
+    return None
+
+
+def _content(announce: ShmPoolAnnounce) -> tuple[object, ...]:
+    """All that a result says of it."""
+    return (
+        announce.epoch,
+        announce.producer_id,
+        announce.layout_version,
+        announce.header_nslots,
+        announce.header_region_uri,
+        announce.payload_pools,
+    )
+
+
+def _result(driver: DriverIdentity, announce: ShmPoolAnnounce, told: _Told) -> Result:
+    return Result(
+        stream_id=announce.stream_id,
+        producer_id=announce.producer_id,
+        epoch=announce.epoch,
+        layout_version=announce.layout_version,
+        header_nslots=announce.header_nslots,
+        header_slot_bytes=HEADER_SLOT_BYTES,
+        max_dims=MAX_DIMS,
+        data_source_id=told.data_source_id,
+        driver_control_stream_id=driver.control.stream_id,
+        payload_pools=tuple(
+            PayloadPool(
+                pool_id=pool.pool_id,
+                pool_nslots=pool.pool_nslots,
+                stride_bytes=pool.stride_bytes,
+                region_uri=pool.region_uri,
+            )
+            for pool in announce.payload_pools
+        ),
+        tags=tuple(Tag(tag=tag) for tag in told.tags),
+        header_region_uri=announce.header_region_uri,
+        data_source_name=told.name,
+        driver_instance_id=driver.instance_id,
+        driver_control_channel=driver.control.channel,
+    )
+
+
+def _facts(result: Result) -> frozenset[Fact]:
+    facts: set[Fact] = {("stream_id", result.stream_id), ("producer_id", result.producer_id)}
+    if result.data_source_name:
+        facts.add(("name", result.data_source_name))
+    if result.data_source_id is not None:
+        facts.add(("data_source_id", result.data_source_id))
+    return frozenset(facts.union(("tag", tag.tag) for tag in result.tags))
+
+
+def _wanted(request: DiscoveryRequest) -> frozenset[Fact]:
+    """The filters of a request. F12: 0 is a value, only what is absent filters nothing."""
+    facts: set[Fact] = {("tag", tag.tag) for tag in request.tags}
+    for kind in ("stream_id", "producer_id", "data_source_id"):
+        value: int | None = getattr(request, kind)
+        if value is not None:
+            facts.add((kind, value))
+    if request.data_source_name:
+        facts.add(("name", request.data_source_name))
+    return frozenset(facts)
+
+
+def _fits(rule: AclRule, entry: _Entry, client_id: int) -> bool:
+    result = entry.result
+    return (
+        (not rule.client_ids or client_id in rule.client_ids)
+        and (not rule.driver_instance_ids or result.driver_instance_id in rule.driver_instance_ids)
+        and (not rule.stream_ids or result.stream_id in rule.stream_ids)
+        and (not rule.names or any(fnmatchcase(result.data_source_name, name) for name in rule.names))
+        and all(("tag", tag) in entry.facts for tag in rule.tags)
+    )
+
+
+def _tags_of(attribute: Attribute) -> list[str]:
+    """F5: a JSON array, or text with commas."""
+    try:
+        if attribute.format == "application/json":
+            said = msgspec.json.decode(attribute.value)
+            return [tag for tag in said if isinstance(tag, str) and tag] if isinstance(said, list) else []
+        text = attribute.value.decode() if attribute.format in ("text/plain", "") else ""
+    except (UnicodeDecodeError, msgspec.DecodeError):
+        return []  # not what it claims to be
+    return [tag.strip() for tag in text.split(",") if tag.strip()]

@@ -1,0 +1,405 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The provider: listens to announces, keeps the directory, answers requests. Inside a driver or as a registry.
+
+One agent with an Aeron connection of its own; it never waits for anybody it answers. Streams may be shared with other
+schemas and directions: what is not for a provider is passed over by its header alone. It neither grants nor forwards
+attaches. A provider inside a driver also tells registries what it heard from that driver.
+Discovery §2.2, §4, §6.4, §8, §13; decisions C6, F2, F6, F13, F14, F16, J.
+"""
+
+from __future__ import annotations
+
+import struct
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from typing import Final
+
+import msgspec
+
+from tensorpool import aeron
+from tensorpool.channel import Endpoint, check_channel
+from tensorpool.clock import Clock
+from tensorpool.discovery.config import ProviderSection
+from tensorpool.discovery.directory import Directory, DriverIdentity, refusal
+from tensorpool.discovery.rates import Rates
+from tensorpool.discovery.responses import MAX_AERON_STREAM_ID, Responder, route_to
+from tensorpool.errors import Closed, DecodeError, LocalProtocolError, TransportError
+from tensorpool.logs import get_logger
+from tensorpool.wire import control, decode, discovery, peek_header
+from tensorpool.wire.control import ClockDomain, DataSourceAnnounce, DataSourceMeta, ShmPoolAnnounce
+from tensorpool.wire.discovery import DiscoveryRequest
+
+FRAGMENT_LIMIT: Final = 256
+RECONNECT_EVERY_NS: Final = 100_000_000
+LOOK_EVERY_NS: Final = 500_000_000
+EXPIRE_EVERY_NS: Final = 100_000_000
+TELL_AGAIN_NS: Final = 5_000_000_000  # to a registry that could not be opened
+LOG_EVERY_NS: Final = 1_000_000_000  # §13: queries are sampled
+MAX_REQUEST_BYTES: Final = 16_384
+
+_OF_METADATA: Final = frozenset((DataSourceAnnounce.TEMPLATE_ID, DataSourceMeta.TEMPLATE_ID))
+_ASKER: Final = struct.Struct("<8xQI")  # request_id and client_id, the first fields of a request
+_STREAM_ID: Final = struct.Struct("<8xI")  # the first field of announces and metadata
+_STAMP: Final = struct.Struct("<QB")  # its timestamp and clock domain
+_STAMP_AT: Final = 24
+
+
+class Source(msgspec.Struct, frozen=True):
+    """A driver, where its announces are heard, and where its producers' metadata."""
+
+    identity: DriverIdentity
+    announce: Endpoint
+    metadata: Endpoint | None = None
+
+
+class Provider:
+    """The agent behind discovery. `counts` and `size` may be read from other threads."""
+
+    role_name = "tensorpool-discovery"
+
+    def __init__(
+        self,
+        settings: ProviderSection,
+        sources: Sequence[Source],
+        aeron_dir: str,
+        clock: Clock,
+        *,
+        tells: Sequence[Endpoint] = (),
+    ) -> None:
+        self._settings = settings
+        self._sources = sources
+        self._tells = tells
+        self._aeron_dir = aeron_dir
+        self._clock = clock
+        self._log = get_logger("discovery", channel=settings.channel, stream_id=settings.stream_id)
+        self.directory = Directory(
+            (source.identity for source in sources),
+            max_streams=settings.max_streams,
+            max_results=settings.max_results,
+            rules=settings.acl if settings.acl_enabled else None,
+        )
+        self._rates = Rates(
+            client_per_s=settings.client_requests_per_s,
+            total_per_s=settings.requests_per_s,
+            now_ns=clock.monotonic_ns(),
+        )
+        self._link: _Link | None = None
+        self._media_driver = aeron.DriverSight(aeron_dir)
+        # What was taken last: of announces all but the timestamp, of metadata also the epoch that it was taken in.
+        self._announced: dict[tuple[str, int], bytes] = {}
+        self._told: dict[tuple[str, int, int], tuple[bytes, int]] = {}
+        self._untold: list[Endpoint] = []  # registries whose publication is still to be opened
+        self._reconnect_ns = self._look_ns = self._expire_ns = self._log_ns = self._open_ns = 0
+        self._now_ns = 0
+
+    @property
+    def counts(self) -> Counter[str]:
+        """What became of requests, announces and responses."""
+        return self.directory.counts
+
+    @property
+    def size(self) -> int:
+        """How many streams are known."""
+        return len(self.directory)
+
+    # --- the agent
+
+    def on_start(self) -> None:
+        self._now_ns = self._clock.monotonic_ns()
+        self._connect()
+        self._log.info("discovery_started", drivers=len(self._sources))
+
+    def do_work(self) -> int:
+        now_ns = self._now_ns = self._clock.monotonic_ns()
+        work = 0
+        try:
+            if self._link is None:
+                self._reconnect(now_ns)
+            if self._link is not None:
+                self._look(self._link, now_ns)
+                self._open_tells(self._link, now_ns)
+                work += sum(poll() for poll in self._link.polls)
+                work += self._link.responder.do_work(now_ns)
+        except (TransportError, Closed) as error:
+            self._lose_link(str(error))
+        if now_ns >= self._expire_ns:
+            self._expire_ns = now_ns + EXPIRE_EVERY_NS
+            self.directory.expire(now_ns)
+            if len(self._announced) > 2 * len(self.directory) + 1024:
+                self._announced.clear()
+            if len(self._told) > 4 * len(self.directory) + 1024:
+                self._told.clear()
+        return work
+
+    def on_close(self) -> None:
+        if self._link is not None:
+            self._link.close()
+            self._link = None
+        self._log.info("discovery_stopped", counts=dict(self.counts))
+
+    # --- inside: the connection
+
+    def _connect(self) -> None:
+        self._link = _Link(self._settings, self._aeron_dir, self.counts, self._now_ns)
+        self._media_driver.adopt()
+        try:
+            for endpoint, handler in self._handlers():
+                self._link.listen(endpoint, handler)
+        except BaseException:
+            self._link.close()
+            self._link = None
+            raise
+        self._untold = list(self._tells)
+        self._open_ns = 0
+
+    def _open_tells(self, link: _Link, now_ns: int) -> None:
+        """A registry that cannot be reached keeps nobody from being answered here."""
+        if not self._untold or now_ns < self._open_ns:
+            return
+        self._open_ns = now_ns + TELL_AGAIN_NS
+        for endpoint in tuple(self._untold):
+            try:
+                link.tell(endpoint)
+                self._untold.remove(endpoint)
+            except TransportError as error:
+                self._log.warning("registry_unreachable", announce_channel=endpoint.channel, error=str(error))
+
+    def _handlers(self) -> Iterable[tuple[Endpoint, _Ear]]:
+        """One subscription for each place, whatever is to be heard there."""
+        ears: dict[object, tuple[Endpoint, _Ear]] = {}
+
+        def ear(endpoint: Endpoint) -> _Ear:
+            place = check_channel("channel", endpoint.channel).address, endpoint.stream_id
+            return ears.setdefault(place, (endpoint, _Ear(self)))[1]
+
+        for source in self._sources:
+            ear(source.announce).announces_of = source.identity
+            ear(source.announce).is_local = check_channel("channel", source.announce.channel).media == "ipc"
+            if source.metadata is not None:
+                ear(source.metadata).metadata_of = source.identity
+        ear(self._settings.endpoint).has_requests = True
+        return ears.values()
+
+    def _reconnect(self, now_ns: int) -> None:
+        if now_ns < self._reconnect_ns:
+            return
+        self._reconnect_ns = now_ns + RECONNECT_EVERY_NS
+        if not self._media_driver.is_dead() and aeron.is_driver_active(self._aeron_dir):
+            self._connect()
+            self._log.info("media_driver_found", aeron_dir=self._aeron_dir)
+
+    def _look(self, link: _Link, now_ns: int) -> None:
+        if now_ns >= self._look_ns:
+            self._look_ns = now_ns + LOOK_EVERY_NS
+            if link.is_lost or self._media_driver.is_dead():
+                raise TransportError(f"the media driver at {self._aeron_dir} is gone")
+
+    def _lose_link(self, words: str) -> None:
+        link, self._link = self._link, None
+        self._media_driver.forget()
+        self._reconnect_ns = self._now_ns + RECONNECT_EVERY_NS
+        if link is not None:
+            self._log.warning("media_driver_lost", error=words)
+            link.close()
+
+    # --- inside: what is heard
+
+    def on_announce(self, identity: DriverIdentity, data: bytes, *, is_local: bool) -> None:
+        """C6: a timestamp counts on its own host only; elsewhere the receipt does."""
+        if is_local and not self._is_recent(data, identity.expiry_ns):
+            self.counts["announces_too_old"] += 1
+            return
+        # Announces come again and again, the same but for the time: those are not decoded.
+        (stream_id,) = _STREAM_ID.unpack_from(data)
+        key = identity.instance_id, stream_id
+        content = data[:_STAMP_AT] + data[_STAMP_AT + 8 :]
+        if self._announced.get(key) == content and self.directory.on_repeat(*key, self._now_ns):
+            self._tell(data)
+            return
+        announce = decode(data)
+        assert isinstance(announce, ShmPoolAnnounce)
+        if self.directory.on_pool_announce(identity.instance_id, announce, self._now_ns):
+            self._announced[key] = content
+            self._tell(data)
+
+    def on_metadata(self, identity: DriverIdentity, template_id: int, data: bytes) -> None:
+        """What says the same as last time, of the same epoch, changes nothing and is not decoded."""
+        (stream_id,) = _STREAM_ID.unpack_from(data)
+        key = identity.instance_id, stream_id, template_id
+        epoch = self.directory.epoch_of(identity.instance_id, stream_id)
+        if epoch is not None and self._told.get(key) == (data, epoch):
+            self._tell(data)
+            return
+        match decode(data):
+            case DataSourceAnnounce() as announce:
+                is_taken = self.directory.on_data_source_announce(identity.instance_id, announce, self._now_ns)
+            case DataSourceMeta() as meta:
+                is_taken = self.directory.on_data_source_meta(identity.instance_id, meta, self._now_ns)
+            case _:
+                return
+        if is_taken:
+            if epoch is not None:
+                self._told[key] = data, epoch
+            self._tell(data)
+
+    def _is_recent(self, data: bytes, window_ns: int) -> bool:
+        stamp_ns: int
+        stamp_ns, domain = _STAMP.unpack_from(data, _STAMP_AT)
+        now_ns = self._now_ns if domain == ClockDomain.MONOTONIC else self._clock.realtime_ns()
+        return -window_ns <= now_ns - stamp_ns <= window_ns
+
+    def _tell(self, data: bytes) -> None:
+        """To registries; what is lost on the way comes again with the next period."""
+        if self._link is not None:
+            for publication in self._link.tells:
+                publication.offer(data)
+
+    # --- inside: what is asked
+
+    def on_request(self, data: bytes) -> None:
+        counts = self.counts
+        if len(data) > MAX_REQUEST_BYTES:
+            counts["requests_too_long"] += 1
+            return
+        _, client_id = _ASKER.unpack_from(data)
+        if not self._rates.admits(client_id, self._now_ns):
+            counts["requests_over_rate"] += 1
+            return
+        request = _decode_request(data)
+        if not request.response_channel:
+            counts["requests_without_channel"] += 1
+            return
+        settings = self._settings
+        route = route_to(
+            request.response_channel,
+            settings.response_channel_allow,
+            with_host_names=settings.response_host_names,
+        )
+        if route is None or request.response_stream_id > MAX_AERON_STREAM_ID:
+            counts["requests_to_refused_endpoints"] += 1
+            return
+        assert self._link is not None
+        responder = self._link.responder
+        if not responder.admits(route, request.response_stream_id, self._now_ns):
+            return
+        if request.response_stream_id == 0:  # F2
+            counts["requests_to_stream_0"] += 1
+            answer = refusal(request.request_id, "response_stream_id is 0; give one from 1 to 2^31 - 1")
+        else:
+            counts["requests"] += 1
+            answer = self._answer(request, route.max_message_bytes)
+        responder.post(route, request.response_stream_id, answer, self._now_ns)
+        if self._now_ns >= self._log_ns:
+            self._log_ns = self._now_ns + LOG_EVERY_NS
+            self._log.info("query", client_id=client_id, requests=counts["requests"], streams=len(self.directory))
+
+    def _answer(self, request: DiscoveryRequest, max_message_bytes: int) -> bytes:
+        try:
+            return self.directory.answer(request, self._now_ns, max_message_bytes)
+        except LocalProtocolError as error:
+            self._log.error("answer_failed", error=str(error))
+            return refusal(request.request_id, "the provider failed to encode its answer; its log says why")
+
+
+def _decode_request(data: bytes) -> DiscoveryRequest:
+    """Raises DecodeError. J: other clients leave an empty name out altogether."""
+    try:
+        request = decode(data)
+    except DecodeError as error:
+        if error.field != "data_source_name" or error.offset != len(data):
+            raise
+        request = decode(data + bytes(4))
+        if isinstance(request, DiscoveryRequest) and request.data_source_name:
+            raise  # its length was there, the name was not
+    assert isinstance(request, DiscoveryRequest)
+    return request
+
+
+class _Ear:
+    """What is to be heard at one place. Whatever else comes there is passed over."""
+
+    def __init__(self, provider: Provider) -> None:
+        self._provider = provider
+        self.announces_of: DriverIdentity | None = None
+        self.metadata_of: DriverIdentity | None = None
+        self.has_requests = False
+        self.is_local = True
+
+    def __call__(self, data: bytes, info: aeron.MessageInfo) -> None:
+        try:
+            header = peek_header(data)
+            if header.schema_id == discovery.schema.id:
+                if self.has_requests and header.template_id == DiscoveryRequest.TEMPLATE_ID:
+                    self._on_request(data)
+            elif header.schema_id == control.schema.id:
+                self._on_control(header.template_id, data)
+        except DecodeError:
+            self._provider.counts["malformed_messages"] += 1
+
+    def _on_request(self, data: bytes) -> None:
+        if len(data) < _ASKER.size:
+            self._provider.counts["malformed_messages"] += 1
+        else:
+            self._provider.on_request(data)
+
+    def _on_control(self, template_id: int, data: bytes) -> None:
+        if template_id == ShmPoolAnnounce.TEMPLATE_ID and self.announces_of is not None:
+            if len(data) < _STAMP_AT + _STAMP.size:
+                self._provider.counts["malformed_messages"] += 1
+            else:
+                self._provider.on_announce(self.announces_of, data, is_local=self.is_local)
+        elif template_id in _OF_METADATA and self.metadata_of is not None:
+            if len(data) < _STREAM_ID.size:
+                self._provider.counts["malformed_messages"] += 1
+            else:
+                self._provider.on_metadata(self.metadata_of, template_id, data)
+
+
+class _Link:
+    """The provider's side of the Aeron streams on one media driver."""
+
+    def __init__(self, settings: ProviderSection, aeron_dir: str, counts: Counter[str], now_ns: int) -> None:
+        self._client = aeron.connect(aeron_dir, client_name=f"tensorpool-discovery {settings.stream_id}")
+        self.responder = Responder(settings, self._client, counts, now_ns)
+        self.polls: list[Callable[[], int]] = []
+        self.tells: list[aeron.Publication] = []
+
+    @property
+    def is_lost(self) -> bool:
+        return self._client.is_closed
+
+    def listen(self, endpoint: Endpoint, handler: _Ear) -> None:
+        """On IPC we let ourselves be passed over: whoever publishes never waits for us."""
+        channel = endpoint.channel
+        uri = check_channel("channel", channel)
+        if uri.media == "ipc" and "tether" not in uri.parameters:
+            channel += ("|" if "?" in channel else "?") + "tether=false"
+        subscription = self._client.add_subscription(channel, endpoint.stream_id)
+        self.polls.append(lambda: subscription.poll(handler, FRAGMENT_LIMIT))
+
+    def tell(self, endpoint: Endpoint) -> None:
+        self.tells.append(self._client.add_publication(endpoint.channel, endpoint.stream_id, exclusive=True))
+
+    def close(self) -> None:
+        self.responder.close()
+        self._client.close()
+
+
+class ThriftyIdle:
+    """Sleeps between turns, and after a turn that took long so much longer that a flood leaves `share` of a core."""
+
+    def __init__(self, *, share: float, shortest_ns: int = 1_000_000, longest_ns: int = 10_000_000) -> None:
+        self._rest = 1 / share - 1
+        self._shortest_ns = shortest_ns  # also after work: many announces in one turn cost less than each in its own
+        self._longest_ns = longest_ns
+        self._park_ns = 0
+        self._began_ns = time.monotonic_ns()
+
+    def idle(self, work_count: int) -> None:
+        now_ns = time.monotonic_ns()
+        took_ns = now_ns - self._began_ns
+        longer_ns = 0 if work_count else 2 * self._park_ns
+        self._park_ns = min(max(longer_ns, self._shortest_ns), self._longest_ns)
+        time.sleep(max(self._park_ns, int(took_ns * self._rest)) / 1e9)
+        self._began_ns = time.monotonic_ns()

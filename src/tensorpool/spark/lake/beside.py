@@ -1,0 +1,108 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a recording keeps beside its frames: metadata and QoS, as they are heard, in tables of the lake.
+
+Both are soft state that is told again and again. Of metadata only what is new is kept; of QoS everything. What was
+heard but not written yet is lost with the process.
+"""
+
+from __future__ import annotations
+
+import time
+import uuid
+from typing import Final
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from tensorpool.spark.lake.files import sync_file
+from tensorpool.spark.lake.lake import Lake
+from tensorpool.spark.lake.layout import table_path
+from tensorpool.spark.lake.manifest import Commit, TableFile
+from tensorpool.spark.options import LiveOptions
+from tensorpool.spark.tables import SCHEMAS, Listener, Row
+
+TABLES: Final = ("metadata", "qos")
+WRITE_EVERY_S: Final = {"metadata": 2.0, "qos": 30.0}
+
+
+class Beside:
+    """Listens to the streams of a recording. Call `write` now and then, and `close` at the end."""
+
+    def __init__(self, lake: Lake, options: LiveOptions) -> None:
+        self._lake = lake
+        self._listeners: dict[str, Listener] = {}
+        self._due_s: dict[str, float] = {}
+        self._told: set[Row] = set()  # metadata that the lake has
+        self.rows = dict.fromkeys(TABLES, 0)
+        for file in lake.tables("metadata"):
+            rows = lake.open_parquet(file.path).read().to_pylist()
+            self._told.update(_without_time(tuple(row.values())) for row in rows)
+        try:
+            for table in TABLES:
+                self._listeners[table] = Listener(_with_table(options, table))
+                self._due_s[table] = time.monotonic() + WRITE_EVERY_S[table]
+        except BaseException:
+            self._close()
+            raise
+
+    def write(self, *, is_last: bool = False) -> None:
+        """Add what was heard to the lake, where it is time."""
+        files = []
+        for table, listener in self._listeners.items():
+            if is_last or time.monotonic() >= self._due_s[table]:
+                self._due_s[table] = time.monotonic() + WRITE_EVERY_S[table]
+                end = listener.end
+                rows = self._news(table, listener.rows(listener.first, end))
+                listener.forget(end)
+                if rows:
+                    files.append(_write(self._lake, table, rows))
+                    self.rows[table] += len(rows)
+        if files:
+            self._lake.store.append(lambda _: Commit(kind="tables", tables=tuple(files)))
+
+    def close(self) -> None:
+        try:
+            self.write(is_last=True)
+        finally:
+            self._close()
+
+    def _news(self, table: str, rows: list[Row]) -> list[Row]:
+        if table != "metadata":
+            return rows
+        news = []
+        for row in rows:
+            if _without_time(row) not in self._told:
+                self._told.add(_without_time(row))
+                news.append(row)
+        return news
+
+    def _close(self) -> None:
+        for listener in self._listeners.values():
+            listener.close()
+        self._listeners.clear()
+
+
+def _without_time(row: Row) -> Row:
+    return row[1:]
+
+
+def _with_table(options: LiveOptions, table: str) -> LiveOptions:
+    return LiveOptions(
+        streams=options.streams,
+        table=table,
+        aeron_dir=options.aeron_dir,
+        config=options.config,
+        overrides=options.overrides,
+    )
+
+
+def _write(lake: Lake, table: str, rows: list[Row]) -> TableFile:
+    schema = SCHEMAS[table]
+    columns = zip(*rows, strict=True)
+    arrays = [pa.array(column, field.type) for column, field in zip(columns, schema, strict=True)]
+    path = table_path(table, uuid.uuid4().hex)
+    full = lake.full_path(path)
+    full.parent.mkdir(parents=True, exist_ok=True)
+    pq.write_table(pa.Table.from_arrays(arrays, schema=schema), full, compression="zstd")
+    sync_file(full)
+    return TableFile(path, table, len(rows), full.stat().st_size)

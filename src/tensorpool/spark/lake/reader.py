@@ -1,0 +1,299 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Reading format "tensorpool.lake": frames and the tables beside them, in batches or as new commits come.
+
+A batch read is of the state at its planning. A streaming offset is the number of a commit; a file that was compacted
+away in the meantime is read from the file that took it in. Tasks get shares of files by a bound of bytes, and read one
+row group at a time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any, Final
+
+import msgspec
+import pyarrow as pa
+import pyarrow.parquet as pq
+from pyspark.sql.datasource import DataSourceReader, DataSourceStreamReader, InputPartition
+from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, SupportsTriggerAvailableNow
+
+from tensorpool.logs import get_logger
+from tensorpool.spark.lake.errors import LakeDamaged
+from tensorpool.spark.lake.files import WITHOUT_PAYLOAD, read_frames
+from tensorpool.spark.lake.lake import Lake, files_of, gaps_of
+from tensorpool.spark.lake.manifest import Commit, Gap, LakeFile, State, TableFile
+from tensorpool.spark.lake.options import LakeOptions
+from tensorpool.spark.rings import FRAME_DDL, FRAME_SCHEMA
+from tensorpool.spark.tables import SCHEMAS, TABLE_DDL
+
+GAPS_DDL: Final = "stream_id BIGINT, epoch BIGINT, lo BIGINT, hi BIGINT, frames BIGINT, reason STRING"
+FILES_DDL: Final = (
+    "path STRING, stream_id BIGINT, epoch BIGINT, lo BIGINT, hi BIGINT, frames BIGINT, bytes BIGINT, "
+    "first_timestamp_ns BIGINT, last_timestamp_ns BIGINT, payload_bytes BIGINT, is_recorded BOOLEAN, commit BIGINT, "
+    "written_ns BIGINT"
+)
+DDL: Final = {
+    "frames": FRAME_DDL,
+    "gaps": GAPS_DDL,
+    "files": FILES_DDL,
+    "qos": TABLE_DDL["qos"],
+    "metadata": TABLE_DDL["metadata"],
+}
+_INT: Final = pa.int64()
+ROW_SCHEMAS: Final = {
+    "gaps": pa.schema(
+        [(name, _INT) for name in ("stream_id", "epoch", "lo", "hi", "frames")] + [("reason", pa.string())]
+    ),
+    "files": pa.schema(
+        [("path", pa.string())]
+        + [(name, _INT) for name in ("stream_id", "epoch", "lo", "hi", "frames", "bytes")]
+        + [(name, _INT) for name in ("first_timestamp_ns", "last_timestamp_ns", "payload_bytes")]
+        + [("is_recorded", pa.bool_()), ("commit", _INT), ("written_ns", _INT)]
+    ),
+}
+
+
+class Share(msgspec.Struct, frozen=True):
+    """A part of a file: the `index`-th of `count` parts of its row groups, and of those only seqs in a range."""
+
+    path: str
+    index: int = 0
+    count: int = 1
+    lo: int | None = None
+    hi: int | None = None
+
+
+class SharesPartition(InputPartition):
+    """Files for a task, as Shares. Pickled: plain data only."""
+
+    def __init__(self, root: str, table: str, shares: bytes, inline: bool, fail_on_data_loss: bool) -> None:
+        super().__init__(shares)
+        self.root = root
+        self.table = table
+        self.shares = shares
+        self.inline = inline
+        self.fail_on_data_loss = fail_on_data_loss
+
+
+class RowsPartition(InputPartition):
+    """Rows that the manifest has itself."""
+
+    def __init__(self, table: str, rows: list[tuple[Any, ...]]) -> None:
+        super().__init__(len(rows))
+        self.table = table
+        self.rows = rows
+
+
+def plan(state: State, options: LakeOptions) -> list[InputPartition]:
+    """The tasks that read a state."""
+    match options.table:
+        case "gaps":
+            return _of_rows("gaps", _gap_rows(gaps_of(state), options))
+        case "files":
+            return _of_rows("files", _file_rows(files_of(state), options))
+        case "frames":
+            files = [file for file in files_of(state) if _is_wanted(file.stream_id, options)]
+            return _of_shares([(_whole(file), file.bytes) for file in files], options)
+    tables = sorted(
+        (file for file in state.tables.values() if file.table == options.table), key=lambda file: file.commit
+    )
+    return _of_tables(tables, options)
+
+
+def _is_wanted(stream_id: int, options: LakeOptions) -> bool:
+    return not options.streams or stream_id in options.streams
+
+
+def _gap_rows(gaps: Sequence[Gap], options: LakeOptions) -> list[tuple[Any, ...]]:
+    return [
+        (gap.stream_id, gap.epoch, gap.lo, gap.hi, gap.hi - gap.lo or None, gap.reason)
+        for gap in gaps
+        if _is_wanted(gap.stream_id, options)
+    ]
+
+
+def _file_rows(files: Sequence[LakeFile], options: LakeOptions) -> list[tuple[Any, ...]]:
+    return [msgspec.structs.astuple(file)[:13] for file in files if _is_wanted(file.stream_id, options)]
+
+
+def _whole(file: LakeFile) -> Share:
+    return Share(file.path)
+
+
+def _of_rows(table: str, rows: list[tuple[Any, ...]]) -> list[InputPartition]:
+    return [RowsPartition(table, rows)] if rows else []
+
+
+def _of_tables(tables: Sequence[TableFile], options: LakeOptions) -> list[InputPartition]:
+    shares = [(Share(file.path), file.bytes) for file in tables]
+    return _of_shares(shares, options)
+
+
+def _of_shares(shares: Sequence[tuple[Share, int]], options: LakeOptions) -> list[InputPartition]:
+    """Small ones together, large ones apart: every task reads about as many bytes as it may."""
+    bound = options.max_bytes_per_partition
+    tasks: list[list[Share]] = []
+    room = 0
+    for share, size in shares:
+        parts = max(1, -(-size // bound)) if options.table == "frames" else 1
+        if parts > 1:
+            tasks += [[msgspec.structs.replace(share, index=index, count=parts)] for index in range(parts)]
+            room = 0
+        elif size <= room and tasks:
+            tasks[-1].append(share)
+            room -= size
+        else:
+            tasks.append([share])
+            room = bound - size
+    inline = options.payload == "inline"
+    encode = msgspec.msgpack.encode
+    return [
+        SharesPartition(options.path, options.table, encode(task), inline, options.fail_on_data_loss) for task in tasks
+    ]
+
+
+def read_partition(partition: InputPartition | None, streams: Sequence[int]) -> Iterator[pa.RecordBatch]:
+    """In a worker: the rows of one task."""
+    if isinstance(partition, RowsPartition):
+        schema = ROW_SCHEMAS[partition.table]
+        columns = zip(*partition.rows, strict=True)
+        arrays = [pa.array(column, field.type) for column, field in zip(columns, schema, strict=True)]
+        yield pa.RecordBatch.from_arrays(arrays, schema=schema)
+        return
+    if not isinstance(partition, SharesPartition):
+        return  # Spark runs one task for a plan without any
+    lake = Lake.open(partition.root)
+    for share in msgspec.msgpack.decode(partition.shares, type=list[Share]):
+        try:
+            if partition.table == "frames":
+                yield from _frames(lake, share, partition.inline)
+            else:
+                yield from _table_rows(lake.open_parquet(share.path), partition.table, streams)
+        except LakeDamaged as damage:
+            if partition.fail_on_data_loss:
+                raise
+            get_logger("spark").warning("data_loss", path=damage.path, problem=damage.problem)
+
+
+def _frames(lake: Lake, share: Share, inline: bool) -> Iterator[pa.RecordBatch]:
+    columns = None if inline else WITHOUT_PAYLOAD
+    path, part = lake.full_path(share.path), (share.index, share.count)
+    for batch in read_frames(path, columns=columns, share=part, lo=share.lo, hi=share.hi):
+        if inline:
+            yield batch
+        else:
+            arrays = [*batch.columns, pa.nulls(batch.num_rows, pa.binary())]
+            yield pa.RecordBatch.from_arrays(arrays, schema=FRAME_SCHEMA)
+
+
+def _table_rows(file: pq.ParquetFile, table: str, streams: Sequence[int]) -> Iterator[pa.RecordBatch]:
+    for batch in file.iter_batches():
+        rows = batch.cast(SCHEMAS[table])
+        if streams:
+            rows = rows.filter(pa.compute.is_in(rows.column("stream_id"), pa.array(streams, _INT)))
+        yield rows
+
+
+class LakeReader(DataSourceReader):
+    """Batch: the state as it is when the read is planned."""
+
+    def __init__(self, options: LakeOptions) -> None:
+        self._options = options
+
+    def partitions(self) -> Sequence[InputPartition]:
+        return plan(Lake.open(self._options.path).state, self._options)
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        return read_partition(partition, self._options.streams)
+
+
+class LakeStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
+    """Streaming: everything that commits bring, once. An offset is {"commit": the last that was read}."""
+
+    def __init__(self, options: LakeOptions) -> None:
+        self._options = options
+        self._lake: Lake | None = None
+        self._initial: int | None = None
+        self._target: int | None = None
+
+    def initialOffset(self) -> dict[str, int]:
+        if self._initial is None:
+            wanted = self._options.starting_commit
+            self._initial = self._open().state.number if wanted < 0 else wanted
+        return {"commit": self._initial}
+
+    def getDefaultReadLimit(self) -> ReadLimit:
+        return ReadAllAvailable()
+
+    def latestOffset(self, start: dict[str, int] | None = None, limit: ReadLimit | None = None) -> dict[str, int]:
+        begin = (start or self.initialOffset())["commit"]
+        newest = self._open().state.number
+        end = newest if self._target is None else min(newest, self._target)
+        most = self._options.max_bytes_per_trigger
+        if most is None or end <= begin:
+            return {"commit": max(begin, end)}
+        size = 0
+        oldest = self._open().store.oldest()
+        for number in range(max(begin + 1, oldest), end + 1):
+            size += sum(file.bytes for file in self._open().store.commit(number).added)
+            if size >= most:
+                return {"commit": number}
+        return {"commit": end}
+
+    def reportLatestOffset(self) -> dict[str, int]:
+        return {"commit": self._open().state.number}
+
+    def prepareForTriggerAvailableNow(self) -> None:
+        self._target = self._open().state.number
+
+    def partitions(self, start: dict[str, int], end: dict[str, int]) -> Sequence[InputPartition]:
+        lo, hi = start["commit"], end["commit"]
+        lake, options = self._open(), self._options
+        oldest = lake.store.oldest()
+        if lo + 1 < oldest:
+            if lo > 0:
+                where = lake.path / "_manifest"
+                raise LakeDamaged(str(where), f"commits {lo + 1} to {oldest - 1} are forgotten; use a new checkpoint")
+            return plan(lake.store.state_at(hi), options)
+        commits = [lake.store.commit(number) for number in range(lo + 1, hi + 1)]
+        return _plan_commits(lake, commits, options)
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        return read_partition(partition, self._options.streams)
+
+    def commit(self, end: dict[str, int]) -> None:
+        """Nothing to give back."""
+
+    def stop(self) -> None:
+        self._lake = None
+
+    def _open(self) -> Lake:
+        if self._lake is None:
+            self._lake = Lake.open(self._options.path)
+        return self._lake
+
+
+def _plan_commits(lake: Lake, commits: Sequence[Commit], options: LakeOptions) -> list[InputPartition]:
+    """The tasks that read what some commits brought."""
+    news = [commit for commit in commits if commit.kind not in ("compact", "retain", "delete")]
+    if options.table == "gaps":
+        return _of_rows("gaps", _gap_rows([gap for commit in news for gap in commit.gaps], options))
+    files = [file for commit in news for file in commit.added if _is_wanted(file.stream_id, options)]
+    if options.table == "files":
+        return _of_rows("files", _file_rows(files, options))
+    if options.table == "frames":
+        return _of_shares([found for file in files for found in _present(lake, file)], options)
+    return _of_tables([file for commit in news for file in commit.tables if file.table == options.table], options)
+
+
+def _present(lake: Lake, file: LakeFile) -> list[tuple[Share, int]]:
+    """Where the frames of a file are now: in it, as long as it exists, or in those that took it in."""
+    state = lake.state
+    if file.path in state.files or lake.full_path(file.path).exists():
+        return [(_whole(file), file.bytes)]
+    heirs = [
+        (Share(other.path, lo=max(file.lo, other.lo), hi=min(file.hi, other.hi)), other.bytes)
+        for other in files_of(state, file.stream_id, file.epoch)
+        if file.is_recorded and other.is_recorded and other.lo < file.hi and file.lo < other.hi
+    ]
+    return heirs or [(_whole(file), file.bytes)]  # retained no more: the task says so

@@ -1,0 +1,259 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Format "tensorpool": live streams as DataFrames, streaming and batch.
+
+The planner, one process beside the Spark driver, holds a lease per stream and asks the rings what there is; the tasks
+read their ranges out of shared memory themselves. What was overwritten before a task came is a counted gap, or the end
+of the query with `failOnDataLoss`. Table "ranges" has a row per range instead of one per frame, for those who read the
+frames themselves, such as the recorder.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+from typing import Any, Final
+
+import msgspec
+import pyarrow as pa
+from pyspark.sql.datasource import (
+    DataSource,
+    DataSourceReader,
+    DataSourceStreamReader,
+    DataSourceStreamWriter,
+    DataSourceWriter,
+    InputPartition,
+)
+from pyspark.sql.streaming.datasource import (
+    ReadAllAvailable,
+    ReadLimit,
+    ReadMaxBytes,
+    ReadMaxRows,
+    SupportsTriggerAvailableNow,
+)
+from pyspark.sql.types import StructType
+
+from tensorpool.errors import TensorPoolError
+from tensorpool.logs import get_logger
+from tensorpool.spark import offsets
+from tensorpool.spark.offsets import Limits, Loss, Offsets
+from tensorpool.spark.options import LiveOptions, sink_options, source_options
+from tensorpool.spark.planner import Planner, exit_in_order, kept_planner
+from tensorpool.spark.rings import FRAME_DDL, FrameReader, RingPart
+from tensorpool.spark.sink import FrameStreamWriter, FrameWriter
+from tensorpool.spark.tables import TABLE_DDL, TableReader, TableStreamReader
+
+DEFAULT_PARTITIONS: Final = os.cpu_count() or 2
+RANGE_SCHEMA: Final = pa.schema(
+    [
+        ("stream_id", pa.int64()),
+        ("epoch", pa.int64()),
+        ("lo", pa.int64()),
+        ("hi", pa.int64()),  # null: nobody knows
+        ("lost", pa.string()),  # why nothing of it can be read; null for a range to read
+        ("part", pa.binary()),  # a RingPart; null where the ring is not known any more
+    ]
+)
+RANGE_DDL: Final = "stream_id BIGINT, epoch BIGINT, lo BIGINT, hi BIGINT, lost STRING, part BINARY"
+
+
+class DataLoss(TensorPoolError):
+    """Frames that the query was to read are gone: `failOnDataLoss` is set."""
+
+
+class FramesPartition(InputPartition):
+    """A task's share of a batch, as a RingPart. Pickled: plain data only."""
+
+    def __init__(self, part: bytes, inline: bool, fail_on_data_loss: bool) -> None:
+        super().__init__(part)
+        self.part = part
+        self.inline = inline
+        self.fail_on_data_loss = fail_on_data_loss
+
+
+class RangesPartition(InputPartition):
+    """Rows of the table "ranges"."""
+
+    def __init__(self, rows: list[tuple[Any, ...]]) -> None:
+        super().__init__(rows)
+        self.rows = rows
+
+
+def plan(planner: Planner, start: Offsets, end: Offsets, options: LiveOptions) -> list[InputPartition]:
+    """The tasks of a batch. Raises DataLoss where something is lost already that must not be."""
+    ranges, losses = offsets.between(start, end)
+    planner.count(losses)
+    _refuse(losses, options)
+    pieces = offsets.split(ranges, options.min_partitions or DEFAULT_PARTITIONS)
+    if options.table == "ranges":
+        return _ranges(planner, pieces, losses)
+    found: list[InputPartition] = []
+    gone: list[Loss] = []
+    lost: dict[int, int] = {}
+    for loss in losses:
+        lost[loss.stream_id] = lost.get(loss.stream_id, 0) + (loss.frames or 0)
+    for piece in pieces:
+        part = planner.part(piece, lost.get(piece.stream_id, 0))
+        if part is None:
+            gone.append(Loss(piece.stream_id, piece.epoch, piece.lo, piece.hi, "their epoch is gone"))
+            lost[piece.stream_id] = lost.get(piece.stream_id, 0) + piece.frames
+        else:
+            found.append(FramesPartition(_encode(part), options.payload == "inline", options.fail_on_data_loss))
+            lost.pop(piece.stream_id, None)
+    planner.count(gone)
+    _refuse(gone, options)
+    return found
+
+
+def _ranges(planner: Planner, pieces: Sequence[offsets.SeqRange], losses: Sequence[Loss]) -> list[InputPartition]:
+    """A task for every range to read; what is lost already travels with the first."""
+    rows = [[(loss.stream_id, loss.epoch, loss.lo, loss.hi, loss.reason, None)] for loss in losses]
+    gaps = [row for part in rows for row in part]
+    parts = []
+    for piece in pieces:
+        part = planner.part(piece)
+        parts.append([(*msgspec.structs.astuple(piece), None, None if part is None else _encode(part))])
+    if gaps:
+        parts = [gaps + parts[0], *parts[1:]] if parts else [gaps]
+    return [RangesPartition(part) for part in parts]
+
+
+def _encode(part: RingPart) -> bytes:
+    return msgspec.msgpack.encode(part)
+
+
+def _refuse(losses: Sequence[Loss], options: LiveOptions) -> None:
+    data = [loss for loss in losses if loss.is_data]
+    if data and options.fail_on_data_loss:
+        more = f" and {len(data) - 1} more ranges" if len(data) > 1 else ""
+        raise DataLoss(f"{data[0]}{more}; set failOnDataLoss to false to count and go on")
+
+
+def read_partition(partition: InputPartition) -> Iterator[pa.RecordBatch]:
+    """In a worker: the rows of one task."""
+    if isinstance(partition, RangesPartition):
+        columns = zip(*partition.rows, strict=True)
+        arrays = [pa.array(column, field.type) for column, field in zip(columns, RANGE_SCHEMA, strict=True)]
+        yield pa.RecordBatch.from_arrays(arrays, schema=RANGE_SCHEMA)
+    elif isinstance(partition, FramesPartition):
+        yield from _read_frames(partition)
+
+
+def _read_frames(partition: FramesPartition) -> Iterator[pa.RecordBatch]:
+    part = msgspec.msgpack.decode(partition.part, type=RingPart)
+    reader = FrameReader(part, inline=partition.inline)
+    yield from reader.batches()
+    if reader.gaps:
+        gap = reader.gaps[0]
+        loss = Loss(gap.stream_id, gap.epoch, gap.lo, gap.hi, gap.reason)
+        more = f" and {len(reader.gaps) - 1} more ranges" if len(reader.gaps) > 1 else ""
+        get_logger("spark").warning("data_loss", loss=f"{loss}{more}")
+        if partition.fail_on_data_loss:
+            advice = "give the stream more slots, or set failOnDataLoss to false to count and go on"
+            raise DataLoss(f"{loss}{more}; {advice}")
+
+
+class LiveStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
+    """Streaming: the planner's side runs beside the Spark driver, `read` in workers."""
+
+    def __init__(self, options: LiveOptions) -> None:
+        self._options = options
+        self._planner: Planner | None = None
+        self._initial: Offsets | None = None
+        self._target: Offsets | None = None
+
+    def initialOffset(self) -> dict[str, Any]:
+        # Asked twice: "latest" must not move in between.
+        if self._initial is None:
+            self._initial = self._plan().resolve("startingOffsets", self._options.starting_offsets or "latest")
+        return self._initial.to_json()
+
+    def getDefaultReadLimit(self) -> ReadLimit:
+        return ReadAllAvailable()  # ours are frames and bytes at once, which Spark has no limit for
+
+    def latestOffset(self, start: dict[str, Any] | None = None, limit: ReadLimit | None = None) -> dict[str, Any]:
+        begin = Offsets.from_json(start if start is not None else self.initialOffset())
+        planner = self._plan()
+        held = planner.held()
+        planner.check(begin, held)
+        if self._target is not None:
+            held = offsets.cut(held, self._target)
+        return offsets.advance(begin, held, self._limits(limit)).to_json()
+
+    def reportLatestOffset(self) -> dict[str, Any] | None:
+        return offsets.latest(self._plan().held()).to_json()
+
+    def prepareForTriggerAvailableNow(self) -> None:
+        self._target = offsets.latest(self._plan().held())
+
+    def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
+        return plan(self._plan(), Offsets.from_json(start), Offsets.from_json(end), self._options)
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        return read_partition(partition)
+
+    def commit(self, end: dict[str, Any]) -> None:
+        """Nothing to give back: the ring forgets by itself."""
+
+    def stop(self) -> None:
+        if self._planner is not None:
+            self._planner.close()
+            self._planner = None
+
+    def _limits(self, limit: ReadLimit | None) -> Limits:
+        frames, size = self._options.max_frames_per_trigger, self._options.max_bytes_per_trigger
+        if isinstance(limit, ReadMaxRows):
+            frames = limit.max_rows if frames is None else min(frames, limit.max_rows)
+        if isinstance(limit, ReadMaxBytes):
+            size = limit.max_bytes if size is None else min(size, limit.max_bytes)
+        return Limits(frames, size)
+
+    def _plan(self) -> Planner:
+        if self._planner is None:
+            self._planner = Planner(self._options)
+            exit_in_order(self._planner.close)
+        return self._planner
+
+
+class LiveReader(DataSourceReader):
+    """Batch: a snapshot of what the rings hold."""
+
+    def __init__(self, options: LiveOptions) -> None:
+        self._options = options
+
+    def partitions(self) -> Sequence[InputPartition]:
+        options = self._options
+        planner = kept_planner(options)
+        # A batch that began with the latest frame would be empty: without a wish it begins with the earliest.
+        start = planner.resolve("startingOffsets", options.starting_offsets or "earliest")
+        end = planner.resolve("endingOffsets", options.ending_offsets)
+        held = offsets.cut(planner.held(), end)
+        return plan(planner, start, offsets.advance(start, held, Limits()), options)
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        return read_partition(partition)
+
+
+class TensorpoolDataSource(DataSource):
+    """`spark.readStream.format("tensorpool").option("streams", "camera/front").load()`"""
+
+    @classmethod
+    def name(cls) -> str:
+        return "tensorpool"
+
+    def schema(self) -> str:
+        table = source_options(self.options).table
+        return {"frames": FRAME_DDL, "ranges": RANGE_DDL}.get(table) or TABLE_DDL[table]
+
+    def streamReader(self, schema: StructType) -> DataSourceStreamReader:
+        options = source_options(self.options)
+        return TableStreamReader(options) if options.table in TABLE_DDL else LiveStreamReader(options)
+
+    def reader(self, schema: StructType) -> DataSourceReader:
+        options = source_options(self.options)
+        return TableReader(options) if options.table in TABLE_DDL else LiveReader(options)
+
+    def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
+        return FrameWriter(sink_options(self.options), schema)
+
+    def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamWriter:
+        return FrameStreamWriter(sink_options(self.options), schema)

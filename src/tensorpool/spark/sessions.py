@@ -1,0 +1,108 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A Spark session with everything set, or our formats for a session that is already there."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+from typing import Final
+
+from pyspark.errors import AnalysisException
+from pyspark.sql import SparkSession
+
+from tensorpool.errors import ConfigError
+from tensorpool.spark.lake.source import LakeDataSource
+from tensorpool.spark.live import TensorpoolDataSource
+
+SETTINGS: Final = {
+    "spark.sql.execution.arrow.maxRecordsPerBatch": "4096",
+    "spark.sql.execution.arrow.maxBytesPerBatch": "16m",
+    "spark.sql.execution.pythonUDF.arrow.enabled": "true",
+    "spark.python.daemon.module": "tensorpool.spark.daemon",  # workers are forked with everything loaded
+    "spark.python.unix.domain.socket.enabled": "true",
+    "spark.ui.showConsoleProgress": "false",
+    "spark.ui.enabled": "false",
+    "spark.sql.shuffle.partitions": "4",
+    "spark.driver.memory": "2g",
+}
+LOCAL_SETTINGS: Final = {"spark.driver.bindAddress": "127.0.0.1", "spark.driver.host": "127.0.0.1"}
+REMOTE: Final = "sc://"
+
+
+def session(master: str = "local[*]", app_name: str = "tensorpool", **conf: str) -> SparkSession:
+    """A session in which format("tensorpool") and format("tensorpool.lake") work.
+
+    >>> spark = session()                                                                      # doctest: +SKIP
+    >>> spark = session("spark://head:7077", **{"spark.executor.memory": "4g"})                # doctest: +SKIP
+    >>> frames = spark.readStream.format("tensorpool").option("streams", "camera/front").load()   # doctest: +SKIP
+
+    `master` is Spark's, or the address of a Spark Connect server (sc://…). Raises ConfigError when no Java is found,
+    for a setting that is none of Spark's, and where a session with other settings runs already.
+    """
+    for name, value in conf.items():
+        if not name.startswith("spark."):
+            raise ConfigError(name, value, 'a setting of Spark: session(**{"spark.driver.memory": "4g"})')
+    if master.startswith(REMOTE):
+        return _connected(master, app_name, conf)
+    _refuse_other(master, conf)
+    require_java()
+    # Workers take the first python3 on PATH unless they are told; it need not have our packages.
+    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+    os.environ.setdefault("PYSPARK_DRIVER_PYTHON", sys.executable)
+    builder = SparkSession.builder.master(master).appName(app_name)
+    own = SETTINGS | LOCAL_SETTINGS if master.startswith("local") else SETTINGS
+    for name, value in (own | conf).items():
+        builder = builder.config(name, value)
+    spark: SparkSession = builder.getOrCreate()
+    register(spark)
+    return spark
+
+
+def register(spark: SparkSession) -> None:
+    """Add our formats to a session."""
+    for source in (TensorpoolDataSource, LakeDataSource):
+        try:
+            spark.dataSource.register(source)
+        except AnalysisException as error:
+            if error.getCondition() != "DATA_SOURCE_ALREADY_EXISTS":
+                raise  # what Spark has found by itself, or another session of it has, stays
+
+
+def require_java() -> None:
+    """Raises ConfigError with what to install where there is no Java."""
+    home = os.environ.get("JAVA_HOME")
+    if home and os.access(os.path.join(home, "bin", "java"), os.X_OK):
+        return
+    if not home and shutil.which("java"):
+        return
+    raise ConfigError(
+        "JAVA_HOME",
+        home,
+        "a directory with bin/java of Java 17 or newer, which Spark needs, or a java on PATH; "
+        "on Debian and Ubuntu: apt-get install openjdk-17-jre-headless",
+    )
+
+
+def _connected(url: str, app_name: str, conf: dict[str, str]) -> SparkSession:
+    """Spark Connect: the JVM, the planner and the workers are the server's; only plans travel."""
+    builder = SparkSession.builder.remote(url).appName(app_name)
+    for name, value in conf.items():
+        builder = builder.config(name, value)
+    spark: SparkSession = builder.getOrCreate()
+    register(spark)
+    return spark
+
+
+def _refuse_other(master: str, conf: dict[str, str]) -> None:
+    """Spark gives out the session that there is, and drops what it would have to be started with."""
+    active = SparkSession.getActiveSession()
+    if active is None:
+        return
+    wanted = {"spark.master": master} | conf
+    for name, value in wanted.items():
+        found = active.conf.get(name, None)
+        if found != value:
+            raise ConfigError(
+                name, value, f"{found!r}, as in the session that is running; stop it first, or use register(spark)"
+            )

@@ -1,0 +1,190 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Recording live streams: every frame once or in a gap, across overruns, epochs, dead workers and restarts."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import msgspec
+import pytest
+from pyspark.sql import SparkSession
+
+import tensorpool as tp
+from tensorpool.client import Client
+from tensorpool.errors import ConfigError, LocalProtocolError
+from tensorpool.spark.lake import UNKNOWN_TAIL, Lake
+from tensorpool.spark.recorder import Recorder, RecordingFailed, Settings, default_name
+from tests.spark.conftest import new_stream
+from tests.support.lakes import Camera, check, options_of
+from tests.support.processes import wait_until
+
+
+@pytest.fixture
+def record(spark: SparkSession, pool: tp.Local, tmp_path: Path) -> Iterator[Callable[..., Recorder]]:
+    """A recorder to the test's lake; not started, closed with the test."""
+    made: list[Recorder] = []
+
+    def make(*streams: int | str, name: str | None = None, **settings: object) -> Recorder:
+        chosen = Settings(trigger_s=0.1, codec="none", is_durable=False, is_warmed_up=False, **options_of(pool))
+        chosen = msgspec.structs.replace(chosen, **settings)
+        made.append(Recorder(spark, streams, tmp_path / "lake", name=name, settings=chosen))
+        return made[-1]
+
+    yield make
+    for one in made:
+        one.close()
+
+
+def wait_for_frames(recorder: Recorder, count: int) -> None:
+    def is_there() -> bool:
+        recorder.poll()
+        return recorder.totals().frames >= count
+
+    wait_until(is_there, f"{count} frames are recorded", timeout_s=60)
+
+
+def test_two_streams_are_recorded_whole_with_what_was_said_of_them(
+    record: Callable[..., Recorder], client: Client, tmp_path: Path
+) -> None:
+    """Everything that was published up to the stop is there; metadata and QoS beside it."""
+    first, second = new_stream("deep"), new_stream("deep")
+    with Camera(client, first, second) as camera:
+        camera.producers[first].set_metadata({"exposure_ms": 4}, tags=["lab1"])
+        recorder = record(first, second, is_warmed_up=True)
+        recorder.start()
+        wait_for_frames(recorder, 100)
+        ends = camera.stop()
+        totals = recorder.stop()
+    assert (totals.lost, totals.lag_frames, totals.adds_up) == (0, 0, True)
+    assert [stream.stream_id for stream in totals.streams] == [first, second]
+    lake = Lake.open(tmp_path / "lake")
+    assert sum(map(len, check(lake, ends).values())) == totals.frames >= 100
+    newest = lake.metadata(first)[-1]
+    assert {attribute.key: attribute.value for attribute in newest.attributes} == {"exposure_ms": b"4", "tags": b"lab1"}
+    assert sum(file.rows for file in lake.tables("qos")) == totals.qos_rows > 0
+
+
+def test_a_recording_goes_on_where_it_was_closed(
+    record: Callable[..., Recorder], client: Client, tmp_path: Path
+) -> None:
+    """Closed without draining: the frames in between come from the ring."""
+    stream = new_stream("deep")
+    with Camera(client, stream) as camera:
+        recorder = record(stream, name="cam")
+        with pytest.raises(LocalProtocolError, match="recording 'cam' is running already"):
+            record(stream, name="cam")
+        recorder.start()
+        wait_for_frames(recorder, 40)
+        recorder.close()
+        wait_until(lambda: camera.producers[stream].next_seq > 150, "more is published")
+        again = record(stream, name="cam")
+        assert again.is_resumed
+        again.start()
+        wait_for_frames(again, 40)
+        ends = camera.stop()
+        assert again.stop().lost == 0
+    lake = Lake.open(tmp_path / "lake")
+    assert len(lake.state.batches) == 1
+    check(lake, ends)
+    assert lake.gaps() == []
+
+
+def test_an_overrun_of_a_small_ring_is_gaps_that_add_up(
+    record: Callable[..., Recorder], client: Client, tmp_path: Path
+) -> None:
+    stream = new_stream("tiny")
+    with Camera(client, stream, hz=500) as camera:
+        recorder = record(stream)
+        recorder.start()
+        wait_until(lambda: recorder.totals().lost >= 100, "the ring outruns it", timeout_s=60)
+        ends = camera.stop()
+        totals = recorder.stop()
+    assert totals.frames >= 8, "what the ring still had"
+    assert totals.adds_up
+    assert totals.streams[0].reasons == {"OVERWRITTEN": totals.lost}
+    check(Lake.open(tmp_path / "lake"), ends)
+
+
+def test_with_fail_on_data_loss_an_overrun_ends_it_with_the_range(
+    record: Callable[..., Recorder], client: Client
+) -> None:
+    stream = new_stream("tiny")
+    with Camera(client, stream, hz=500):
+        recorder = record(stream, fail_on_data_loss=True)
+        recorder.start()
+        with pytest.raises(RecordingFailed, match=rf"DataLoss: stream {stream}, epoch \d+: frames \d+ to \d+ are lost"):
+            wait_for_frames(recorder, 10**9)
+
+
+def test_a_new_epoch_goes_on_in_the_same_recording(
+    record: Callable[..., Recorder], pool: tp.Local, client: Client, tmp_path: Path
+) -> None:
+    """The producer leaves and another comes: the driver begins a new epoch."""
+    stream = new_stream("deep")
+    with Camera(client, stream):
+        recorder = record(stream)
+        recorder.start()
+        wait_for_frames(recorder, 20)
+    with Camera(client, stream) as camera:
+        wait_until(lambda: camera.producers[stream].next_seq > 50, "the next producer publishes")
+        ends = camera.stop()
+        totals = recorder.stop()
+    lake = Lake.open(tmp_path / "lake")
+    found = check(lake, ends)
+    assert len(found) == totals.streams[0].epochs >= 2
+    assert totals.adds_up
+    assert not [gap for gap in lake.gaps() if gap.reason == UNKNOWN_TAIL]
+
+
+def test_a_killed_worker_costs_nothing(
+    record: Callable[..., Recorder], client: Client, spark: SparkSession, tmp_path: Path
+) -> None:
+    """kill -9 of every Python process that Spark runs tasks in, twice: busy ones fail the query, which goes on."""
+    stream = new_stream("deep")
+    with Camera(client, stream) as camera:
+        recorder = record(stream)
+        recorder.start()
+        for _ in range(2):
+            wait_for_frames(recorder, recorder.totals().frames + 20)
+            workers = workers_below(spark)
+            assert workers
+            for pid in workers:
+                os.kill(pid, signal.SIGKILL)
+            wait_for_frames(recorder, recorder.totals().frames + 20)
+        ends = camera.stop()
+        totals = recorder.stop()
+    lake = Lake.open(tmp_path / "lake")
+    check(lake, ends)
+    assert totals.lost == 0
+    assert lake.gaps() == []
+
+
+def workers_below(spark: SparkSession) -> list[int]:
+    """The Python processes that run tasks: children of the daemons that the JVM has started."""
+    java = spark.sparkContext._gateway.proc.pid  # type: ignore[union-attr]
+    parents = {}
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            words = stat.read_text().rpartition(")")[2].split()
+            command = (stat.parent / "cmdline").read_bytes()
+        except OSError:
+            continue
+        parents[int(stat.parent.name)] = (int(words[1]), command)
+    daemons = {pid for pid, (parent, command) in parents.items() if parent == java and b"pyspark.worker" in command}
+    return [pid for pid, (parent, _) in parents.items() if parent in daemons]
+
+
+def test_what_cannot_be_recorded_is_refused(record: Callable[..., Recorder]) -> None:
+    with pytest.raises(ConfigError, match="at least one stream"):
+        record()
+    with pytest.raises(ConfigError, match="letters, digits"):
+        record(1, name="../up")
+    with pytest.raises(ConfigError, match="none or lz4 or zstd"):
+        record(1, codec="gzip")
+
+
+def test_a_recording_is_named_by_its_streams() -> None:
+    assert default_name(["camera/front", 10001]) == "camera-front_10001"

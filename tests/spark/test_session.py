@@ -1,0 +1,56 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The session: refuses what cannot work, with what to do."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+from pyspark.sql import SparkSession
+
+from tensorpool.errors import ConfigError
+from tensorpool.spark import register, session
+from tensorpool.spark.sessions import require_java
+from tests.support.processes import run_script
+
+
+def test_without_java_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.delenv("JAVA_HOME", raising=False)
+    with pytest.raises(ConfigError, match=r"Java 17 or newer.*apt-get install openjdk-17-jre-headless"):
+        require_java()
+    monkeypatch.setenv("JAVA_HOME", str(tmp_path))
+    with pytest.raises(ConfigError, match=f"JAVA_HOME = '{tmp_path}'"):
+        require_java()
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin" / "java").touch(0o755)
+    require_java()
+
+
+def test_settings_must_be_sparks() -> None:
+    with pytest.raises(ConfigError, match="driver_memory = '4g' is not usable; accepted: a setting of Spark"):
+        session(driver_memory="4g")
+
+
+def test_the_session_that_runs_is_given_out_again_but_never_for_another(spark: SparkSession) -> None:
+    assert session("local[2]") is spark
+    with pytest.raises(ConfigError, match=r"spark.master = 'local\[7\]' is not usable; accepted: 'local\[2\]'"):
+        session("local[7]")
+    with pytest.raises(ConfigError, match=r"spark.driver.memory = '3g'"):
+        session("local[2]", **{"spark.driver.memory": "3g"})
+
+
+def test_formats_are_added_to_a_session_of_the_users_own(spark: SparkSession) -> None:
+    register(spark.newSession())
+
+
+def test_the_package_is_loaded_without_pyspark() -> None:
+    """Lakes, rings and the commands' help need no JVM and wait for none."""
+    script = "import sys, tensorpool.spark.rings, tensorpool.spark.publisher; print('pyspark' in sys.modules)"
+    assert run_script(script) == (0, "False\n")
+
+
+def test_workers_run_our_interpreter(spark: SparkSession) -> None:
+    assert os.environ["PYSPARK_PYTHON"]
+    assert spark.conf.get("spark.sql.execution.arrow.maxBytesPerBatch") == "16m"

@@ -1,0 +1,141 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The sink on real Spark: rows become frames, in order, and come back through the source as they were."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.streaming import StreamingQuery
+from pyspark.sql.types import StructType
+
+import tensorpool as tp
+from tensorpool.client import Client
+from tensorpool.errors import ConfigError
+from tensorpool.shm.arrays import numpy_dtype
+from tensorpool.spark.options import sink_options
+from tensorpool.spark.rings import FRAME_DDL
+from tensorpool.spark.sink import check_columns
+from tensorpool.wire.control import Dtype
+from tensorpool.wire.driver import Role
+from tests.spark.conftest import options_of, pattern, read
+
+type Stream = Callable[..., int]
+
+SHAPES = [(5,), (2, 3), (3, 1, 2), (0,), (4, 0, 2), (1, 1, 1, 1, 1, 1, 1, 9)]
+
+
+def producers(pool: tp.Local, stream_id: int) -> int:
+    held = list(pool.conductor.lifecycle.leases)
+    return sum((lease.stream_id, lease.role) == (stream_id, Role.PRODUCER) for lease in held)
+
+
+def written(frames: DataFrame, pool: tp.Local, *streams: int) -> Any:
+    """A batch writer to streams."""
+    writer = frames.write.format("tensorpool").mode("append").option("streams", ",".join(map(str, streams)))
+    return writer.options(**options_of(pool))
+
+
+def every_kind() -> list[dict[str, Any]]:
+    """A row of every dtype, order and shape, with random bytes."""
+    random = np.random.default_rng(11)
+    rows = []
+    for dtype, order, shape in itertools.product(filter(None, Dtype), "CF", SHAPES):
+        count = int(np.prod(shape))
+        nbytes = -(-count // 8) if dtype is Dtype.BIT else count * numpy_dtype(dtype).itemsize
+        data = random.integers(0, 2 if dtype is Dtype.BOOLEAN else 256, nbytes, np.uint8)
+        rows.append({"dtype": dtype.name, "order": order, "shape": list(shape), "payload": data.tobytes()})
+    return rows
+
+
+def test_every_dtype_order_and_shape_comes_back_as_it_was(
+    spark: SparkSession, pool: tp.Local, client: Client, query: Callable[..., StreamingQuery], tmp_path: Path
+) -> None:
+    """Through a streaming query of two batches: one epoch, one lease, in order, with stamps and versions."""
+    rows = [row | {"timestamp_ns": 1000 + n, "meta_version": n} for n, row in enumerate(every_kind())]
+    stream_id = 11_011
+    half = len(rows) // 2
+    types = {"shape": pa.list_(pa.int32()), "payload": pa.binary()}
+    for name, part in (("a", rows[:half]), ("b", rows[half:])):
+        table = pa.Table.from_pylist(part)
+        fields = [pa.field(field.name, types.get(field.name, field.type)) for field in table.schema]
+        (tmp_path / "in").mkdir(exist_ok=True)
+        pq.write_table(table.cast(pa.schema(fields)), tmp_path / "in" / f"{name}.parquet")
+    schema = "dtype STRING, `order` STRING, shape ARRAY<INT>, payload BINARY, timestamp_ns BIGINT, meta_version BIGINT"
+    reader = spark.readStream.schema(schema).option("maxFilesPerTrigger", 1)
+    writer = reader.parquet(str(tmp_path / "in")).coalesce(1).writeStream.format("tensorpool")
+    writer = writer.option("streams", stream_id).options(**options_of(pool)).trigger(availableNow=True)
+    started = query(writer)
+    assert started.awaitTermination(60)
+    assert len([told for told in started.recentProgress if told.numInputRows]) == 2
+    found = read(spark, pool, stream_id).orderBy("seq").collect()
+    names = ("dtype", "order", "shape", "payload", "timestamp_ns", "meta_version")
+    assert [{name: row[name] for name in names} for row in found] == [
+        {name: row[name] for name in names} for row in rows
+    ]
+    assert len({row.epoch for row in found}) == 1
+    assert producers(pool, stream_id) == 1
+
+
+def test_a_batch_is_published_in_order_and_gives_its_lease_back(
+    spark: SparkSession, pool: tp.Local, client: Client, stream: Stream
+) -> None:
+    """Two streams at once, told apart by stream_id."""
+    streams = [stream("tiny"), stream("tiny")]
+    rows = [(streams[n % 2], bytearray(pattern(n).tobytes()), "UINT8", [8, 8], n + 1) for n in range(12)]
+    columns = "stream_id BIGINT, payload BINARY, dtype STRING, shape ARRAY<INT>, trace_id BIGINT"
+    with ThreadPoolExecutor(2) as threads:
+        received = [threads.submit(receive, client, one, 6) for one in streams]
+        written(spark.createDataFrame(rows, columns).coalesce(1), pool, *streams).option("waitForConsumers", 1).save()
+        for index, frames in enumerate(received):
+            assert frames.result() == [(n, 2 * n + index + 1, (8, 8)) for n in range(6)]
+    assert [producers(pool, one) for one in streams] == [0, 0]
+
+
+def receive(client: Client, stream_id: int, count: int) -> list[tuple[int, int, tuple[int, ...]]]:
+    with client.consumer(stream_id) as consumer:
+        frames = itertools.takewhile(lambda frame: frame is not None, (consumer.poll(30) for _ in range(count)))
+        return [(frame.seq, frame.trace_id, frame.shape) for frame in frames if frame is not None]
+
+
+def test_bad_rows_and_bad_plans_are_refused_by_name(spark: SparkSession, pool: tp.Local, stream: Stream) -> None:
+    stream_id = stream("tiny")
+    columns = StructType.fromDDL("stream_id BIGINT, payload BINARY, dtype STRING, shape ARRAY<INT>")
+    good = (stream_id, bytearray(6), "UINT8", [2, 3])
+
+    def write(*rows: tuple[Any, ...], partitions: int = 1, streams: tuple[int, ...] = (stream_id,)) -> None:
+        written(spark.createDataFrame(rows, columns).repartition(partitions), pool, *streams).save()
+
+    with pytest.raises(Exception, match=r"row 0 \(stream .*, partition 0\): payload of 6 bytes; UINT8 \[4\] has 4"):
+        write((stream_id, bytearray(6), "UINT8", [4]))
+    with pytest.raises(Exception, match="one task writes a stream, in order"):
+        write(*[good] * 20, partitions=2)
+    with pytest.raises(Exception, match=f"stream_id 99; expected one of option streams: {stream_id}, 20999"):
+        write((99, bytearray(6), "UINT8", [2, 3]), streams=(stream_id, 20_999))
+    assert producers(pool, stream_id) == 0
+
+
+@pytest.mark.parametrize(
+    ("columns", "words"),
+    [
+        ("payload BINARY, dtype STRING", "missing: shape"),
+        ("payload STRING, dtype STRING, shape ARRAY<INT>", "column payload = 'string' is not usable; accepted: BINARY"),
+        ("payload BINARY, dtype STRING, shape ARRAY<STRING>", r"column shape = 'array<string>'.*ARRAY<INT>"),
+        ("payload BINARY, dtype STRING, shape ARRAY<INT>, trace_id STRING", "column trace_id = 'string'"),
+    ],
+)
+def test_columns_that_cannot_be_frames_are_refused(columns: str, words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        check_columns(StructType.fromDDL(columns), sink_options({"streams": "1"}))
+
+
+def test_the_sources_own_rows_are_frames() -> None:
+    check_columns(StructType.fromDDL(FRAME_DDL), sink_options({"streams": "camera/copy"}))

@@ -1,0 +1,277 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A client of any discovery provider that knows nothing but the wire: the codec, Aeron, and bytes.
+
+It keeps a transcript of its response endpoint, of the stream that requests go to and of whatever else it is told to
+listen to. Requests may be messages or bytes that no codec would write. A provider reads one client's requests in order,
+so that an answer to a later one proves that an earlier one got none.
+"""
+
+from __future__ import annotations
+
+import itertools
+import secrets
+import socket
+import struct
+import time
+from collections.abc import Callable
+from types import TracebackType
+from typing import Any, Final, NamedTuple, Self
+
+from tensorpool import aeron
+from tensorpool.wire import DecodeError, Message, decode
+from tensorpool.wire.discovery import DiscoveryRequest, DiscoveryResponse, DiscoveryStatus, Result, Tag
+from tests.support.driver_client import DriverEnded, Heard, new_client_id, packed_text
+from tests.support.driver_process import IPC, DriverProcess
+from tests.support.processes import wait_until
+
+PROBE_EVERY_S: Final = 0.05
+NULL_32: Final = 2**32 - 1
+NULL_64: Final = 2**64 - 1
+
+_request_ids = itertools.count(secrets.randbits(62))
+_response_stream_ids = itertools.count(90_000)  # many clients share a media driver
+
+type Endpoint = tuple[str, int]
+type Said = Message | bytes
+
+
+class Counted(NamedTuple):
+    """A raw group: what its header claims, and its entries' bytes."""
+
+    block_length: int
+    count: int
+    entries: bytes = b""
+
+
+NO_TAGS: Final = Counted(0, 0)
+
+
+def new_request_id() -> int:
+    """One that no other client of this run uses."""
+    return next(_request_ids)
+
+
+def new_response_stream_id() -> int:
+    """An Aeron stream that no other client of this run listens to."""
+    return next(_response_stream_ids)
+
+
+def unused_udp_channel() -> str:
+    """A UDP channel of this host whose port nobody has."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        probe.bind(("127.0.0.1", 0))
+        return f"aeron:udp?endpoint=127.0.0.1:{probe.getsockname()[1]}"
+
+
+def raw_request(
+    request_id: int,
+    *,
+    header: tuple[int, int, int, int] = (32, 1, 910, 1),
+    client_id: int | None = None,
+    response_stream_id: int = 0,
+    stream_id: int = NULL_32,
+    producer_id: int = NULL_32,
+    data_source_id: int = NULL_64,
+    tags: Counted = NO_TAGS,
+    response_channel: bytes = b"",
+    data_source_name: bytes = b"",
+) -> bytes:
+    """A request byte by byte, also with what no codec would write."""
+    client = new_client_id() if client_id is None else client_id
+    block = struct.pack("<Q I I I I Q", request_id, client, response_stream_id, stream_id, producer_id, data_source_id)
+    group = struct.pack("<2H", tags.block_length, tags.count) + tags.entries
+    texts = b"".join(struct.pack("<I", len(text)) + text for text in (response_channel, data_source_name))
+    return struct.pack("<4H", *header) + block + group + texts
+
+
+def packed_tag(text: str) -> bytes:
+    """The bytes of one tag in a raw group."""
+    return packed_text(text)
+
+
+class DiscoveryPeer:
+    """One client of a provider.
+
+    >>> with DiscoveryPeer(aeron_dir, registry.endpoint) as peer:            # doctest: +SKIP
+    ...     response = peer.ask(stream_id=10_000)
+    ...     peer.wait_listed(10_001)
+    """
+
+    def __init__(
+        self,
+        aeron_dir: str,
+        endpoint: Endpoint,
+        *,
+        responses: Endpoint | None = None,
+    ) -> None:
+        self.endpoint = endpoint
+        self.responses = responses or (IPC, new_response_stream_id())
+        self.transcript: list[Heard[Any]] = []
+        self._client = aeron.connect(aeron_dir)
+        self._publication = self._client.add_publication(*endpoint, exclusive=True)
+        self._subscriptions: list[aeron.Subscription] = []
+        self.listen(self.responses)
+        self.listen(endpoint)
+        wait_until(lambda: self._publication.is_connected, "the request stream is connected")
+
+    def close(self) -> None:
+        self._client.close()
+
+    def listen(self, endpoint: Endpoint) -> Endpoint:
+        """Add a stream to the transcript."""
+        self._subscriptions.append(self._client.add_subscription(*endpoint))
+        return endpoint
+
+    # --- asking
+
+    def request(self, **changed: Any) -> DiscoveryRequest:
+        """An ordinary request without filters, with what the test wants otherwise; tags may be given as text."""
+        channel, stream_id = self.responses
+        fields: dict[str, Any] = {
+            "request_id": new_request_id(),
+            "client_id": new_client_id(),
+            "response_channel": channel,
+            "response_stream_id": stream_id,
+        }
+        fields |= changed
+        fields["tags"] = tuple(tag if isinstance(tag, Tag) else Tag(tag=tag) for tag in fields.get("tags", ()))
+        return DiscoveryRequest(**fields)
+
+    def raw(self, request_id: int, **changed: Any) -> bytes:
+        """The same byte by byte."""
+        channel, stream_id = self.responses
+        endpoint = {"response_channel": channel.encode(), "response_stream_id": stream_id}
+        return raw_request(request_id, **endpoint | changed)
+
+    def send(self, said: Said) -> int:
+        """Put it on the request stream; where the transcript was before."""
+        data = said if isinstance(said, bytes) else said.encode()
+        self.poll()
+        since = len(self.transcript)
+        wait_until(lambda: self._publication.offer(data), "the request stream takes a message")
+        return since
+
+    def ask(self, **changed: Any) -> DiscoveryResponse:
+        """The answer to a request."""
+        return self.answer(self.request(**changed)).message
+
+    def answer(self, said: DiscoveryRequest | bytes, request_id: int | None = None) -> Heard[DiscoveryResponse]:
+        """The answer to a request that was built before, or to bytes with that id."""
+        expected = said.request_id if isinstance(said, DiscoveryRequest) else request_id
+        return self.wait_for(DiscoveryResponse, self.send(said), request_id=expected)
+
+    def find(self, stream_id: int, **changed: Any) -> Result:
+        """The one result for a stream."""
+        (result,) = self.ask(stream_id=stream_id, **changed).results
+        return result
+
+    def ids(self, **changed: Any) -> set[int]:
+        """The streams that match; fails unless all went well."""
+        response = self.ask(**changed)
+        assert response.status is DiscoveryStatus.OK, response
+        return {result.stream_id for result in response.results}
+
+    def fence(self) -> None:
+        """Return when the provider has read everything that was sent, and answered what it would."""
+        self.ask(stream_id=1)
+
+    def unanswered(self, *said: Said) -> None:
+        """Send these, and fail if anything but a later request is answered, wherever we listen."""
+        self.poll()
+        since = len(self.transcript)
+        for each in said:
+            self.send(each)
+        last = self.answer(self.request(stream_id=1)).message
+        answers = [heard.message for heard in self.heard(DiscoveryResponse, since)]
+        assert answers == [last]
+
+    # --- waiting
+
+    def wait_answer(
+        self, condition: Callable[[DiscoveryResponse], object], what: str, *, timeout_s: float = 20.0, **changed: Any
+    ) -> DiscoveryResponse:
+        """Ask until an answer is so."""
+        answers: list[DiscoveryResponse] = []
+
+        def is_met() -> object:
+            answers.append(self.ask(**changed))
+            return condition(answers[-1])
+
+        wait_until(is_met, what, timeout_s=timeout_s)
+        return answers[-1]
+
+    def wait_listed(self, *stream_ids: int, **changed: Any) -> DiscoveryResponse:
+        """Ask until the provider knows these."""
+        answers = [
+            self.wait_answer(lambda it: it.results, f"stream {id} is listed", stream_id=id, **changed)
+            for id in stream_ids
+        ]
+        return answers[-1]
+
+    def wait_gone(self, stream_id: int, **changed: Any) -> DiscoveryResponse:
+        """Ask until the provider does not know this any more."""
+        what = f"stream {stream_id} is not listed"
+        return self.wait_answer(lambda it: not it.results, what, stream_id=stream_id, **changed)
+
+    def meet(self, process: DriverProcess) -> Self:
+        """Wait until the provider answers. Raises DriverEnded with its last words."""
+        next_probe_s = 0.0
+        probes = set()
+
+        def is_answered() -> bool:
+            nonlocal next_probe_s
+            if process.has_ended:
+                raise DriverEnded(*process.finish())
+            if time.monotonic() > next_probe_s:
+                next_probe_s = time.monotonic() + PROBE_EVERY_S
+                probe = self.request(stream_id=1)
+                probes.add(probe.request_id)
+                self.send(probe)
+            self.poll()
+            return any(heard.message.request_id in probes for heard in self.heard(DiscoveryResponse))
+
+        wait_until(is_answered, "the provider answers")
+        self.fence()
+        self.transcript.clear()
+        return self
+
+    # --- hearing
+
+    def poll(self) -> None:
+        for subscription in self._subscriptions:
+            subscription.poll(self._on_message, 100)
+
+    def heard[M: Message](self, kind: type[M], since: int = 0, **fields: object) -> list[Heard[M]]:
+        """What the transcript has of a kind with these fields, from index `since` on."""
+        return [heard for heard in self.transcript[since:] if _is_like(heard.message, kind, fields)]
+
+    def wait_for[M: Message](self, kind: type[M], since: int = 0, **fields: object) -> Heard[M]:
+        """The first message of a kind with these fields at or after index `since` of the transcript."""
+        found: list[Heard[M]] = []
+
+        def is_found() -> bool:
+            self.poll()
+            found.extend(self.heard(kind, since, **fields))
+            return bool(found)
+
+        wait_until(is_found, f"{kind.__name__} with {fields}", timeout_s=10.0)
+        return found[0]
+
+    def _on_message(self, data: bytes, info: aeron.MessageInfo) -> None:
+        try:
+            message: Message | None = decode(data)
+        except DecodeError:
+            message = None  # one of those that no codec would write
+        self.transcript.append(Heard(message, data, time.monotonic_ns(), len(self.transcript), info.stream_id))
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def _is_like(message: Message | None, kind: type[Message], fields: dict[str, object]) -> bool:
+    return isinstance(message, kind) and all(getattr(message, name, None) == value for name, value in fields.items())
