@@ -43,7 +43,7 @@ def is_caught(result: Run) -> bool:
 STREAM_ALWAYS = Edit(
     "copy.hpp",
     "return bytes >= kStreamingFromBytes && total_bytes > last_level_cache_bytes() / 4;",
-    "return bytes >= 256 && ring_bytes > 0;",
+    "return bytes >= 256 && total_bytes > 0;",
 )
 NO_SFENCE_AFTER_COPY = Edit(
     "copy.hpp",
