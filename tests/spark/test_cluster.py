@@ -120,7 +120,9 @@ def run_application(
     with Process("-c", script, *told, PYSPARK_PYTHON=sys.executable, SPARK_LOCAL_IP="127.0.0.1") as process:
         code, output = process.finish(timeout_s=110)
     assert code == 0, output
-    last: dict[str, Any] = json.loads(output.strip().splitlines()[-1])
+    # Threads of Spark may have words of their own after it.
+    told_at_last = next(line for line in reversed(output.splitlines()) if line.startswith("{"))
+    last: dict[str, Any] = json.loads(told_at_last)
     return last
 
 
