@@ -554,3 +554,9 @@ Channel = Annotated[str, Meta(description="an Aeron URI", extra={"check": check_
 U32 = Annotated[int, Meta(ge=0, le=2**32 - 1)]
 PositiveU32 = Annotated[int, Meta(ge=1, le=2**32 - 1)]
 Name = Annotated[str, Meta(pattern=r"\A[!-~]+\Z", description="visible ASCII without spaces, not empty")]
+
+
+def fill(section: msgspec.Struct, name: str, absent: object, value: object) -> None:
+    """Derive a setting that was left out. `absent` is what no file can say: its annotation refuses it."""
+    if getattr(section, name) == absent:
+        msgspec.structs.force_setattr(section, name, value)

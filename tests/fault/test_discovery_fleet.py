@@ -18,7 +18,7 @@ from typing import Final
 import pytest
 
 import tensorpool as tp
-from tensorpool.client.discovery import DiscoveredStream
+from tensorpool.client.inquiry import DiscoveredStream
 from tests.support.driver_process import DriverProcess
 from tests.support.processes import Process, private_directory, wait_until
 

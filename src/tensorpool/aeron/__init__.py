@@ -12,7 +12,7 @@ from tensorpool.aeron.agent import (
     YieldingIdle,
 )
 from tensorpool.aeron.library import version
-from tensorpool.aeron.media_driver import DriverSight, MediaDriver, driver_pid
+from tensorpool.aeron.media_driver import DriverSight, MediaDriver, driver_pid, embed
 from tensorpool.aeron.transport import (
     Client,
     Counter,
@@ -49,6 +49,7 @@ __all__ = [
     "connect",
     "default_aeron_dir",
     "driver_pid",
+    "embed",
     "is_driver_active",
     "version",
 ]

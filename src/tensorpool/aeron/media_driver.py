@@ -165,6 +165,19 @@ class MediaDriver:
         self.close()
 
 
+def embed(aeron_dir: str) -> MediaDriver | None:
+    """A media driver of our own, or None where another is alive.
+
+    Only an attempt to take its place tells a live one from one that was killed: both have a recent heartbeat.
+    """
+    try:
+        return MediaDriver(aeron_dir)
+    except TransportError:
+        if is_driver_active(aeron_dir):
+            return None
+        raise
+
+
 class DriverSight:
     """Sees at once when a media driver's process is gone, where Aeron waits for its timeout."""
 

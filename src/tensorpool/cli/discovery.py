@@ -9,9 +9,9 @@ import click
 import msgspec
 
 from tensorpool import logs
+from tensorpool.cli.options import overrides
 from tensorpool.cli.signals import StopSignals
 from tensorpool.discovery.config import RegistryConfig
-from tensorpool.errors import ConfigError
 
 
 @click.command(name="discovery")
@@ -38,7 +38,7 @@ def command(
 
     Embeds a media driver unless one is alive at the Aeron directory.
     """
-    config = RegistryConfig.load(path, overrides=dict(map(_parsed, settings)))
+    config = RegistryConfig.load(path, overrides=overrides(settings))
     section = config.discovery
     if check:
         _print_settings(config, as_json=as_json)
@@ -61,10 +61,3 @@ def _print_settings(config: RegistryConfig, *, as_json: bool) -> None:
         return
     for key, value in values.items():
         click.echo(f"{key} = {msgspec.json.encode(value).decode()}")
-
-
-def _parsed(text: str) -> tuple[str, str]:
-    key, separator, value = text.partition("=")
-    if not separator:
-        raise ConfigError("--set", text, "KEY=VALUE")
-    return key, value

@@ -9,9 +9,9 @@ import click
 import msgspec
 
 from tensorpool import logs, shm
+from tensorpool.cli.options import overrides
 from tensorpool.cli.signals import StopSignals
 from tensorpool.driver import Driver, DriverConfig
-from tensorpool.errors import ConfigError
 
 
 @click.command(name="driver")
@@ -40,7 +40,7 @@ def command(
     Embeds a media driver unless one is alive at the Aeron directory. SIGTERM and Ctrl-C drain: clients are told, memory
     is removed; a second signal ends at once.
     """
-    config = DriverConfig.load(path, overrides=dict(_parsed(text) for text in settings))
+    config = DriverConfig.load(path, overrides=overrides(settings))
     if check:
         _print_bill(config, as_json=as_json)
         return
@@ -51,13 +51,6 @@ def command(
         while driver.is_running and stop.count < 2:
             if stop.wait(0.1) and stop.count == 1:
                 driver.shut_down(text=f"{stop.name} received")
-
-
-def _parsed(text: str) -> tuple[str, str]:
-    key, separator, value = text.partition("=")
-    if not separator:
-        raise ConfigError("--set", text, "KEY=VALUE")
-    return key, value
 
 
 def _print_bill(config: DriverConfig, *, as_json: bool) -> None:

@@ -11,7 +11,7 @@ import click
 from tensorpool.cli import options
 
 if TYPE_CHECKING:
-    from tensorpool.client.discovery import DiscoveredStream
+    from tensorpool.client.inquiry import DiscoveredStream
 
 
 @click.command(name="ls")

@@ -50,7 +50,7 @@ def connection_options[F: Callable[..., None]](command: F) -> F:
 
 def load_config(path: Path | None, settings: tuple[str, ...]) -> DriverConfig:
     """The driver's settings as its clients see them: flags over the environment over the file."""
-    return DriverConfig.load(path, overrides=dict(map(_parsed, settings)))
+    return DriverConfig.load(path, overrides=overrides(settings))
 
 
 @contextlib.contextmanager
@@ -67,8 +67,12 @@ def interruptible() -> Iterator[None]:
             signal.signal(signal.SIGTERM, before)
 
 
-def _parsed(text: str) -> tuple[str, str]:
-    key, separator, value = text.partition("=")
-    if not separator:
-        raise ConfigError("--set", text, "KEY=VALUE")
-    return key, value
+def overrides(settings: tuple[str, ...], option: str = "--set") -> dict[str, str]:
+    """What an option KEY=VALUE says that may be given several times."""
+    found = {}
+    for text in settings:
+        key, separator, value = text.partition("=")
+        if not separator:
+            raise ConfigError(option, text, "KEY=VALUE")
+        found[key] = value
+    return found

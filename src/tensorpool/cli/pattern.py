@@ -82,11 +82,7 @@ class Checked:
         is_same = np.array_equal(data[: 8 * whole].view(np.uint64), words[:whole])
         if is_same and np.array_equal(data[8 * whole :], expected[8 * whole :]):
             return None
-        differing = np.flatnonzero(data != expected)
-        if not differing.size:
-            return None  # it was overwritten between the two looks
-        offset = int(differing[0])
-        return Difference(offset, int(expected[offset]), int(data[offset]))
+        return _first_difference(data, expected)
 
     def _places_of(self, nbytes: int) -> Words:
         count = -(-nbytes // 8)
@@ -139,11 +135,7 @@ class Scene:
         self.paint(self._expected, seq)
         if np.array_equal(array, self._expected):
             return None
-        differing = np.flatnonzero(array.reshape(-1) != self._expected.reshape(-1))
-        if not differing.size:
-            return None  # it was overwritten between the two looks
-        offset = int(differing[0])
-        return Difference(offset, int(self._expected.reshape(-1)[offset]), int(array.reshape(-1)[offset]))
+        return _first_difference(array.reshape(-1), self._expected.reshape(-1))
 
 
 def _landscape(height: int, width: int, colours: tuple[int, ...]) -> Array:
@@ -230,6 +222,15 @@ PATTERNS: Final[dict[str, type[Painter]]] = {
 def checkable(shape: tuple[int, ...]) -> Pattern:
     """For frames of bytes: a picture where the shape is that of one."""
     return Scene() if Scene.suits(shape) else Checked()
+
+
+def _first_difference(found: npt.NDArray[np.uint8], expected: npt.NDArray[np.uint8]) -> Difference | None:
+    """None where a frame was overwritten between two looks, and is right by now."""
+    differing = np.flatnonzero(found != expected)
+    if not differing.size:
+        return None
+    offset = int(differing[0])
+    return Difference(offset, int(expected[offset]), int(found[offset]))
 
 
 def _memory_of(array: Array) -> npt.NDArray[np.uint8]:

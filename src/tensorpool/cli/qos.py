@@ -14,10 +14,7 @@ from tensorpool.cli import figures, sparks
 
 @click.command(name="qos")
 @click.argument("lake", type=click.Path(path_type=Path))
-@click.option(
-    "--stream", "streams", type=click.IntRange(min=1), multiple=True, metavar="ID",
-    help="Of these streams only; may be given several times.",
-)  # fmt: skip
+@sparks.stream_option
 @click.option("--window", metavar="TIME", help="Per window of time, such as 10s.")
 @click.option("--plot", type=click.Path(path_type=Path, dir_okay=False), help="Draw lag and drops to a PNG.")
 @click.option("--json", "as_json", is_flag=True, help="As JSON.")

@@ -10,9 +10,8 @@ from typing import TYPE_CHECKING, Final
 import click
 import msgspec
 
-from tensorpool.cli import figures, options
+from tensorpool.cli import figures, options, sparks
 from tensorpool.cli.signals import StopSignals
-from tensorpool.errors import ConfigError
 
 if TYPE_CHECKING:
     from tensorpool.spark.recorder import Recorder, RingDepth, Totals
@@ -58,9 +57,8 @@ REPORT_EVERY_S: Final = 1.0
 @click.option("--no-warm-up", is_flag=True, help="Take the first frame before Spark is warm: for deep rings.")
 @click.option("--no-sync", is_flag=True, help="Do not wait for the disk: a crash of the machine may cost files.")
 @click.option("--fail-on-data-loss", is_flag=True, help="End with an error at the first gap.")
-@click.option("--master", default="local[*]", show_default=True, help="Spark's.")
-@click.option("--spark", "conf", metavar="KEY=VALUE", multiple=True, help="A setting of Spark.")
 @click.option("--json", "as_json", is_flag=True, help="Figures and summary as JSON lines.")
+@sparks.spark_options
 @options.connection_options
 def command(
     streams: tuple[str, ...],
@@ -92,7 +90,6 @@ def command(
     options.load_config(path, settings)  # says what is wrong with them before Spark starts
     with figures.LiveLine(is_quiet=as_json) as line, options.interruptible():
         line.note(f"starting Spark {master}")
-        from tensorpool.spark import session
         from tensorpool.spark.lake.options import lake_options
         from tensorpool.spark.recorder import Recorder, Settings
 
@@ -107,11 +104,10 @@ def command(
             fail_on_data_loss=fail_on_data_loss,
             aeron_dir=aeron_dir,
             config=None if path is None else str(path),
-            overrides=dict(_pair("--set", text) for text in settings),
+            overrides=options.overrides(settings),
         )
         ids = [int(stream) if stream.isascii() and stream.isdecimal() else stream for stream in streams]
-        spark = session(master, "tensorpool record", **_quiet(conf))
-        try:
+        with sparks.started(master, "record", conf) as spark:
             recorder = Recorder(spark, ids, lake, name=name, settings=chosen)
             try:
                 line.note(_beginning(recorder))
@@ -120,20 +116,6 @@ def command(
                 _Job(recorder, line, as_json).run(stop, seconds, frames)
             finally:
                 recorder.close()
-        finally:
-            spark.stop()
-
-
-def _pair(option: str, text: str) -> tuple[str, str]:
-    key, separator, value = text.partition("=")
-    if not separator:
-        raise ConfigError(option, text, "KEY=VALUE")
-    return key, value
-
-
-def _quiet(conf: tuple[str, ...]) -> dict[str, str]:
-    own = {"spark.log.level": "ERROR"}
-    return own | dict(_pair("--spark", text) for text in conf)
 
 
 def _beginning(recorder: Recorder) -> str:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from tensorpool.errors import ConfigError
+from tensorpool.cli.options import overrides
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -32,6 +32,14 @@ def spark_options[F: Callable[..., None]](command: F) -> F:
     return command
 
 
+def stream_option[F: Callable[..., None]](command: F) -> F:
+    """--stream ID: which streams of a lake."""
+    words = "Of these streams only; may be given several times."
+    return click.option("--stream", "streams", type=click.IntRange(min=1), multiple=True, metavar="ID", help=words)(
+        command
+    )
+
+
 @contextlib.contextmanager
 def started(master: str, name: str, conf: tuple[str, ...]) -> Iterator[SparkSession]:
     """A session that ends with the command; one that the process has already is used, and stays."""
@@ -44,7 +52,7 @@ def started(master: str, name: str, conf: tuple[str, ...]) -> Iterator[SparkSess
         register(active)
         yield active
         return
-    spark = session(master, f"tensorpool {name}", **SETTINGS | dict(map(_pair, conf)))
+    spark = session(master, f"tensorpool {name}", **SETTINGS | overrides(conf, "--spark"))
     try:
         yield spark
     finally:
@@ -58,10 +66,3 @@ def rows_of(frames: DataFrame) -> list[dict[str, Any]]:
 
 def _plain(value: Any) -> Any:
     return int(value) if isinstance(value, Decimal) else value
-
-
-def _pair(text: str) -> tuple[str, str]:
-    key, separator, value = text.partition("=")
-    if not separator:
-        raise ConfigError("--spark", text, "KEY=VALUE")
-    return key, value

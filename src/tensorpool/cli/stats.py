@@ -26,10 +26,7 @@ _STEPS: Final = (1, 2, 5)
 
 @click.command(name="stats")
 @click.argument("lake", type=click.Path(path_type=Path))
-@click.option(
-    "--stream", "streams", type=click.IntRange(min=1), multiple=True, metavar="ID",
-    help="Of these streams only; may be given several times.",
-)  # fmt: skip
+@sparks.stream_option
 @click.option("--window", metavar="TIME", help="Per window of capture time too, such as 1s or 500ms.")
 @click.option(
     "--full-scale", type=float, metavar="VALUE",

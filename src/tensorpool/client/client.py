@@ -23,7 +23,8 @@ from tensorpool.client.attachment import Wish
 from tensorpool.client.conductor import ClientConductor, KickedIdle
 from tensorpool.client.consumer import Consumer, Progress
 from tensorpool.client.consumer_session import ConsumerSession, Preferences
-from tensorpool.client.discovery import DiscoveredStream, Filters, Inquiry
+from tensorpool.client.discovery import PATIENCE_NS
+from tensorpool.client.inquiry import DiscoveredStream, Filters, Inquiry
 from tensorpool.client.producer import Producer
 from tensorpool.client.producer_session import ProducerSession
 from tensorpool.client.session import Session, State, StateChange
@@ -39,7 +40,7 @@ if TYPE_CHECKING:
     from tensorpool.client.aio import AsyncClient
 
 CLOSE_WITHIN_S: Final = 2.0
-PATIENCE_S: Final = 0.3  # without an answer for so long, names are those that we hear ourselves
+PATIENCE_S: Final = PATIENCE_NS / 1e9
 LOOK_AGAIN_S: Final = 0.05
 MAX_STREAM_ID: Final = 2**32 - 2
 

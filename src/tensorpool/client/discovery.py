@@ -11,26 +11,22 @@ from __future__ import annotations
 
 import secrets
 import socket
-import threading
-from typing import TYPE_CHECKING, Final, Self
-
-import msgspec
+from typing import TYPE_CHECKING, Final
 
 from tensorpool import aeron
 from tensorpool.channel import Endpoint, check_channel
+from tensorpool.client.inquiry import DiscoveredStream, Filters, Inquiry, flaw_in
 from tensorpool.client.names import Names, Source
 from tensorpool.driver.config import DriverConfig
 from tensorpool.errors import (
     DecodeError,
-    DriverUnreachable,
-    LocalProtocolError,
     TensorPoolError,
     TransportError,
 )
 from tensorpool.logs import get_logger
 from tensorpool.wire import decode, discovery, peek_header
 from tensorpool.wire.control import DataSourceAnnounce, ShmPoolAnnounce
-from tensorpool.wire.discovery import DiscoveryRequest, DiscoveryResponse, DiscoveryStatus, Result, Tag
+from tensorpool.wire.discovery import DiscoveryResponse, DiscoveryStatus
 
 if TYPE_CHECKING:
     from tensorpool.client.link import Link
@@ -46,163 +42,6 @@ MAX_REQUERIES: Final = 3
 MAX_ANNOUNCED: Final = 100_000
 REQUEST_TERM: Final = "64k"  # requests up to 8 KiB
 RESPONSE_TERM: Final = "4m"  # answers up to 512 KiB
-HEADER_SLOT_BYTES: Final = 256
-MAX_DIMS: Final = 8
-
-
-class DiscoveredPool(msgspec.Struct, frozen=True, kw_only=True):
-    """A payload pool, for information."""
-
-    pool_id: int
-    pool_nslots: int
-    stride_bytes: int
-    region_uri: str
-
-
-class DiscoveredStream(msgspec.Struct, frozen=True, kw_only=True):
-    """A stream as a provider described it: a snapshot, and advice. Nothing here may be mapped without a lease."""
-
-    driver_instance_id: str
-    stream_id: int
-    data_source_name: str | None
-    tags: tuple[str, ...]
-    data_source_id: int | None
-    producer_id: int  # 0: nobody writes it now
-    epoch: int
-    layout_version: int
-    header_nslots: int
-    header_slot_bytes: int
-    max_dims: int
-    header_region_uri: str
-    payload_pools: tuple[DiscoveredPool, ...]
-    driver_control_channel: str
-    driver_control_stream_id: int
-
-    @classmethod
-    def of(cls, result: Result) -> DiscoveredStream:
-        return cls(
-            driver_instance_id=result.driver_instance_id,
-            stream_id=result.stream_id,
-            data_source_name=result.data_source_name or None,
-            tags=tuple(tag.tag for tag in result.tags),
-            data_source_id=result.data_source_id,
-            producer_id=result.producer_id,
-            epoch=result.epoch,
-            layout_version=result.layout_version,
-            header_nslots=result.header_nslots,
-            header_slot_bytes=result.header_slot_bytes,
-            max_dims=result.max_dims,
-            header_region_uri=result.header_region_uri,
-            payload_pools=tuple(
-                DiscoveredPool(
-                    pool_id=pool.pool_id,
-                    pool_nslots=pool.pool_nslots,
-                    stride_bytes=pool.stride_bytes,
-                    region_uri=pool.region_uri,
-                )
-                for pool in result.payload_pools
-            ),
-            driver_control_channel=result.driver_control_channel,
-            driver_control_stream_id=result.driver_control_stream_id,
-        )
-
-    @property
-    def control(self) -> Endpoint:
-        """Where leases on it are granted."""
-        return Endpoint(self.driver_control_channel, self.driver_control_stream_id)
-
-    def __str__(self) -> str:
-        return f"stream {self.stream_id} of driver {self.driver_instance_id} (epoch {self.epoch})"
-
-
-class Filters(msgspec.Struct, frozen=True, kw_only=True):
-    """What is looked for; what is None filters nothing."""
-
-    name: str | None = None
-    tags: tuple[str, ...] = ()
-    producer_id: int | None = None
-    stream_id: int | None = None
-    data_source_id: int | None = None
-    driver_instance_id: str | None = None  # providers have no filter for it
-
-    def check(self) -> Self:
-        """Raises LocalProtocolError for what no request can carry."""
-        if self.name is not None and not 1 <= len(self.name.encode("utf-8", "surrogateescape")) <= 256:
-            raise LocalProtocolError(f"name = {self.name!r}: expected text of 1 to 256 bytes")
-        for tag in self.tags:
-            if type(tag) is not str or not tag or not tag.isascii():
-                raise LocalProtocolError(f"tag {tag!r}: expected ASCII text")
-        for key in ("producer_id", "stream_id", "data_source_id"):
-            value, highest = getattr(self, key), 2**64 - 2 if key == "data_source_id" else 2**32 - 2
-            if value is not None and (type(value) is not int or not 0 <= value <= highest):
-                raise LocalProtocolError(f"{key} = {value!r}: expected 0 to {highest}")
-        return self
-
-    def fit(self, stream: DiscoveredStream) -> bool:
-        """Names and tags byte for byte, whatever the provider thinks of them."""
-        return (
-            self.name in (None, stream.data_source_name)
-            and set(self.tags) <= set(stream.tags)
-            and self.producer_id in (None, stream.producer_id)
-            and self.stream_id in (None, stream.stream_id)
-            and self.data_source_id in (None, stream.data_source_id)
-            and self.driver_instance_id in (None, stream.driver_instance_id)
-        )
-
-    def request(self, request_id: int, client_id: int, response: Endpoint) -> DiscoveryRequest:
-        return DiscoveryRequest(
-            request_id=request_id,
-            client_id=client_id,
-            response_stream_id=response.stream_id,
-            response_channel=response.channel,
-            stream_id=self.stream_id,
-            producer_id=self.producer_id,
-            data_source_id=self.data_source_id,
-            tags=tuple(Tag(tag=tag) for tag in self.tags),
-            data_source_name=self.name or "",
-        )
-
-
-class Inquiry:
-    """One question to every provider. `is_done`, `streams` and `raise_for_silence` are for whoever asked."""
-
-    is_closed: Final = False
-
-    def __init__(self, filters: Filters) -> None:
-        self.filters = filters
-        self.changed = threading.Condition()
-        self.is_done = False
-        self.asked_ns = 0
-        self.first_answer_ns: int | None = None
-        self.answers = 0
-        self.refusals: list[str] = []
-        self.requeries = 0
-        self._streams: dict[tuple[str, int], DiscoveredStream] = {}
-
-    @property
-    def streams(self) -> list[DiscoveredStream]:
-        return sorted(self._streams.values(), key=lambda stream: (stream.driver_instance_id, stream.stream_id))
-
-    def add(self, stream: DiscoveredStream) -> None:
-        """F15: of two that tell of the same stream, the later epoch."""
-        key = stream.driver_instance_id, stream.stream_id
-        known = self._streams.get(key)
-        if known is None or stream.epoch > known.epoch:
-            self._streams[key] = stream
-
-    def finish(self) -> None:
-        with self.changed:
-            self.is_done = True
-            self.changed.notify_all()
-
-    def raise_for_silence(self, endpoints: list[Endpoint], waited_ns: int) -> None:
-        """Raise what kept us from an answer, if there is none at all."""
-        if self.answers == 0 and self.refusals:
-            raise TensorPoolError(f"discovery answered ERROR: {'; '.join(self.refusals)}")
-        if self.answers == 0:
-            places = ", ".join(f"{endpoint.channel} stream {endpoint.stream_id}" for endpoint in endpoints)
-            words = "is a driver with discovery, or a registry, running there?"
-            raise DriverUnreachable(places, waited_ns, words)
 
 
 class _Provider:
@@ -378,7 +217,7 @@ class Discovery:
         results = response.results if response.status is DiscoveryStatus.OK else ()
         is_doubtful = False
         for result in results:
-            flaw = _flaw_in(result)
+            flaw = flaw_in(result)
             stream = DiscoveredStream.of(result)
             if flaw is not None:
                 self.malformed += 1
@@ -490,22 +329,6 @@ def _place(endpoint: Endpoint) -> object:
         return check_channel("channel", endpoint.channel).address, endpoint.stream_id
     except TensorPoolError:
         return endpoint
-
-
-def _flaw_in(result: Result) -> str | None:
-    """§5.2: what a result must be; None when it is."""
-    if not result.driver_control_channel:
-        return "driver_control_channel is empty"
-    if result.driver_control_stream_id == 0:
-        return "driver_control_stream_id is 0"
-    if result.header_slot_bytes != HEADER_SLOT_BYTES:
-        return f"header_slot_bytes is {result.header_slot_bytes}, must be {HEADER_SLOT_BYTES}"
-    if result.max_dims != MAX_DIMS:
-        return f"max_dims is {result.max_dims}, must be {MAX_DIMS}"
-    for pool in result.payload_pools:
-        if pool.pool_nslots != result.header_nslots:
-            return f"pool {pool.pool_id} has {pool.pool_nslots} slots, the ring {result.header_nslots}"
-    return None
 
 
 def _response_channel(channel: str) -> str:

@@ -23,7 +23,7 @@ from msgspec import Meta
 
 from tensorpool import config
 from tensorpool.channel import Endpoint, check_channel, check_endpoints
-from tensorpool.config import U32, AeronStreamId, Channel, Name, PositiveU32, StreamId
+from tensorpool.config import U32, AeronStreamId, Channel, Name, PositiveU32, StreamId, fill
 from tensorpool.errors import ConfigError
 
 MS: Final = 1_000_000  # nanoseconds
@@ -229,9 +229,3 @@ def _check_drivers(section: RegistrySection) -> None:
                 raise ConfigError(f"{key}.{field}", endpoint.channel, accepted)
         if check_channel(f"{key}.announce_channel", driver.announce_channel).media == "ipc":  # it is on this host
             check_endpoints({f"{key}.control_channel": driver.control, "discovery.channel": section.endpoint})
-
-
-def fill(section: msgspec.Struct, name: str, absent: object, value: object) -> None:
-    """Derive a setting that was left out. `absent` is what no file can say: its annotation refuses it."""
-    if getattr(section, name) == absent:
-        msgspec.structs.force_setattr(section, name, value)

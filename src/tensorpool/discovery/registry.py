@@ -14,7 +14,6 @@ from tensorpool.clock import Clock, SystemClock
 from tensorpool.discovery.config import RegistryConfig
 from tensorpool.discovery.directory import DriverIdentity
 from tensorpool.discovery.provider import Provider, Source, ThriftyIdle
-from tensorpool.errors import TransportError
 from tensorpool.logs import get_logger
 
 
@@ -32,7 +31,7 @@ class Registry:
         self.config = config
         section = config.discovery
         self.aeron_dir = aeron_dir or section.aeron_dir or aeron.default_aeron_dir()
-        self._media_driver = _embed(self.aeron_dir)
+        self._media_driver = aeron.embed(self.aeron_dir)
         sources = [
             Source(
                 DriverIdentity(driver.instance_id, driver.control, driver.expiry_ns), driver.announce, driver.metadata
@@ -73,13 +72,3 @@ class Registry:
 def log_failed_turn(error: Exception) -> None:
     """One turn failed; the provider goes on, for the sake of everybody else who asks."""
     get_logger("discovery").error("turn_failed", exc_info=error)
-
-
-def _embed(aeron_dir: str) -> aeron.MediaDriver | None:
-    """A media driver of our own, or None where another is alive."""
-    try:
-        return aeron.MediaDriver(aeron_dir)
-    except TransportError:
-        if aeron.is_driver_active(aeron_dir):
-            return None
-        raise

@@ -39,6 +39,7 @@ from tensorpool.config import (
     Secret,
     StreamId,
     StreamIdRange,
+    fill,
 )
 from tensorpool.discovery.config import EXPIRY_PERIODS, DiscoverySection, check_provider
 from tensorpool.errors import ConfigError, LocalProtocolError, RegionRejected
@@ -168,8 +169,8 @@ class DriverSection(msgspec.Struct, frozen=True, kw_only=True):
     announce_clock_domain: Literal["MONOTONIC", "REALTIME_SYNCED"] = "MONOTONIC"
 
     def __post_init__(self) -> None:
-        _fill(self, "announce_channel", "", self.control_channel)
-        _fill(self, "announce_stream_id", 0, self.control_stream_id)
+        fill(self, "announce_channel", "", self.control_channel)
+        fill(self, "announce_stream_id", 0, self.control_stream_id)
 
     @property
     def control(self) -> Endpoint:
@@ -207,7 +208,7 @@ class ShmSection(msgspec.Struct, frozen=True, kw_only=True):
     allowed_base_dirs: Directories = ()  # base_dir
 
     def __post_init__(self) -> None:
-        _fill(self, "allowed_base_dirs", (), (self.base_dir,))
+        fill(self, "allowed_base_dirs", (), (self.base_dir,))
 
 
 class PoliciesSection(msgspec.Struct, frozen=True, kw_only=True):
@@ -237,7 +238,7 @@ class PoliciesSection(msgspec.Struct, frozen=True, kw_only=True):
     dynamic_stream_linger_ms: PositiveU32 = 30_000
 
     def __post_init__(self) -> None:
-        _fill(self, "epoch_gc_min_age_ns", -1, 3 * self.announce_period_ms * MS)
+        fill(self, "epoch_gc_min_age_ns", -1, 3 * self.announce_period_ms * MS)
 
 
 class PoolConfig(msgspec.Struct, frozen=True, kw_only=True):
@@ -513,9 +514,3 @@ class DriverConfig(msgspec.Struct, frozen=True, kw_only=True):
         if not AllowedBases(shm.allowed_base_dirs).contains(path):
             allowed = ", ".join(shm.allowed_base_dirs)
             raise ConfigError("shm.base_dir", shm.base_dir, f"a directory inside allowed_base_dirs: {allowed}")
-
-
-def _fill(section: msgspec.Struct, name: str, absent: object, value: object) -> None:
-    """Derive a setting that was left out. `absent` is what no file can say: its annotation refuses it."""
-    if getattr(section, name) == absent:
-        msgspec.structs.force_setattr(section, name, value)

@@ -18,7 +18,6 @@ from tensorpool.discovery.directory import DriverIdentity
 from tensorpool.discovery.provider import Provider, Source, ThriftyIdle
 from tensorpool.driver.conductor import DriverConductor
 from tensorpool.driver.config import DriverConfig
-from tensorpool.errors import TransportError
 from tensorpool.logs import get_logger
 from tensorpool.wire.driver import ShutdownReason
 
@@ -43,7 +42,7 @@ class Driver:
         for name, key in lookalikes(self.config, os.environ).items():
             get_logger("driver").warning("variable_ignored", name=name, perhaps_meant=key)
         self.aeron_dir = aeron_dir or self.config.driver.aeron_dir or aeron.default_aeron_dir()
-        self._media_driver = _embed(self.aeron_dir)
+        self._media_driver = aeron.embed(self.aeron_dir)
         try:
             self.conductor = DriverConductor(self.config, clock or SystemClock(), self.aeron_dir)
             self._runner = aeron.AgentRunner(self.conductor, on_error=self._on_error).start()
@@ -112,16 +111,3 @@ class Driver:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
-
-
-def _embed(aeron_dir: str) -> aeron.MediaDriver | None:
-    """A media driver of our own, or None where another is alive.
-
-    Only an attempt to take its place tells a live one from one that was killed: both have a recent heartbeat.
-    """
-    try:
-        return aeron.MediaDriver(aeron_dir)
-    except TransportError:
-        if aeron.is_driver_active(aeron_dir):
-            return None
-        raise

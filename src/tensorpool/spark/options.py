@@ -3,23 +3,21 @@
 
 from __future__ import annotations
 
-import difflib
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 import msgspec
 
 from tensorpool.errors import ConfigError, RemoteProtocolError
 from tensorpool.spark.offsets import Offsets
+from tensorpool.spark.option_values import Parse, count_of, flag_of, one_of, size_of, text_of, unknown
 
 DEFAULT_BYTES_PER_TRIGGER: Final = 256 << 20
 TABLES: Final = ("frames", "ranges", "qos", "metadata", "announces", "events")
 PAYLOADS: Final = ("inline", "reference")
 STREAMS: Final = "ids or names of streams, separated by commas"
 
-_UNITS: Final = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30}
-_SIZE: Final = re.compile(r"(?P<number>[0-9]{1,18})(?P<unit>[kmg]?)b?", re.IGNORECASE)
 _AGO: Final = re.compile(r"-(?P<number>[0-9]{1,9}(\.[0-9]{1,6})?)(?P<unit>ms|s|m|h)")
 _SECONDS: Final = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0}
 
@@ -87,17 +85,8 @@ def _options(given: Mapping[str, str], accepted: Sequence[str]) -> LiveOptions:
         elif "." in key:
             overrides[key] = text  # a key of the driver's configuration, checked when it is loaded
         else:
-            close = difflib.get_close_matches(key.lower(), spelling, 1)
-            hint = f"did you mean {spelling[close[0]]}? The options are " if close else ""
-            keys = f"{hint}{', '.join(accepted)}, and keys of the configuration, such as shm.base_dir"
-            raise ConfigError(f"option {key}", text, keys)
+            raise unknown(key, text, spelling, ", and keys of the configuration, such as shm.base_dir")
     return LiveOptions(**{"streams": ()} | values, overrides=overrides)
-
-
-def _text(key: str, text: str) -> str:
-    if not text:
-        raise ConfigError(f"option {key}", text, "some text")
-    return text
 
 
 def _streams(key: str, text: str) -> tuple[int | str, ...]:
@@ -123,49 +112,20 @@ def _where(key: str, text: str) -> Where:
         raise ConfigError(f"option {key}", text, accepted) from None
 
 
-def _count(key: str, text: str) -> int:
-    if not (text.isascii() and text.isdecimal() and 0 < int(text) < 2**63):
-        raise ConfigError(f"option {key}", text, "a whole number from 1")
-    return int(text)
-
-
-def _size(key: str, text: str) -> int:
-    match = _SIZE.fullmatch(text)
-    size = 0 if match is None else int(match["number"]) * _UNITS[match["unit"].lower()]
-    if not 0 < size < 2**63:
-        raise ConfigError(f"option {key}", text, "a number of bytes, with k, m or g for KiB, MiB or GiB")
-    return size
-
-
-def _flag(key: str, text: str) -> bool:
-    if text.lower() not in ("true", "false"):
-        raise ConfigError(f"option {key}", text, "true or false")
-    return text.lower() == "true"
-
-
-def _one_of(words: tuple[str, ...]) -> Callable[[str, str], str]:
-    def parse(key: str, text: str) -> str:
-        if text not in words:
-            raise ConfigError(f"option {key}", text, " or ".join(words))
-        return text
-
-    return parse
-
-
-_OPTIONS: Final[dict[str, tuple[str, Callable[[str, str], Any]]]] = {
+_OPTIONS: Final[dict[str, tuple[str, Parse[Any]]]] = {
     "streams": ("streams", _streams),
     "startingOffsets": ("starting_offsets", _where),
     "endingOffsets": ("ending_offsets", _where),
-    "maxFramesPerTrigger": ("max_frames_per_trigger", _count),
-    "maxBytesPerTrigger": ("max_bytes_per_trigger", _size),
-    "minPartitions": ("min_partitions", _count),
-    "failOnDataLoss": ("fail_on_data_loss", _flag),
-    "payload": ("payload", _one_of(PAYLOADS)),
-    "table": ("table", _one_of(TABLES)),
-    "aeronDir": ("aeron_dir", _text),
-    "config": ("config", _text),
-    "create": ("create", _flag),
-    "waitForConsumers": ("wait_for_consumers", _count),
+    "maxFramesPerTrigger": ("max_frames_per_trigger", count_of),
+    "maxBytesPerTrigger": ("max_bytes_per_trigger", size_of),
+    "minPartitions": ("min_partitions", count_of),
+    "failOnDataLoss": ("fail_on_data_loss", flag_of),
+    "payload": ("payload", one_of(PAYLOADS)),
+    "table": ("table", one_of(TABLES)),
+    "aeronDir": ("aeron_dir", text_of),
+    "config": ("config", text_of),
+    "create": ("create", flag_of),
+    "waitForConsumers": ("wait_for_consumers", count_of),
 }
 WHERE_IT_IS: Final = ("aeronDir", "config")
 SOURCE: Final = tuple(name for name in _OPTIONS if name not in ("create", "waitForConsumers"))

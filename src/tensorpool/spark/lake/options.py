@@ -3,22 +3,20 @@
 
 from __future__ import annotations
 
-import difflib
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any, Final
 
 import msgspec
 
 from tensorpool.errors import ConfigError
 from tensorpool.spark.lake.cut import CODECS, Cut
+from tensorpool.spark.option_values import Parse, flag_of, one_of, size_of, text_of, unknown
 
 TABLES: Final = ("frames", "gaps", "qos", "metadata", "files")
 PAYLOADS: Final = ("inline", "reference")
 
 _OF_SPARK: Final = ("checkpointlocation", "queryname")  # what Spark passes on of its own
-_UNITS: Final = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30}
-_SIZE: Final = re.compile(r"(?P<number>[0-9]{1,18})(?P<unit>[kmg]?)b?", re.IGNORECASE)
 _SECONDS: Final = re.compile(r"(?P<number>[0-9]{1,9}(\.[0-9]{1,6})?)(?P<unit>ms|s|m|h)?")
 _FACTORS: Final = {None: 1.0, "ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0}
 
@@ -52,9 +50,7 @@ def lake_options(given: Mapping[str, str]) -> LakeOptions:
             continue
         spelling = _SPELLING.get(key.lower())
         if spelling is None:
-            close = difflib.get_close_matches(key.lower(), _SPELLING, 1)
-            hint = f"did you mean {_SPELLING[close[0]]}? The options are " if close else ""
-            raise ConfigError(f"option {key}", text, f"{hint}{', '.join(_OPTIONS)}")
+            raise unknown(key, text, _SPELLING)
         name, parse = _OPTIONS[spelling]
         values[name] = parse(spelling, text)
     if "path" not in values:
@@ -62,10 +58,8 @@ def lake_options(given: Mapping[str, str]) -> LakeOptions:
     return LakeOptions(**values)
 
 
-def _text(key: str, text: str) -> str:
-    if not text:
-        raise ConfigError(f"option {key}", text, "some text")
-    return text.removeprefix("file:") if key == "path" else text
+def _path(key: str, text: str) -> str:
+    return text_of(key, text).removeprefix("file:")
 
 
 def _streams(key: str, text: str) -> tuple[int, ...]:
@@ -83,14 +77,6 @@ def _commit(key: str, text: str) -> int:
     return int(text)
 
 
-def _size(key: str, text: str) -> int:
-    match = _SIZE.fullmatch(text)
-    size = 0 if match is None else int(match["number"]) * _UNITS[match["unit"].lower()]
-    if not 0 < size < 2**63:
-        raise ConfigError(f"option {key}", text, "a number of bytes, with k, m or g for KiB, MiB or GiB")
-    return size
-
-
 def _seconds(key: str, text: str) -> float:
     match = _SECONDS.fullmatch(text)
     seconds = 0.0 if match is None else float(match["number"]) * _FACTORS[match["unit"]]
@@ -99,33 +85,18 @@ def _seconds(key: str, text: str) -> float:
     return seconds
 
 
-def _flag(key: str, text: str) -> bool:
-    if text.lower() not in ("true", "false"):
-        raise ConfigError(f"option {key}", text, "true or false")
-    return text.lower() == "true"
-
-
-def _one_of(words: tuple[str, ...]) -> Callable[[str, str], str]:
-    def parse(key: str, text: str) -> str:
-        if text not in words:
-            raise ConfigError(f"option {key}", text, " or ".join(words))
-        return text
-
-    return parse
-
-
-_OPTIONS: Final[dict[str, tuple[str, Callable[[str, str], Any]]]] = {
-    "path": ("path", _text),
-    "table": ("table", _one_of(TABLES)),
+_OPTIONS: Final[dict[str, tuple[str, Parse[Any]]]] = {
+    "path": ("path", _path),
+    "table": ("table", one_of(TABLES)),
     "streams": ("streams", _streams),
-    "payload": ("payload", _one_of(PAYLOADS)),
+    "payload": ("payload", one_of(PAYLOADS)),
     "startingOffsets": ("starting_commit", _commit),
-    "maxBytesPerTrigger": ("max_bytes_per_trigger", _size),
-    "maxBytesPerPartition": ("max_bytes_per_partition", _size),
-    "failOnDataLoss": ("fail_on_data_loss", _flag),
-    "codec": ("codec", _one_of(CODECS)),
-    "maxFileBytes": ("max_file_bytes", _size),
+    "maxBytesPerTrigger": ("max_bytes_per_trigger", size_of),
+    "maxBytesPerPartition": ("max_bytes_per_partition", size_of),
+    "failOnDataLoss": ("fail_on_data_loss", flag_of),
+    "codec": ("codec", one_of(CODECS)),
+    "maxFileBytes": ("max_file_bytes", size_of),
     "maxFileSeconds": ("max_file_seconds", _seconds),
-    "durable": ("is_durable", _flag),
+    "durable": ("is_durable", flag_of),
 }
 _SPELLING: Final = {name.lower(): name for name in _OPTIONS}
