@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import struct
 import threading
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
+from tensorpool import aeron
 from tensorpool._core import MAX_SEQ, DropReason, Feed, is_gap, is_late
 from tensorpool.client.reception import IMAGE_LOST, NEWER_EPOCH, SEQ_WENT_BACK, STOPPED
 from tensorpool.errors import Closed, LocalProtocolError
@@ -428,6 +430,22 @@ def test_too_far_behind_means_on_to_the_newest(stream: Stream) -> None:
     assert drops_of(feed) == {DropReason.RESYNC: 3, DropReason.GAP: 1}
     assert is_gap(DropReason.RESYNC)
     assert total(feed) == 9
+
+
+def test_after_a_large_frame_what_came_meanwhile_is_looked_at(shm_dir: Path, transport: aeron.Client) -> None:
+    """Whoever reads much takes long: the frame that is next in line may be about to go."""
+    stream = Stream(shm_dir, transport, pools=((1, 1 << 19),))
+    feed, frame = stream.feed(max_outstanding=4), np.zeros(1 << 18, np.uint8)
+    for _ in range(2):
+        stream.publish(frame)
+    first = feed.next(stream.subscription)
+    assert first is not None
+    assert first.seq == 0
+    for _ in range(5):
+        stream.publish(frame)
+    later = feed.next(stream.subscription)
+    assert later is not None
+    assert (later.seq, drops_of(feed)) == (6, {DropReason.RESYNC: 5})
 
 
 def test_0_is_never_too_far(stream: Stream) -> None:

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -16,7 +17,7 @@ from tensorpool.wire import Message, decode
 from tensorpool.wire.control import ShmPoolAnnounce
 from tensorpool.wire.driver import PublishMode, ShmAttachResponse, ShmDriverShutdown
 from tests.driver.conftest import attach
-from tests.support.processes import run_script, wait_until
+from tests.support.processes import Process, run_script, wait_until
 
 
 def listen(client: aeron.Client, config: tp.DriverConfig) -> tuple[aeron.Publication, aeron.Subscription]:
@@ -99,6 +100,21 @@ def test_a_driver_uses_a_media_driver_that_is_there_and_leaves_it_alone(
     assert hear(subscription, ShmDriverShutdown).reason == 0
     assert aeron.is_driver_active(shared_media_driver.aeron_dir)
     client.close()
+
+
+def test_a_killed_media_driver_is_noticed_long_before_its_heartbeat_is_old(shm_dir: Path) -> None:
+    """By its process: the driver has let it go while Aeron still takes it for alive, and finds the next."""
+    directory = str(shm_dir / "aeron")
+    with Process("-m", "tensorpool", "media-driver", "--aeron-dir", directory) as media_driver:
+        assert media_driver.read_line() == f"media driver at {directory}"
+        config = tp.DriverConfig.load(None, environ={}, overrides={"shm.base_dir": str(shm_dir / "regions")})
+        with tp.Driver(config, aeron_dir=directory) as driver:
+            media_driver.send(signal.SIGKILL)
+            media_driver.finish()
+            wait_until(lambda: driver.conductor._link is None, "the driver has noticed")
+            assert aeron.is_driver_active(directory)
+            with aeron.MediaDriver(directory):
+                wait_until(lambda: driver.conductor._link is not None, "the driver has found the next")
 
 
 def test_a_namespace_that_is_taken_leaves_no_media_driver_behind(shm_dir: Path) -> None:
