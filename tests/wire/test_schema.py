@@ -3,6 +3,9 @@
 
 from __future__ import annotations
 
+from importlib import resources
+from xml.etree import ElementTree
+
 import pytest
 
 from tensorpool.wire.schema import Document, parse
@@ -135,3 +138,12 @@ def test_only_little_endian_schemas_are_read() -> None:
     """All integers on the wire and in shared memory are little-endian."""
     with pytest.raises(ValueError, match="not a little-endian"):
         document("", attributes='id="1" version="1" byteOrder="bigEndian"')
+
+
+@pytest.mark.spec("DISC-10-03")
+def test_the_discovery_schema_names_its_version_for_generators() -> None:
+    """A constant that other generators turn into code; the same number as in the message header."""
+    root = ElementTree.fromstring(resources.files("tensorpool.wire").joinpath("schemas/discovery.xml").read_text())
+    constant = root.find("types/type[@name='discovery_schema_version']")
+    assert constant is not None
+    assert (constant.attrib["presence"], constant.text) == ("constant", root.attrib["version"])
