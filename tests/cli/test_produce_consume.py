@@ -127,7 +127,7 @@ def test_a_signal_ends_what_has_not_begun(shell: Shell) -> None:
     with shell.start("consume", "never", "--timeout", "0") as consumer:
         wait_until(lambda: handles_sigterm(consumer.pid), "it listens for SIGTERM")
         consumer.send(signal.SIGTERM)
-        code, output = consumer.finish(timeout_s=10)
+        code, output = consumer.finish()
     assert (code, output) == (0, "stopped before it began\n")
 
 

@@ -190,7 +190,7 @@ def test_a_registry_whose_driver_has_no_authority_does_not_start(
         tables |= {"announce": [driver.entry, driver.entry | {"instance_id": "other"}]}
         registries = {key: Registry(shm_dir, driver.aeron_dir, entries) for key, entries in tables.items()}
         processes = {key: registry.start() for key, registry in registries.items()}
-        endings = {key: process.finish(timeout_s=30) for key, process in processes.items()}
+        endings = {key: process.finish() for key, process in processes.items()}
         for process in processes.values():
             process.reap()
     for key, (code, output) in endings.items():

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import shutil
+import signal
 import struct
 import time
 from collections.abc import Callable, Iterator
@@ -98,8 +99,9 @@ def test_sigterm_ends_a_driver_in_order(shm_dir: Path) -> None:
             client.meet(process)
             lease = client.attach(STREAM, Role.PRODUCER)
             announce = client.wait_for(ShmPoolAnnounce, stream_id=STREAM, epoch=lease.epoch).message
-            code, _ = process.terminate()
+            process.send(signal.SIGTERM)
             heard = client.wait_for(ShmDriverShutdown)
+            code, _ = process.finish()
             assert code == 0
             assert heard.stream_id == 1000
             assert heard.data == packed_shutdown(heard.message, 0, heard.message.error_message)

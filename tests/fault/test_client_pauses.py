@@ -56,7 +56,7 @@ def test_a_stopped_consumer_costs_the_others_nothing_and_comes_back(shm_dir: Pat
         wait_until(
             lambda: producer.total >= before + enough and time.monotonic() > begin_s + PAUSE_S,
             "the log of descriptors has passed the consumer that stands still",
-            timeout_s=60,
+            timeout_s=90,
         )
         victim.resume()
         victim.wait_for_more(100)

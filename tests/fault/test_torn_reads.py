@@ -16,7 +16,7 @@ import pytest
 from tests.native.mutants import MUTANTS, STREAM_ALWAYS, Mutant, is_caught
 from tests.native.programs import Edit, build, headers, run
 
-SECONDS = float(os.environ.get("TENSORPOOL_STRESS_SECONDS", "30"))
+SECONDS = float(os.environ.get("TENSORPOOL_STRESS_SECONDS", "15"))
 SEED = int(os.environ.get("TENSORPOOL_STRESS_SEED", time.time_ns() % 1_000_000_007))
 
 

@@ -77,7 +77,7 @@ def small_tensors(draw: st.DrawFn) -> tuple[int, int, list[int], list[int]]:
     return dtype, order, dims, draw(st.tuples(*near).map(list))
 
 
-@settings(deadline=None, max_examples=1500)
+@settings(deadline=None, max_examples=500)
 @given(small_tensors())
 @example((9, ROW, [5, 1], [4, 4]))
 @example((9, ROW, [2, 3], [20, 8]))
@@ -130,7 +130,7 @@ large = st.one_of(
 )
 
 
-@settings(deadline=None, max_examples=1500)
+@settings(deadline=None, max_examples=500)
 @given(dtypes, orders, st.lists(st.tuples(large, large), min_size=1, max_size=8), st.booleans())
 @example(10, ROW, [(INT32_MAX, INT32_MAX)] * 8, True)
 @example(1, ROW, [(65537, 0), (65535, 0)], True)
@@ -267,7 +267,7 @@ changes: st.SearchStrategy[tuple[int, bytes]] = st.one_of(
 )
 
 
-@settings(deadline=None, max_examples=1500)
+@settings(deadline=None, max_examples=500)
 @given(changed=st.lists(changes, min_size=1, max_size=8))
 def test_a_mutated_header_never_yields_a_frame_outside_its_slot(ring: Ring, changed: list[tuple[int, bytes]]) -> None:
     """A good header with wrong bytes anywhere but in the commit word is a counted drop or a frame in bounds."""

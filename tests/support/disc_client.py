@@ -254,7 +254,7 @@ class DiscoveryPeer:
             found.extend(self.heard(kind, since, **fields))
             return bool(found)
 
-        wait_until(is_found, f"{kind.__name__} with {fields}", timeout_s=10.0)
+        wait_until(is_found, f"{kind.__name__} with {fields}")
         return found[0]
 
     def _on_message(self, data: bytes, info: aeron.MessageInfo) -> None:

@@ -317,7 +317,7 @@ class DriverClient:
             at = len(self.transcript)
             return False
 
-        wait_until(is_found, f"{kind.__name__} with {fields}", timeout_s=20.0)
+        wait_until(is_found, f"{kind.__name__} with {fields}")
         return found[0]
 
     def wait_until(self, condition: Callable[[], object], what: str) -> None:
@@ -327,7 +327,7 @@ class DriverClient:
             self.poll()
             return condition()
 
-        wait_until(is_met, what, timeout_s=20.0)
+        wait_until(is_met, what)
 
     def next_announce(self, stream_id: int, **fields: object) -> Heard[ShmPoolAnnounce]:
         """An announce that was not there before the call."""

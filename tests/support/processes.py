@@ -17,7 +17,7 @@ from typing import Self
 ROOT = Path(__file__).resolve().parents[2]
 
 
-def wait_until(condition: Callable[[], object], what: str, *, timeout_s: float = 30.0) -> None:
+def wait_until(condition: Callable[[], object], what: str, *, timeout_s: float = 90.0) -> None:
     """Wait for a condition, never for time; `what` is the sentence of the failure."""
     deadline = time.monotonic() + timeout_s
     while not condition():
@@ -66,7 +66,7 @@ class Process:
     def send(self, number: signal.Signals) -> None:
         self._popen.send_signal(number)
 
-    def finish(self, *, stdin: str | None = None, timeout_s: float = 60.0) -> tuple[int, str]:
+    def finish(self, *, stdin: str | None = None, timeout_s: float = 120.0) -> tuple[int, str]:
         """Wait for the end: exit code (negative: the signal) and the rest of the output."""
         output, _ = self._popen.communicate(stdin, timeout=timeout_s)
         return self._popen.returncode, output

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 TRIGGER_S: Final = 0.5
 WATCH_EVERY: Final = "2 seconds"
 REPORT_EVERY_S: Final = 0.2
+PATIENCE_S: Final = 30.0  # for the first live statistics
 WINDOW: Final = "1s"
 PICTURES: Final = ("timeline.png", "frames.png")
 
@@ -153,13 +154,16 @@ def _watching(spark: SparkSession, settings: Settings) -> Iterator[_Live]:
 
 
 def _follow(recorder: Recorder, live: _Live, pipe: Connection) -> int:
-    """Until the camera has left; returns how many frames it published."""
+    """Until the camera has left; returns how many frames it published. It counts as recording when statistics flow too."""
     report_s = 0.0
+    patience_s = time.monotonic() + PATIENCE_S
     while not pipe.poll(REPORT_EVERY_S / 4):
         recorder.poll()
         if time.monotonic() >= report_s:
             report_s = time.monotonic() + REPORT_EVERY_S
-            pipe.send(msgspec.structs.replace(_so_far(recorder.totals(), "recording", live), is_recording=True))
+            is_recording = bool(live.words) or time.monotonic() > patience_s
+            archive = _so_far(recorder.totals(), "recording", live)
+            pipe.send(msgspec.structs.replace(archive, is_recording=is_recording))
     published: int = pipe.recv()
     return published
 
