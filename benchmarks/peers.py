@@ -51,8 +51,11 @@ QUIET = 0.2  # of a core: what else may run on a machine that is measured
 
 
 def depth_of(size: int) -> int:
-    """Slots of a ring, or frames of a queue: the same for every peer, but for zenoh's pool, which needs more."""
-    return 1 << (min(256, max(8, (8 << 20) // size)).bit_length() - 1)
+    """Slots of a ring, or frames of a queue: the same for every peer, but for zenoh's pool, which needs more.
+
+    About 2 MiB, so that small frames stay in a cache that other machines share, and at least 8 frames.
+    """
+    return 1 << (min(256, max(8, (2 << 20) // size)).bit_length() - 1)
 
 
 class Plan(msgspec.Struct, frozen=True, kw_only=True):
