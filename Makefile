@@ -22,8 +22,9 @@ setup: .venv/.installed
 demo: setup
 	$(PY) -m tensorpool demo
 
-test: setup check test-native
-	$(PY) -m pytest --numprocesses 2 --dist loadfile
+test: setup
+	$(MAKE) --jobs 2 --output-sync=target check test-native
+	$(PY) -m pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder
 
 bench: setup
 	$(PY) -m benchmarks.core

@@ -37,6 +37,7 @@ from pyspark.sql import DataFrame, SparkSession
 import tensorpool as tp
 from tensorpool.cli.pattern import Scene
 from tensorpool.spark import session
+from tensorpool.spark.lake import maintenance
 from tensorpool.spark.recorder import Recorder, Settings
 
 GIB = 1 << 30
@@ -44,8 +45,10 @@ SHAPES = {"64 KiB": (256, 256), "640 KiB": (512, 1280), "4 MiB": (2048, 2048)}
 FILL_BYTES = GIB
 ROW_GROUP_BYTES = 16 << 20
 STREAM_ID = 20_000
+ATTACH_S = 180.0  # gigabytes of memory are allocated meanwhile
 
 LIVE_SHAPE, LIVE_HZ, LIVE_RING_S = SHAPES["640 KiB"], 800, 5.0  # 500 MiB/s
+KEPT_BYTES, TRIM_EVERY_S = 4 * GIB, 5.0  # of a live recording
 CALM_HZ, CALM_S, CALM_TRIGGER = 100, 20.0, "200 milliseconds"
 
 CONF = {
@@ -56,6 +59,10 @@ CONF = {
     "spark.hadoop.parquet.block.size.row.check.min": "1",
     "spark.hadoop.parquet.block.size": str(ROW_GROUP_BYTES),
 }
+
+
+# What is measured; it may say itself how many seconds it took, and of how many of the processors.
+type Way = Callable[[SparkSession, Site, Path], tuple[float, float] | None]
 
 
 class Site:
@@ -82,9 +89,9 @@ class Site:
 # --- a ring that stands still, read by everybody
 
 
-def fill(site: Site, shape: tuple[int, ...], frames: int) -> tp.Producer:
+def fill(client: tp.Client, shape: tuple[int, ...], frames: int) -> tp.Producer:
     """Publish pictures until the ring is full; the producer stays, and with it the epoch."""
-    producer = site.pool.connect().producer(STREAM_ID, create=True)
+    producer = client.producer(STREAM_ID, create=True, timeout=ATTACH_S)
     scene = Scene()
     for seq in range(frames):
         with producer.claim(shape) as slot:
@@ -116,26 +123,37 @@ def to_parquet(codec: str) -> Callable[[SparkSession, Site, Path], None]:
     return run
 
 
-def plain(codec: str) -> Callable[[SparkSession, Site, Path], None]:
-    def run(spark: SparkSession, site: Site, folder: Path) -> None:
+def plain(codec: str) -> Way:
+    def run(spark: SparkSession, site: Site, folder: Path) -> tuple[float, float]:
+        """Its start is not counted, as Spark's is not."""
         folder.mkdir()
         context = multiprocessing.get_context("spawn")
-        process = context.Process(target=record_plainly, args=(site.settings, str(folder / "frames.parquet"), codec))
+        ours, theirs = context.Pipe()
+        path = str(folder / "frames.parquet")
+        process = context.Process(target=record_plainly, args=(site.settings, path, codec, theirs), daemon=True)
         process.start()
+        theirs.close()
+        ours.recv()
+        used_s, began_s = cpu_s(), time.perf_counter()
+        ours.send("go")
+        ours.recv()
+        found = time.perf_counter() - began_s, cpu_s() - used_s
+        ours.close()
         process.join()
-        if process.exitcode:
-            raise RuntimeError(f"the plain recorder ended with {process.exitcode}")
+        return found
 
     return run
 
 
-def record_plainly(settings: dict[str, Any], path: str, codec: str) -> None:
+def record_plainly(settings: dict[str, Any], path: str, codec: str, pipe: Connection) -> None:
     """What a careful engineer writes in an afternoon: row groups of 16 MiB, neither dictionary nor statistics."""
     schema = pa.schema([("seq", pa.int64()), ("timestamp_ns", pa.int64()), ("payload", pa.binary())])
     client = tp.connect(settings["aeron_dir"], overrides=settings["overrides"])
     with client, client.watch(STREAM_ID) as watch:
         epoch = watch.epochs[-1]
         reader = epoch.mapped.reader
+        pipe.send("ready")
+        pipe.recv()
         level = 1 if codec == "zstd" else None
         options = {"compression": codec, "compression_level": level, "use_dictionary": False, "write_statistics": False}
         with pq.ParquetWriter(path, schema, **options) as writer:
@@ -148,21 +166,22 @@ def record_plainly(settings: dict[str, Any], path: str, codec: str) -> None:
                     seq += 1
                     slots.append(slot)
                     size += slot.values_len_bytes  # type: ignore[union-attr]
-                payloads = []
-                for slot in slots:
-                    out = np.empty(slot.values_len_bytes, np.uint8)  # type: ignore[union-attr]
-                    if not reader.copy_into(slot, out):  # type: ignore[arg-type]
+                edges = np.cumsum([0, *(slot.values_len_bytes for slot in slots)], dtype=np.int32)  # type: ignore[union-attr]
+                data = np.empty(size, np.uint8)
+                for slot, lo, hi in zip(slots, edges[:-1], edges[1:], strict=True):
+                    if not reader.copy_into(slot, data[lo:hi]):  # type: ignore[arg-type]
                         raise RuntimeError("overwritten")
-                    payloads.append(pa.py_buffer(out))
+                buffers = [None, pa.py_buffer(edges), pa.py_buffer(data)]
                 columns = [
                     pa.array([slot.seq for slot in slots]),  # type: ignore[union-attr]
                     pa.array([slot.timestamp_ns for slot in slots]),  # type: ignore[union-attr]
-                    pa.array(payloads, pa.binary()),
+                    pa.BinaryArray.from_buffers(pa.binary(), len(slots), buffers),
                 ]
                 writer.write_batch(pa.record_batch(columns, schema=schema))
+        pipe.send("done")
 
 
-PATHS: dict[str, Callable[[SparkSession, Site, Path], None]] = {
+PATHS: dict[str, Way] = {
     "source → noop": to_noop,
     "recorder none": to_lake("none"),
     "recorder zstd": to_lake("zstd"),
@@ -200,20 +219,22 @@ def measure_paths(spark: SparkSession, sizes: list[str], rounds: int, folder: Pa
         nslots = 1 << (frames - 1).bit_length()
         gib = frames * int(np.prod(shape)) / GIB
         with Site(shape, nslots) as site:
-            producer = fill(site, shape, frames)
+            client = site.pool.connect()
+            producer = fill(client, shape, frames)
             for turn in range(-1, rounds):  # the first round warms up
                 names = list(PATHS)
                 for name in names[turn % len(names) :] + names[: turn % len(names)]:
                     print(f"\r{size}, round {turn + 1}, {name}            ", end="", file=sys.stderr, flush=True)
                     target = folder / f"{turn}-{names.index(name)}"
                     used_s, began_s = cpu_s(), time.perf_counter()
-                    PATHS[name](spark, site, target)
-                    took_s = time.perf_counter() - began_s
+                    own = PATHS[name](spark, site, target)
+                    took_s, worked_s = own or (time.perf_counter() - began_s, cpu_s() - used_s)
                     if turn >= 0:
                         found[size][name]["gib_s"].append(gib / took_s)
-                        found[size][name]["cpu_s"].append((cpu_s() - used_s) / gib)
+                        found[size][name]["cpu_s"].append(worked_s / gib)
                     shutil.rmtree(target, ignore_errors=True)
             producer.close()
+            client.close()
     print("\r" + " " * 60 + "\r", end="", file=sys.stderr)
     return found
 
@@ -228,6 +249,7 @@ def camera(site: Site, shape: tuple[int, ...], rate_hz: float) -> Iterator[Calla
     ours, theirs = context.Pipe()
     process = context.Process(target=film, args=(site.settings, shape, rate_hz, theirs), daemon=True)
     process.start()
+    theirs.close()  # so that a camera that fails is heard of
     ours.recv()
 
     def end() -> int:
@@ -249,7 +271,7 @@ def film(settings: dict[str, Any], shape: tuple[int, ...], rate_hz: float, pipe:
         scene.paint(picture, seq)
     with (
         tp.connect(settings["aeron_dir"], overrides=settings["overrides"]) as client,
-        client.producer(STREAM_ID, create=True) as producer,
+        client.producer(STREAM_ID, create=True, timeout=ATTACH_S) as producer,
     ):
         producer.publish(pictures[0])
         pipe.send("ready")
@@ -312,11 +334,15 @@ def measure_live(
     try:
         (depth,) = recorder.depths()
         recorder.start()
-        highest = 0
+        highest, trim_s = 0, time.monotonic() + TRIM_EVERY_S
         until_s = time.monotonic() + seconds
         while time.monotonic() < until_s:
             recorder.wait(0.5)
             highest = max(highest, recorder.totals().lag_frames)
+            if time.monotonic() >= trim_s:  # a minute would be 30 GiB
+                maintenance.retain(recorder.lake, max_bytes=KEPT_BYTES)
+                maintenance.remove_unused(recorder.lake, grace_s=0.0)
+                trim_s = time.monotonic() + TRIM_EVERY_S
         end()
         totals = recorder.stop()
     finally:
@@ -405,6 +431,7 @@ def main() -> int:
         folder = Path(name)
         paths = measure_paths(spark, sizes, rounds, folder)
         report(paths)
+        os.sync()  # memory for the rings does not wait for what was written above
         nslots = 1 << (int(LIVE_HZ * LIVE_RING_S) - 1).bit_length()
         with Site(LIVE_SHAPE, nslots) as site, camera(site, LIVE_SHAPE, CALM_HZ):
             live["batch_ms"] = measure_batches(spark, site)

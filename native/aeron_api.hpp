@@ -151,6 +151,7 @@ using LogFunction = void (*)(const char*);
     X(int, exclusive_publication_constants, (XPub*, PublicationConstants*)) \
     X(int, exclusive_publication_close, (XPub*, Notification, void*)) \
     X(int, buffer_claim_commit, (BufferClaim*)) \
+    X(int, buffer_claim_abort, (BufferClaim*)) \
     X(int, subscription_controlled_poll, (Sub*, FragmentHandler, void*, std::size_t)) \
     X(bool, subscription_is_connected, (Sub*)) \
     X(bool, subscription_is_closed, (Sub*)) \

@@ -60,6 +60,12 @@ public:
     // Claims a range of the log, lets `fill` write the message there, and commits it.
     template <typename Fill>
     std::int64_t claim(std::size_t length, Fill&& fill) {
+        return claim_if(length, [&](std::uint8_t* at) { return fill(at), true; });
+    }
+
+    // Likewise, if `fill` says that the message may go; otherwise the range becomes padding, and the result is 0.
+    template <typename Fill>
+    std::int64_t claim_if(std::size_t length, Fill&& fill) {
         const Inside inside(*this);
         check_length(length, constants_.max_payload_length);
         BufferClaim range{};
@@ -68,7 +74,7 @@ public:
                         : api().exclusive_publication_try_claim(xpub_, length, &range);
         });
         if (result <= 0) return result;
-        fill(range.data);
+        if (!fill(range.data)) return api().buffer_claim_abort(&range), 0;
         api().buffer_claim_commit(&range);
         return result;
     }

@@ -69,6 +69,19 @@ public:
         return fragments;
     }
 
+    // Whether a poll would find something now; takes nothing.
+    bool has_fragment() {
+        const Inside inside(*this);
+        const Polling polling(*this);
+        bool is_found = false;
+        const auto look = [](void* found, const std::uint8_t*, std::size_t, Header*) -> Action {
+            *static_cast<bool*>(found) = true;
+            return kAbort;
+        };
+        if (api().subscription_controlled_poll(sub_, look, &is_found, 1) < 0) throw last_error(api(), name());
+        return is_found;
+    }
+
     bool is_connected() {
         const Inside inside(*this);
         return api().subscription_is_connected(sub_);

@@ -11,8 +11,12 @@
 
 #include "aeron_counter.hpp"
 #include "aeron_publication.hpp"
+#include "assembler.hpp"
+#include "chunker.hpp"
 #include "descriptor.hpp"
+#include "event_filter.hpp"
 #include "feed.hpp"
+#include "intake.hpp"
 #include "mapping.hpp"
 #include "media_driver.hpp"
 #include "publisher.hpp"
@@ -300,6 +304,20 @@ struct PySubscription {
     nb::object on_image;
 };
 
+// Events of others end here, before Python hears of them.
+class FilteredSink final : public aeron::Sink {
+public:
+    FilteredSink(EventFilter& filter, PySink& next) : filter_(filter), next_(next) {}
+    bool on_message(std::span<const std::uint8_t> message, const aeron::MessageInfo& info) override {
+        return !filter_.admits(message) || next_.on_message(message, info);
+    }
+    void on_image(const aeron::ImageEvent& event) override { next_.on_image(event); }
+
+private:
+    EventFilter& filter_;
+    PySink& next_;
+};
+
 // --- streams of frames
 
 struct PyFeed {
@@ -361,6 +379,99 @@ struct PyFramePublisher {
     std::vector<Py_ssize_t> last_shape;
     bool last_is_column = false;
 };
+
+// --- the bridge: a frame from a ring into a log
+
+struct PyFrameSender {
+    PyFrameSender(nb::object object, const std::shared_ptr<aeron::Publication>& publication, std::uint32_t stream_id,
+                  std::uint64_t epoch, const ChunkPlan& plan, std::uint64_t max_payload_bytes, bool with_crc32c)
+        : reader_object(std::move(object)),
+          sender(nb::cast<PyRingReader&>(reader_object).reader, publication, stream_id, epoch, plan, max_payload_bytes,
+                 with_crc32c) {}
+
+    // Small frames go with the GIL: giving it up can take longer than sending them.
+    Sending send(const SlotFrame& frame, std::uint64_t patience_ns) {
+        if (frame.values_len_bytes >= kSendWithoutGilFromBytes) {
+            const nb::gil_scoped_release release;
+            return sender.send(frame, patience_ns);
+        }
+        const Sending result = sender.send(frame, 0);
+        return result == Sending::BACK_PRESSURED && patience_ns > 0 ? resume(patience_ns) : result;
+    }
+    Sending resume(std::uint64_t patience_ns) {
+        const nb::gil_scoped_release release;
+        return sender.resume(patience_ns);
+    }
+
+    static constexpr std::size_t kSendWithoutGilFromBytes = std::size_t{64} << 10;
+    nb::object reader_object;
+    FrameSender<aeron::Publication> sender;
+};
+
+// --- the bridge: chunks into a ring
+
+// The local ring, and with a FramePublisher also its consumers.
+class PyOutlet final : public Outlet {
+public:
+    explicit PyOutlet(nb::object target) : target_(std::move(target)) {
+        if (nb::try_cast(target_, publisher_)) {
+            writer_ = &publisher_->writer;
+        } else if (!nb::try_cast(target_, writer_)) {
+            throw nb::type_error("frames go to a FramePublisher or a RingWriter");
+        }
+        writer_->own();
+    }
+    RingWriter& ring() noexcept override { return writer_->writer; }
+    void tell(std::uint64_t seq, std::uint32_t meta_version, std::uint64_t bytes) override {
+        if (publisher_ != nullptr) publisher_->publisher.tell(seq, meta_version, bytes);
+    }
+    bool is_of(const nb::object& target) const noexcept { return target_.is(target); }
+
+private:
+    nb::object target_;
+    PyFramePublisher* publisher_ = nullptr;
+    PyRingWriter* writer_ = nullptr;
+};
+
+struct PyAssembler {
+    PyAssembler(std::uint32_t stream_id, const AssemblyLimits& limits)
+        : assembler(std::make_shared<Assembler>(stream_id, limits)) {}
+    ~PyAssembler() {
+        if (outlet) assembler->bind(nullptr, 0);  // an intake may still hold the assembler
+    }
+    PyAssembler(const PyAssembler&) = delete;
+    PyAssembler& operator=(const PyAssembler&) = delete;
+
+    void bind(const nb::object& target, std::uint64_t until_ns) {
+        if (target.is_none()) {
+            assembler->bind(nullptr, 0);
+            outlet.reset();
+        } else if (outlet && outlet->is_of(target)) {
+            assembler->bind(outlet.get(), until_ns);
+        } else {
+            auto next = std::make_unique<PyOutlet>(target);
+            assembler->bind(next.get(), until_ns);
+            outlet = std::move(next);
+        }
+    }
+
+    std::shared_ptr<Assembler> assembler;
+    std::unique_ptr<PyOutlet> outlet;
+};
+
+constexpr const char* kChunkDropNames[] = {"",           "foreign",    "malformed",   "unknown_stream", "chunk_count",
+                                           "chunk_index", "header",     "length",      "chunk_size",     "no_announce",
+                                           "epoch",       "late",       "dropped_frame", "paused"};
+constexpr const char* kFrameLossNames[] = {"",          "inconsistent", "conflict",     "timeout", "header",
+                                           "source_pool", "source_stride", "too_large",  "no_pool", "out_of_order",
+                                           "epoch",     "no_announce",  "no_lease",     "inflight", "crc",
+                                           "paused"};
+static_assert(std::size(kChunkDropNames) == static_cast<std::size_t>(ChunkDrop::COUNT_));
+static_assert(std::size(kFrameLossNames) == static_cast<std::size_t>(FrameLoss::COUNT_));
+
+void put_count(nb::dict& counts, const char* what, const char* reason, std::uint64_t count) {
+    if (count != 0) counts[nb::make_tuple(what, reason)] = count;
+}
 
 std::uint64_t timestamp_or_now(std::optional<std::uint64_t> timestamp_ns) {
     return timestamp_ns ? *timestamp_ns : monotonic_ns();
@@ -753,6 +864,34 @@ void bind_aeron(nb::module_& m) {
         .def_prop_ro("partial_sessions", [](const PySubscription& self) { return self.subscription->partial_sessions(); },
                      "Sessions for which a fragment assembler is kept.");
 
+    nb::class_<EventFilter>(m, "EventFilter", "The EventMessages that are for one service, by the exact bytes of their tag.")
+        .def(nb::init<std::uint16_t, std::vector<std::string>>(), "schema_id"_a, "tags"_a)
+        .def(
+            "poll",
+            [](EventFilter& self, PySubscription& subscription, nb::callable handler, std::int64_t limit,
+               std::uint32_t allowance) {
+                PySink messages(handler, subscription.on_image);
+                FilteredSink sink(self, messages);
+                self.allowance = allowance;
+                return subscription.subscription->poll(sink, positive(limit));
+            },
+            "subscription"_a, "handler"_a, "limit"_a, "allowance"_a,
+            nb::sig("def poll(self, subscription: Subscription, handler: collections.abc.Callable[[bytes, MessageInfo], "
+                    "object], limit: int, allowance: int) -> int"),
+            "As Subscription.poll, for messages of ours, of which at most `allowance` pass; what does not pass is counted.")
+        .def_prop_ro(
+            "counts",
+            [](const EventFilter& self) {
+                nb::dict counts;
+                counts["mine"] = self.counts().mine;
+                counts["other_tag"] = self.counts().other_tag;
+                counts["other_schema"] = self.counts().other_schema;
+                counts["malformed"] = self.counts().malformed;
+                counts["over_rate"] = self.counts().over_rate;
+                return counts;
+            },
+            nb::sig("def counts(self) -> dict[str, int]"));
+
     nb::class_<aeron::Counter>(m, "Counter")
         .def_prop_rw("value", &aeron::Counter::get, &aeron::Counter::set)
         .def("add", &aeron::Counter::add_and_get, "delta"_a, "Add and return the sum.")
@@ -1005,6 +1144,171 @@ void bind_streams(nb::module_& m) {
                      "Whether the media driver is gone.");
 }
 
+void bind_sending(nb::module_& m) {
+    nb::class_<ChunkPlan>(m, "ChunkPlan", "How the bridge cuts payloads: chunk 0 is smaller, it carries the slot header too.")
+        .def(nb::init<std::uint32_t, std::uint32_t>(), "first_bytes"_a, "next_bytes"_a)
+        .def("count", &ChunkPlan::count, "payload_bytes"_a, "How many chunks a payload takes; 0: it cannot be carried.")
+        .def(
+            "slice",
+            [](const ChunkPlan& self, std::uint32_t index, std::uint32_t payload_bytes) {
+                if (index >= self.count(payload_bytes)) throw nb::value_error("index must be below count(payload_bytes)");
+                const ChunkPlan::Slice slice = self.slice(index, payload_bytes);
+                return std::pair(slice.offset, slice.length);
+            },
+            "index"_a, "payload_bytes"_a, "Offset and length of a chunk.")
+        .def_prop_ro("largest_bytes", &ChunkPlan::largest_bytes, "The largest payload that can be carried.");
+
+    nb::enum_<Sending>(m, "Sending", "What became of a frame so far.")
+        .value("SENT", Sending::SENT, "every chunk is in the log")
+        .value("BACK_PRESSURED", Sending::BACK_PRESSURED, "the log has no room now: resume")
+        .value("NOT_CONNECTED", Sending::NOT_CONNECTED, "nobody listens: given up")
+        .value("TORN", Sending::TORN, "its producer has overwritten it: given up")
+        .value("TOO_LARGE", Sending::TOO_LARGE, "more than 65535 chunks, or than the limit: nothing was sent");
+
+    nb::class_<PyFrameSender>(m, "FrameSender", "Sends frames of one mapped epoch as BridgeFrameChunks, one at a time.")
+        .def(nb::init<nb::object, const std::shared_ptr<aeron::Publication>&, std::uint32_t, std::uint64_t,
+                      const ChunkPlan&, std::uint64_t, bool>(),
+             "reader"_a, "publication"_a, "stream_id"_a, "epoch"_a, "plan"_a, "max_payload_bytes"_a, "with_crc32c"_a = false,
+             nb::sig("def __init__(self, reader: RingReader, publication: Publication, stream_id: int, epoch: int, "
+                     "plan: ChunkPlan, max_payload_bytes: int, with_crc32c: bool = False) -> None"))
+        .def("send", &PyFrameSender::send, "frame"_a, "patience_ns"_a = 0,
+             "Begin a frame; wait at most `patience_ns` for room at a time, without the GIL.")
+        .def("resume", &PyFrameSender::resume, "patience_ns"_a = 0, "Go on with the frame that had no room.")
+        .def("abandon", [](PyFrameSender& self) { self.sender.abandon(); }, "Send no more of the open frame.")
+        .def_prop_ro("is_open", [](const PyFrameSender& self) { return self.sender.is_open(); },
+                     "Whether a frame was begun and not finished.")
+        .def_prop_ro("crc32c", [](const PyFrameSender& self) { return self.sender.crc32c_sent(); },
+                     "Of the slot header and the payload of the frame that was sent last; 0 unless asked for.")
+        .def_prop_ro("payload_bytes", [](const PyFrameSender& self) { return self.sender.payload_bytes(); },
+                     "Of the frame that was begun last.")
+        .def_prop_ro("frames", [](const PyFrameSender& self) { return self.sender.frames(); }, "Sent completely.")
+        .def_prop_ro("bytes", [](const PyFrameSender& self) { return self.sender.bytes(); }, "Payload bytes of those.")
+        .def_prop_ro("chunks", [](const PyFrameSender& self) { return self.sender.chunks(); }, "Of all frames.");
+}
+
+void bind_receiving(nb::module_& m) {
+    m.def(
+        "crc32c",
+        [](nb::handle data, std::uint32_t before) {
+            const Buffer buffer(data, PyBUF_ANY_CONTIGUOUS);
+            return crc32c(buffer.bytes(), before);
+        },
+        "data"_a, "before"_a = 0, nb::sig("def crc32c(data: collections.abc.Buffer, before: int = 0) -> int"),
+        "CRC32C of a buffer, after bytes whose checksum is `before`.");
+
+    nb::class_<PyAssembler>(m, "Assembler", "One bridged stream: chunks in, whole frames out, every loss counted.")
+        .def(
+            "__init__",
+            [](PyAssembler* self, std::uint32_t stream_id, std::uint32_t max_chunk_bytes, std::uint32_t max_payload_bytes,
+               std::uint32_t max_inflight, std::uint64_t timeout_ns, bool needs_checksum) {
+                if (max_inflight == 0 || timeout_ns == 0)
+                    throw nb::value_error("max_inflight and timeout_ns must be positive");
+                new (self) PyAssembler(stream_id,
+                                       {max_chunk_bytes, max_payload_bytes, max_inflight, timeout_ns, needs_checksum});
+            },
+            "stream_id"_a, nb::kw_only(), "max_chunk_bytes"_a, "max_payload_bytes"_a, "max_inflight"_a, "timeout_ns"_a,
+            "needs_checksum"_a = false)
+        .def(
+            "set_source",
+            [](PyAssembler& self, std::uint64_t epoch, const std::vector<std::pair<std::uint16_t, std::uint32_t>>& pools) {
+                std::vector<Assembler::SourcePool> source;
+                for (const auto& [pool_id, stride_bytes] : pools) source.push_back({pool_id, stride_bytes});
+                self.assembler->set_source(epoch, std::move(source));
+            },
+            "epoch"_a, "pools"_a,
+            "The latest announce of the source: its epoch, and (pool_id, stride_bytes) of its pools.")
+        .def("bind", &PyAssembler::bind, "target"_a.none(), "until_ns"_a = 0,
+             nb::sig("def bind(self, target: FramePublisher | RingWriter | None, until_ns: int = 0) -> None"),
+             "Publish with this until then; None: there is nothing to publish with.")
+        .def(
+            "set_paused", [](PyAssembler& self, bool is_paused) { self.assembler->set_paused(is_paused); }, "is_paused"_a)
+        .def(
+            "set_checksum",
+            [](PyAssembler& self, std::uint64_t epoch, std::uint64_t seq, std::uint32_t payload_length, std::uint32_t crc,
+               std::uint64_t now_ns) { self.assembler->set_checksum(epoch, seq, payload_length, crc, now_ns); },
+            "epoch"_a, "seq"_a, "payload_length"_a, "crc32c"_a, "now_ns"_a, "The sender's checksum of a frame.")
+        .def("expire", [](PyAssembler& self, std::uint64_t now_ns) { return self.assembler->expire(now_ns); }, "now_ns"_a,
+             "Drop what waited too long; how many frames that were.")
+        .def("is_lost", [](const PyAssembler& self, std::uint64_t seq) { return self.assembler->is_lost(seq); }, "seq"_a,
+             "Whether this frame was dropped lately.")
+        .def_prop_ro("stream_id", [](const PyAssembler& self) { return self.assembler->stream_id(); })
+        .def_prop_ro("epoch", [](const PyAssembler& self) { return self.assembler->epoch(); },
+                     "Of the latest announce, or None.")
+        .def_prop_ro("newest_epoch", [](const PyAssembler& self) { return self.assembler->newest_epoch(); },
+                     "The highest that announce or chunks told of.")
+        .def_prop_ro("heard_ns", [](const PyAssembler& self) { return self.assembler->heard_ns(); },
+                     "When the last chunk of the newest epoch came.")
+        .def_prop_ro("published", [](const PyAssembler& self) { return self.assembler->published(); },
+                     "The last seq that was published, or None.")
+        .def_prop_ro("inflight", [](const PyAssembler& self) { return self.assembler->inflight(); },
+                     "Frames under assembly.")
+        .def_prop_ro("buffered_bytes", [](const PyAssembler& self) { return self.assembler->buffered_bytes(); },
+                     "Of frames that are not assembled in their slot.")
+        .def_prop_ro("longest_assembly_ns", [](const PyAssembler& self) { return self.assembler->longest_assembly_ns(); })
+        .def_prop_ro(
+            "counts",
+            [](const PyAssembler& self) {
+                const Assembler& assembler = *self.assembler;
+                nb::dict counts;
+                put_count(counts, "frames_received", "", assembler.frames());
+                put_count(counts, "bytes_received", "", assembler.bytes());
+                put_count(counts, "chunks_received", "", assembler.chunks());
+                put_count(counts, "chunks_duplicate", "", assembler.duplicates());
+                put_count(counts, "frames_in_place", "", assembler.in_place());
+                put_count(counts, "frames_unseen", "", assembler.unseen());
+                put_count(counts, "assembly_ns", "", assembler.assembly_ns());
+                for (std::size_t i = 1; i < std::size(kChunkDropNames); ++i)
+                    put_count(counts, "chunks_dropped", kChunkDropNames[i], assembler.drops(static_cast<ChunkDrop>(i)));
+                for (std::size_t i = 1; i < std::size(kFrameLossNames); ++i)
+                    put_count(counts, "frames_dropped", kFrameLossNames[i], assembler.losses(static_cast<FrameLoss>(i)));
+                return counts;
+            },
+            nb::sig("def counts(self) -> dict[tuple[str, str], int]"), "(what, reason): how many; for any thread.");
+
+    nb::class_<Intake>(m, "Intake", "The payload stream of a bridge: each chunk goes to the assembler of its stream.")
+        .def(nb::init<>())
+        .def("add", [](Intake& self, const PyAssembler& assembler) { self.add(assembler.assembler); }, "assembler"_a,
+             nb::keep_alive<1, 2>())
+        .def("remove", &Intake::remove, "stream_id"_a)
+        .def(
+            "poll",
+            [](Intake& self, PySubscription& subscription, std::int64_t limit, std::uint64_t now_ns) {
+                const std::shared_ptr<aeron::Subscription> kept = subscription.subscription;
+                const std::size_t most = positive(limit);
+                const nb::gil_scoped_release release;
+                return self.poll(*kept, most, now_ns);
+            },
+            "subscription"_a, "limit"_a, "now_ns"_a, "Take at most `limit` fragments, without the GIL; how many there were.")
+        .def(
+            "wait",
+            [](Intake& self, PySubscription& subscription, std::uint64_t timeout_ns) {
+                const std::shared_ptr<aeron::Subscription> kept = subscription.subscription;
+                const nb::gil_scoped_release release;
+                return self.wait(*kept, timeout_ns);
+            },
+            "subscription"_a, "timeout_ns"_a,
+            "Sleep, without the GIL, until there is something to poll, or the time is over: then False.")
+        .def(
+            "take",
+            [](Intake& self, nb::handle message, std::uint64_t now_ns) {
+                const Buffer buffer(message, PyBUF_ANY_CONTIGUOUS);
+                self.take(buffer.bytes(), now_ns);
+            },
+            "message"_a, "now_ns"_a,
+            nb::sig("def take(self, message: collections.abc.Buffer, now_ns: int) -> None"),
+            "One message, as if it had arrived then.")
+        .def_prop_ro(
+            "counts",
+            [](const Intake& self) {
+                nb::dict counts;
+                for (std::size_t i = 1; i < std::size(kChunkDropNames); ++i)
+                    put_count(counts, "chunks_dropped", kChunkDropNames[i], self.drops(static_cast<ChunkDrop>(i)));
+                return counts;
+            },
+            nb::sig("def counts(self) -> dict[tuple[str, str], int]"),
+            "Chunks that belong to no assembler: (what, reason): how many.");
+}
+
 }  // namespace
 
 NB_MODULE(_core, m) {
@@ -1018,4 +1322,6 @@ NB_MODULE(_core, m) {
     bind_rings(m);
     bind_aeron(m);
     bind_streams(m);
+    bind_sending(m);
+    bind_receiving(m);
 }

@@ -39,6 +39,13 @@ public:
         announce(writer_.next_seq() - 1, meta_version, trace_id);
     }
 
+    // A frame that was committed to the ring itself: see RingWriter::commit_image.
+    void tell(std::uint64_t seq, std::uint32_t meta_version, std::uint64_t bytes) {
+        announce(seq, meta_version, 0);
+        bytes_ += bytes;
+    }
+
+    RingWriter& writer() noexcept { return writer_; }
     std::uint64_t bytes() const noexcept { return bytes_; }
     void add_bytes(std::uint64_t bytes) noexcept { bytes_ += bytes; }
     std::uint64_t unheard() const noexcept { return unheard_; }

@@ -175,6 +175,34 @@ public:
         if (is_told) next_seq_ = claim_seq_ + 1;
     }
 
+    // A frame that arrives in pieces and with its header made elsewhere (Bridge §6). Opens its slot, beside whatever else
+    // is open, and returns the pool's index, or npos when none fits. A slot that is never committed stays in-progress.
+    std::size_t open_image(std::uint64_t seq, std::uint64_t payload_bytes) {
+        const Busy busy(*this);
+        check_next(seq);
+        const std::size_t pool_index = geometry_.pool_for(payload_bytes);
+        if (pool_index == RingGeometry::npos) return ++no_pool_drops_, pool_index;
+        CommitWord(geometry_.slot(geometry_.index_of(seq))).begin(seq);
+        streaming_fence();  // a copy of the pieces may use streaming stores, which could pass the in-progress word
+        return pool_index;
+    }
+
+    // Commits what open_image opened. `image` is a whole slot header; where the payload lies is ours to say.
+    void commit_image(std::uint64_t seq, std::size_t pool_index, const std::uint8_t* image) {
+        const Busy busy(*this);
+        check_next(seq);
+        const std::uint32_t index = geometry_.index_of(seq);
+        std::uint8_t* const slot = geometry_.slot(index);
+        std::uint8_t own[kSlotBytes];
+        std::memcpy(own, image, kSlotBytes);
+        store<std::uint32_t>(own + slot::kPayloadSlot, index);
+        store<std::uint16_t>(own + slot::kPoolId, geometry_.pools()[pool_index].pool_id);
+        streaming_fence();
+        copy_racing(slot + 8, own + 8, kSlotBytes - 8);
+        CommitWord(slot).commit(seq);
+        finish(seq);
+    }
+
     // Wakes readers that sleep on the newest frame's slot, at most once per kWakeEveryNs.
     void wake(std::uint64_t now_ns) {
         if (now_ns - last_wake_ns_.load(std::memory_order_relaxed) < kWakeEveryNs) return;
@@ -200,11 +228,15 @@ private:
         if (claimed_)
             throw Misuse("frame " + std::to_string(claim_seq_) +
                                    " is claimed and not committed; commit or abandon it first");
+        check_next(seq);
+        return geometry_.pool_for(layout.extent_bytes);
+    }
+
+    void check_next(std::uint64_t seq) const {
         if (seq > kMaxSeq) throw std::invalid_argument("seq " + std::to_string(seq) + " exceeds 2^63 - 1");
         if (seq < next_seq_)
             throw std::invalid_argument("seq " + std::to_string(seq) + " goes back; the next one is " +
                                         std::to_string(next_seq_));
-        return geometry_.pool_for(layout.extent_bytes);
     }
 
     // Bytes 8..255; the commit word is only ever stored atomically (B2).

@@ -7,9 +7,37 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from xdist.remote import Producer
+from xdist.scheduler import LoadFileScheduling
 
 from tensorpool import aeron
 from tests.support.processes import private_directory
+
+SPARK_TIMEOUT_S = 400  # a JVM takes its time to start on a loaded machine
+LONG = ("tests/spark", "tests/fault", "tests/examples", "tests/integration", "tests/cli/test_demo.py")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """What takes longest begins first: a long file that begins last is waited for by everybody.
+
+    Tests that start a Spark have more time than the others.
+    """
+    items.sort(key=lambda item: not item.nodeid.startswith(LONG))
+    for item in items:
+        if "quick_jvm" in getattr(item, "fixturenames", ()) and item.get_closest_marker("timeout") is None:
+            item.add_marker(pytest.mark.timeout(SPARK_TIMEOUT_S))
+
+
+class Shares(LoadFileScheduling):
+    """Files among the processes of a run; those that share a Spark session go to one of them."""
+
+    def _split_scope(self, nodeid: str) -> str:
+        file: str = super()._split_scope(nodeid)
+        return "tests/spark" if file.startswith("tests/spark/") and "cluster" not in file else file
+
+
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> Shares:
+    return Shares(config, log)
 
 
 @pytest.fixture
@@ -17,6 +45,16 @@ def shm_dir() -> Iterator[Path]:
     """A private directory in /dev/shm."""
     with private_directory() as path:
         yield path
+
+
+@pytest.fixture(scope="session")
+def quick_jvm() -> Iterator[None]:
+    """Every Spark that is started from now on takes half the time; see `tests.support.jvm`."""
+    from tests.support.jvm import QUICK_SETTINGS, quick_options
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("SPARK_SUBMIT_OPTS", f"{quick_options()} {QUICK_SETTINGS}")
+        yield
 
 
 @pytest.fixture(scope="session")

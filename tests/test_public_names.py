@@ -23,3 +23,16 @@ def test_importing_tensorpool_loads_nothing_heavy() -> None:
     heavy = ("numpy", "tensorpool._core", "tensorpool.wire", "structlog")
     script = f"import sys, tensorpool, tensorpool.cli.main; print([name for name in {heavy} if name in sys.modules])"
     assert run_script(script) == (0, "[]\n")
+
+
+def test_services_and_questions_need_no_numpy() -> None:
+    """Whoever serves memory or only asks what is there starts without arrays; a name loads what it needs."""
+    script = """
+import sys, tensorpool.client.client, tensorpool.cli.driver, tensorpool.cli.ls, tensorpool.driver, tensorpool.discovery
+print("numpy" in sys.modules)
+import tensorpool.client, tensorpool.shm
+print(tensorpool.client.Consumer.__name__, tensorpool.shm.view_of.__name__, "numpy" in sys.modules)
+for package in (tensorpool.client, tensorpool.shm):
+    print(all(hasattr(package, name) for name in package.__all__), hasattr(package, "nothing"))
+"""
+    assert run_script(script) == (0, "False\nConsumer view_of True\nTrue False\nTrue False\n")

@@ -4,6 +4,6 @@
 A failure here would hide every other such module from Spark, so nothing is loaded but what exists.
 """
 
-from tensorpool.spark.live import TensorpoolDataSource as DefaultSource
+from tensorpool.spark.source import TensorpoolDataSource as DefaultSource
 
 __all__ = ["DefaultSource"]

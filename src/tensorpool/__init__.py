@@ -5,8 +5,9 @@ The public names, re-exported; nothing is defined here. They are imported at fir
 of them does not pay for all.
 """
 
-from importlib import import_module
 from typing import TYPE_CHECKING
+
+from tensorpool import lazy
 
 if TYPE_CHECKING:
     from tensorpool.client import (
@@ -87,10 +88,8 @@ _HOMES = (
 )
 
 
-def __getattr__(name: str) -> object:
-    if name not in _HOMES:
-        raise AttributeError(f"module 'tensorpool' has no attribute {name!r}")
-    return getattr(import_module(_HOMES[name]), name)
+if not TYPE_CHECKING:
+    __getattr__ = lazy.exports(__name__, _HOMES)
 
 
 def __dir__() -> list[str]:

@@ -436,6 +436,21 @@ class Subscription:
     def partial_sessions(self) -> int:
         """Sessions for which a fragment assembler is kept."""
 
+class EventFilter:
+    """
+    The EventMessages that are for one service, by the exact bytes of their tag.
+    """
+
+    def __init__(self, schema_id: int, tags: Sequence[str]) -> None: ...
+
+    def poll(self, subscription: Subscription, handler: Callable[[bytes, MessageInfo], object], limit: int, allowance: int) -> int:
+        """
+        As Subscription.poll, for messages of ours, of which at most `allowance` pass; what does not pass is counted.
+        """
+
+    @property
+    def counts(self) -> dict[str, int]: ...
+
 class Counter:
     @property
     def value(self) -> int: ...
@@ -674,3 +689,167 @@ class FramePublisher:
     @property
     def is_broken(self) -> bool:
         """Whether the media driver is gone."""
+
+class ChunkPlan:
+    """
+    How the bridge cuts payloads: chunk 0 is smaller, it carries the slot header too.
+    """
+
+    def __init__(self, first_bytes: int, next_bytes: int) -> None: ...
+
+    def count(self, payload_bytes: int) -> int:
+        """How many chunks a payload takes; 0: it cannot be carried."""
+
+    def slice(self, index: int, payload_bytes: int) -> tuple[int, int]:
+        """Offset and length of a chunk."""
+
+    @property
+    def largest_bytes(self) -> int:
+        """The largest payload that can be carried."""
+
+class Sending(enum.Enum):
+    """What became of a frame so far."""
+
+    SENT = 0
+    """every chunk is in the log"""
+
+    BACK_PRESSURED = 1
+    """the log has no room now: resume"""
+
+    NOT_CONNECTED = 2
+    """nobody listens: given up"""
+
+    TORN = 3
+    """its producer has overwritten it: given up"""
+
+    TOO_LARGE = 4
+    """more than 65535 chunks, or than the limit: nothing was sent"""
+
+class FrameSender:
+    """Sends frames of one mapped epoch as BridgeFrameChunks, one at a time."""
+
+    def __init__(self, reader: RingReader, publication: Publication, stream_id: int, epoch: int, plan: ChunkPlan, max_payload_bytes: int, with_crc32c: bool = False) -> None: ...
+
+    def send(self, frame: SlotFrame, patience_ns: int = 0) -> Sending:
+        """
+        Begin a frame; wait at most `patience_ns` for room at a time, without the GIL.
+        """
+
+    def resume(self, patience_ns: int = 0) -> Sending:
+        """Go on with the frame that had no room."""
+
+    def abandon(self) -> None:
+        """Send no more of the open frame."""
+
+    @property
+    def is_open(self) -> bool:
+        """Whether a frame was begun and not finished."""
+
+    @property
+    def crc32c(self) -> int:
+        """
+        Of the slot header and the payload of the frame that was sent last; 0 unless asked for.
+        """
+
+    @property
+    def payload_bytes(self) -> int:
+        """Of the frame that was begun last."""
+
+    @property
+    def frames(self) -> int:
+        """Sent completely."""
+
+    @property
+    def bytes(self) -> int:
+        """Payload bytes of those."""
+
+    @property
+    def chunks(self) -> int:
+        """Of all frames."""
+
+def crc32c(data: Buffer, before: int = 0) -> int:
+    """CRC32C of a buffer, after bytes whose checksum is `before`."""
+
+class Assembler:
+    """One bridged stream: chunks in, whole frames out, every loss counted."""
+
+    def __init__(self, stream_id: int, *, max_chunk_bytes: int, max_payload_bytes: int, max_inflight: int, timeout_ns: int, needs_checksum: bool = False) -> None: ...
+
+    def set_source(self, epoch: int, pools: Sequence[tuple[int, int]]) -> None:
+        """
+        The latest announce of the source: its epoch, and (pool_id, stride_bytes) of its pools.
+        """
+
+    def bind(self, target: FramePublisher | RingWriter | None, until_ns: int = 0) -> None:
+        """Publish with this until then; None: there is nothing to publish with."""
+
+    def set_paused(self, is_paused: bool) -> None: ...
+
+    def set_checksum(self, epoch: int, seq: int, payload_length: int, crc32c: int, now_ns: int) -> None:
+        """The sender's checksum of a frame."""
+
+    def expire(self, now_ns: int) -> int:
+        """Drop what waited too long; how many frames that were."""
+
+    def is_lost(self, seq: int) -> bool:
+        """Whether this frame was dropped lately."""
+
+    @property
+    def stream_id(self) -> int: ...
+
+    @property
+    def epoch(self) -> int | None:
+        """Of the latest announce, or None."""
+
+    @property
+    def newest_epoch(self) -> int:
+        """The highest that announce or chunks told of."""
+
+    @property
+    def heard_ns(self) -> int:
+        """When the last chunk of the newest epoch came."""
+
+    @property
+    def published(self) -> int | None:
+        """The last seq that was published, or None."""
+
+    @property
+    def inflight(self) -> int:
+        """Frames under assembly."""
+
+    @property
+    def buffered_bytes(self) -> int:
+        """Of frames that are not assembled in their slot."""
+
+    @property
+    def longest_assembly_ns(self) -> int: ...
+
+    @property
+    def counts(self) -> dict[tuple[str, str], int]:
+        """(what, reason): how many; for any thread."""
+
+class Intake:
+    """
+    The payload stream of a bridge: each chunk goes to the assembler of its stream.
+    """
+
+    def __init__(self) -> None: ...
+
+    def add(self, assembler: Assembler) -> None: ...
+
+    def remove(self, stream_id: int) -> None: ...
+
+    def poll(self, subscription: Subscription, limit: int, now_ns: int) -> int:
+        """Take at most `limit` fragments, without the GIL; how many there were."""
+
+    def wait(self, subscription: Subscription, timeout_ns: int) -> bool:
+        """
+        Sleep, without the GIL, until there is something to poll, or the time is over: then False.
+        """
+
+    def take(self, message: Buffer, now_ns: int) -> None:
+        """One message, as if it had arrived then."""
+
+    @property
+    def counts(self) -> dict[tuple[str, str], int]:
+        """Chunks that belong to no assembler: (what, reason): how many."""

@@ -131,14 +131,18 @@ class FrameOverwritten(TensorPoolError):
 
 
 class RegionRejected(TensorPoolError):
-    """A region that must not be mapped: `check` names the failed validation of `uri`."""
+    """A region that must not be mapped: `check` names the failed validation of `uri`, `detail` what was found.
 
-    def __init__(self, uri: str, check: str, detail: str) -> None:
-        super().__init__(uri, check, detail)
-        self.text = f"{uri}: {check}: {detail}"
+    `remedy` is what to do about it, where `detail` does not say it already.
+    """
+
+    def __init__(self, uri: str, check: str, detail: str, remedy: str = "") -> None:
+        super().__init__(uri, check, detail, remedy)
+        self.text = f"{uri}: {check}: {detail}" + (f"; {remedy}" if remedy else "")
         self.uri = uri
         self.check = check
         self.detail = detail
+        self.remedy = remedy
 
 
 class TransportError(TensorPoolError):

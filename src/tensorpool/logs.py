@@ -84,8 +84,18 @@ def configure(level: str) -> None:
     )
     root = logging.getLogger("tensorpool")
     root.handlers = [handler]
-    root.setLevel(level.upper())
+    set_level(level)
     root.propagate = False
+
+
+def set_level(level: str) -> None:
+    """Write events of `level` and above from now on."""
+    logging.getLogger("tensorpool").setLevel(level.upper())
+
+
+def level() -> str:
+    """The level that is in effect."""
+    return logging.getLevelName(logging.getLogger("tensorpool").getEffectiveLevel()).lower()
 
 
 def _take_fields(logger: object, method: str, event: structlog.typing.EventDict) -> structlog.typing.EventDict:

@@ -133,7 +133,7 @@ def test_demo_keeps_its_drivers_for_other_commands_and_ends_at_a_signal() -> Non
     assert not Path(environment["AERON_DIR"]).exists()
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.usefixtures("quick_jvm")
 def test_demo_records_checks_and_draws_with_spark(tmp_path: Path) -> None:
     """The main job: what Spark recorded is, byte by byte, what the camera published, and there are pictures of it."""
     with Process(
@@ -151,7 +151,7 @@ def test_demo_records_checks_and_draws_with_spark(tmp_path: Path) -> None:
             str(tmp_path / "out"),
         )
     ) as process:
-        code, output = process.finish(timeout_s=280)
+        code, output = process.finish(timeout_s=380)
     assert code == 0, output
     published = check_summary(output)
     found = re.search(

@@ -17,7 +17,7 @@ import tensorpool as tp
 from tensorpool import aeron
 from tensorpool._core import DropReason, Feed, ReceivedFrame
 from tensorpool.client import Client, Consumer, Frame, Producer
-from tensorpool.client.frame import MappedEpoch
+from tensorpool.client.mapped import MappedEpoch
 from tensorpool.shm import AllowedBases, MappedRing, PoolSpec, RingSpec, layout_of, map_ring
 from tensorpool.wire import Message, control, decode, driver
 from tensorpool.wire.control import ClockDomain, ConsumerHello, FrameDescriptor, Mode, ShmPoolAnnounce

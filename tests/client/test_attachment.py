@@ -342,7 +342,7 @@ def test_the_words_of_a_flaw_say_what_is_wrong(bench: Bench) -> None:
     bench.start()
     loss = bench.answer(T0, header_slot_bytes=255)[-1]
     assert isinstance(loss, Lost)
-    assert "header_slot_bytes is 255, must be 256" in loss.words
+    assert "header_slot_bytes: expected 256, found 255" in loss.words
 
 
 # --- the deadline
@@ -727,4 +727,4 @@ def test_a_pool_with_its_own_slot_count_is_named(bench: Bench) -> None:
     pool = PayloadPool(pool_id=9, pool_nslots=8, stride_bytes=64, region_uri="shm:file?path=/dev/shm/x")
     loss = bench.answer(T0, payload_pools=(pool,))[-1]
     assert isinstance(loss, Lost)
-    assert "pool 9 has 8 slots, the ring 4" in loss.words
+    assert "pool 9: nslots: expected the ring's 4, found 8" in loss.words

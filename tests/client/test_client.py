@@ -10,6 +10,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 
@@ -25,6 +26,7 @@ from tensorpool.errors import (
     ConfigError,
     DriverUnreachable,
     LocalProtocolError,
+    RegionRejected,
     TensorPoolError,
     TransportError,
 )
@@ -391,6 +393,7 @@ def test_a_frame_outlives_its_client(pool: tp.Local) -> None:
 
 FORKED = """
 import os, signal, sys, warnings
+import msgspec
 import numpy as np
 import tensorpool as tp
 
@@ -453,3 +456,15 @@ def test_a_forked_child_uses_nothing_of_its_parents_but_views() -> None:
     assert latest in ("Closed", "NoneType")
     assert (loop, attach) == ("list", "Closed")
     assert parent == "parent"
+
+
+def test_memory_that_must_not_be_mapped_is_logged_once(
+    pool: tp.Local, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The consumer tries again and again; its log says why once."""
+    shm = msgspec.structs.replace(pool.config.shm, base_dir=str(tmp_path), allowed_base_dirs=(str(tmp_path),))
+    config = msgspec.structs.replace(pool.config, shm=shm)
+    with pool.connect() as owner, owner.producer("out of bounds", create=True):
+        with tp.connect(pool.aeron_dir, config=config) as client, pytest.raises(RegionRejected, match="is not inside"):
+            client.consumer("out of bounds", timeout=1.5)
+        assert sum("regions_rejected" in record.message for record in caplog.records) == 1

@@ -13,7 +13,8 @@ import numpy as np
 import pytest
 
 from tensorpool._core import MAX_DIMS, DropReason, Feed, monotonic_ns
-from tensorpool.client.frame import Frame, MappedEpoch
+from tensorpool.client.frame import Frame
+from tensorpool.client.mapped import MappedEpoch
 from tensorpool.errors import FrameOverwritten, LocalProtocolError
 from tensorpool.shm import layout_for
 from tensorpool.wire.control import Dtype

@@ -171,7 +171,8 @@ def with_key(key: str, value: str) -> str:
 
 def test_the_table_of_keys_is_complete() -> None:
     """What is tested below is all there is, and the variables are spelt as documented."""
-    known = {key: name for key, name in config.known_keys(DriverConfig).items() if not key.startswith("discovery.")}
+    others = ("discovery.", "control.")
+    known = {key: name for key, name in config.known_keys(DriverConfig).items() if not key.startswith(others)}
     ours = {key.key.replace(".a.", ".<name>.").replace(".s.", ".<name>.").replace("[0]", "[]"): key for key in KEYS}
     assert known.keys() - {"profiles.<name>.payload_pools"} == ours.keys()
     for name, key in ours.items():

@@ -54,6 +54,7 @@ from tests.driver.conftest import (
     serving,
 )
 
+HOW_TO_CREATE = "; create it (EXISTING_OR_CREATE), or see `tensorpool ls`"
 CREATE = PublishMode.EXISTING_OR_CREATE
 MAX_TEXT_BYTES = 1024
 
@@ -363,19 +364,23 @@ def test_after_the_end_of_a_lease_the_same_request_gets_a_new_one() -> None:
         (attach(0), ResponseCode.INVALID_PARAMS, "clientId 0 is reserved"),
         (attach(2**32 - 1), ResponseCode.INVALID_PARAMS, "clientId 4294967295 is reserved"),
         (attach(1, 2**32 - 1, publish_mode=CREATE), ResponseCode.INVALID_PARAMS, "streamId 4294967295 is reserved"),
-        (attach(1, DYNAMIC[0]), ResponseCode.REJECTED, "stream 20000 does not exist"),
+        (attach(1, DYNAMIC[0]), ResponseCode.REJECTED, "stream 20000 does not exist" + HOW_TO_CREATE),
         (
             attach(1, DYNAMIC[0], publish_mode=PublishMode.REQUIRE_EXISTING),
             ResponseCode.REJECTED,
-            "stream 20000 does not exist",
+            "stream 20000 does not exist" + HOW_TO_CREATE,
         ),
-        (attach(1, 0), ResponseCode.REJECTED, "stream 0 does not exist"),
+        (attach(1, 0), ResponseCode.REJECTED, "stream 0 does not exist" + HOW_TO_CREATE),
         (
             attach(1, 555, publish_mode=CREATE),
             ResponseCode.INVALID_PARAMS,
             "stream 555 is outside driver.stream_id_range 20000-20002",
         ),
-        (attach(1, layout_version=2), ResponseCode.REJECTED, "layout version 2 was expected, this driver has 1"),
+        (
+            attach(1, layout_version=2),
+            ResponseCode.REJECTED,
+            "layout_version: expected 2, this driver has 1; update the older of the two",
+        ),
     ],
 )
 def test_what_is_wrong_or_unwanted_is_refused_by_code_and_text(
@@ -399,14 +404,24 @@ def test_dynamic_streams_may_be_forbidden() -> None:
     lifecycle = serving({"policies.allow_dynamic_streams": False})
     code, text = refusal(lifecycle.on_attach(attach(1, DYNAMIC[0], publish_mode=CREATE), 0))
     assert code is ResponseCode.REJECTED
-    assert text == "stream 20000 is not configured and policies.allow_dynamic_streams is false"
+    assert text == (
+        "stream 20000 is not configured and policies.allow_dynamic_streams is false; configure it, or set that to true"
+    )
 
 
 @pytest.mark.parametrize(
     ("hugepages", "pages", "text"),
     [
-        (False, HugepagesPolicy.HUGEPAGES, "hugepages are required; shm.base_dir is not on hugetlbfs"),
-        (True, HugepagesPolicy.STANDARD, "standard pages are required; shm.base_dir is on hugetlbfs"),
+        (
+            False,
+            HugepagesPolicy.HUGEPAGES,
+            "hugepages are required; shm.base_dir is not on hugetlbfs: mount one there, or ask for any pages",
+        ),
+        (
+            True,
+            HugepagesPolicy.STANDARD,
+            "standard pages are required; shm.base_dir is on hugetlbfs: choose another, or ask for any pages",
+        ),
         (False, HugepagesPolicy.STANDARD, None),
         (True, HugepagesPolicy.HUGEPAGES, None),
         (False, HugepagesPolicy.UNSPECIFIED, None),
@@ -430,7 +445,10 @@ def test_a_stream_without_pools_is_an_invalid_parameter(role: Role) -> None:
     lifecycle = serving()
     lifecycle.streams._streams[77] = Stream(77, "bare", None)
     effects = lifecycle.on_attach(attach(1, 77, role), 0)
-    assert refusal(effects) == (ResponseCode.INVALID_PARAMS, "stream 77 has no payload pools")
+    assert refusal(effects) == (
+        ResponseCode.INVALID_PARAMS,
+        "stream 77 has no payload pools; give its profile one",
+    )
     assert not any(isinstance(effect, CreateEpoch) for effect in lifecycle.on_tick(PERIOD_NS))
     assert lifecycle.announce(77, 0) is None
 
@@ -468,7 +486,7 @@ def test_a_second_producer_is_refused_while_the_first_ones_memory_is_made() -> N
     lifecycle.on_attach(attach(7, role=Role.PRODUCER), 0)
     second = attach(8, role=Role.PRODUCER)
     code, text = refusal(lifecycle.on_attach(second, 0))
-    assert (code, text) == (ResponseCode.REJECTED, f"stream {FRONT}: another producer is attaching")
+    assert (code, text) == (ResponseCode.REJECTED, f"stream {FRONT}: another producer is attaching; use another stream")
     lifecycle.on_epoch_failed(FRONT, True, "full", 0)
     assert outline(lifecycle.on_attach(second, 0)) == [f"create {FRONT} for a producer"]
 
@@ -496,7 +514,10 @@ def test_max_streams_bounds_what_clients_create() -> None:
     lifecycle = serving({"policies.max_streams": 3})
     assert outline(lifecycle.on_attach(attach(1, 0, publish_mode=CREATE), 0)) == [f"create {DYNAMIC[0]}"]
     code, text = refusal(lifecycle.on_attach(attach(2, 0, publish_mode=CREATE), 0))
-    assert (code, text) == (ResponseCode.REJECTED, "there are already 3 streams (policies.max_streams)")
+    assert (code, text) == (
+        ResponseCode.REJECTED,
+        "there are already 3 streams (policies.max_streams); raise it, or end some",
+    )
     assert len(lifecycle.streams) == 3
 
 
@@ -507,7 +528,10 @@ def test_a_used_up_range_refuses_only_those_who_need_a_new_id() -> None:
         lifecycle.on_attach(attach(client_id, 0, publish_mode=CREATE), 0)
         created(lifecycle, stream_id, 1)
     code, text = refusal(lifecycle.on_attach(attach(9, 0, publish_mode=CREATE), 0))
-    assert (code, text) == (ResponseCode.REJECTED, "all stream ids of 20000-20002 are taken")
+    assert (code, text) == (
+        ResponseCode.REJECTED,
+        "all stream ids of 20000-20002 are taken; enlarge driver.stream_id_range",
+    )
     assert outline(lifecycle.on_attach(attach(9, DYNAMIC[2]), 0)) == ["attach OK"]
 
 

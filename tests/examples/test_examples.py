@@ -69,6 +69,12 @@ def check_discovery(output: str) -> None:
     ]
 
 
+def check_two_hosts(output: str) -> None:
+    received, _ = counts(r"gpu_host: received (\d+) frames of stream 2001, (\d+) lost", output)
+    assert received == 60
+    assert output.splitlines()[-1] == "every byte is right: True"
+
+
 def check_spark_live(output: str) -> None:
     lines = output.splitlines()  # among those of Spark
     assert any(re.fullmatch(r"saw more than 150 frames: True, \d+ missing", line) for line in lines), output
@@ -94,6 +100,7 @@ CHECKS: dict[str, Callable[[str], None]] = {
     "torch_dlpack": check_torch_dlpack,
     "asyncio": check_asyncio,
     "discovery": check_discovery,
+    "two_hosts": check_two_hosts,
     "spark_live": check_spark_live,
     "camera_to_training_set": check_camera_to_training_set,
 }
@@ -105,12 +112,12 @@ def counts(pattern: str, output: str) -> list[int]:
     return list(map(int, found.groups()))
 
 
-@pytest.mark.timeout(300)  # those with Spark start a JVM
+@pytest.mark.usefixtures("quick_jvm")  # for those with Spark
 @pytest.mark.parametrize("name", CHECKS)
 def test_an_example_runs_by_itself_and_says_what_it_should(name: str) -> None:
     """`python examples/NAME/main.py` ends with exit code 0, and its output is what its folder promises."""
     with Process(str(EXAMPLES / name / "main.py"), PYTHONWARNINGS="error") as process:
-        code, output = process.finish(timeout_s=280)
+        code, output = process.finish(timeout_s=380)
         assert code == 0, output
         CHECKS[name](output)
 

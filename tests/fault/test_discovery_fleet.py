@@ -20,11 +20,13 @@ import pytest
 import tensorpool as tp
 from tensorpool.client.inquiry import DiscoveredStream
 from tests.support.driver_process import DriverProcess
+from tests.support.hosts import Network
 from tests.support.processes import Process, private_directory, wait_until
 
 PERIOD_MS: Final = 200
 HOSTS: Final = ("h1", "h2", "h3")
-BRIDGE_ADDRESS: Final = "10.213.77.1"
+SUBNET: Final = "10.213.77"
+BRIDGE_ADDRESS: Final = f"{SUBNET}.1"
 PORTS: Final = (40_123, 40_223)  # where the registries hear requests; announces one above
 PRODUCE: Final = """
 import sys
@@ -37,37 +39,6 @@ with tp.connect(sys.argv[1], config=sys.argv[2]) as client:
         print(producer.stream_id, flush=True)
         sys.stdin.readline()
 """
-
-
-class Network:
-    """Namespaces that hang on one bridge; this process's own is on it too."""
-
-    def __init__(self) -> None:
-        self._prefix = f"tp{os.getpid() % 100_000}"
-        self.addresses = {host: f"10.213.77.{10 + index}" for index, host in enumerate(HOSTS)}
-        _ip("link", "add", f"{self._prefix}b", "type", "bridge")
-        _ip("addr", "add", f"{BRIDGE_ADDRESS}/24", "dev", f"{self._prefix}b")
-        _ip("link", "set", f"{self._prefix}b", "up")
-        for host, address in self.addresses.items():
-            name = self.namespace(host)
-            _ip("netns", "add", name)
-            _ip("link", "add", f"{name}v", "type", "veth", "peer", "name", "eth0", "netns", name)
-            _ip("link", "set", f"{name}v", "master", f"{self._prefix}b", "up")
-            for words in (("addr", "add", f"{address}/24", "dev", "eth0"), ("link", "set", "eth0", "up")):
-                _ip("-n", name, *words)
-            _ip("-n", name, "link", "set", "lo", "up")
-
-    def namespace(self, host: str) -> str:
-        return f"{self._prefix}{host}"
-
-    def close(self) -> None:
-        for host in HOSTS:
-            subprocess.run(["ip", "netns", "del", self.namespace(host)], check=False, capture_output=True)
-        subprocess.run(["ip", "link", "del", f"{self._prefix}b"], check=False, capture_output=True)
-
-
-def _ip(*words: str) -> None:
-    subprocess.run(["ip", *words], check=True, capture_output=True, text=True)
 
 
 class Host:
@@ -140,7 +111,7 @@ class Fleet:
     """Two registries here, three hosts over there, and a client of each registry."""
 
     def __init__(self, folder: Path) -> None:
-        self.network = Network()
+        self.network = Network(*HOSTS, subnet=SUBNET, own_address=BRIDGE_ADDRESS)
         self.hosts: dict[str, Host] = {}
         self.registries: list[DriverProcess] = []
         self.clients: list[tp.Client] = []

@@ -16,6 +16,7 @@ import json
 import os
 import shutil
 import tempfile
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, Final
@@ -35,19 +36,19 @@ from tests.support.processes import ROOT, wait_until
 # By name: slots, the bytes of the largest frame, and how many streams there are from the start.
 PROFILES: Final = {
     "default": (256, 4096, 0),
-    "tiny": (8, 4096, 24),
-    "deep": (4096, 4096, 12),
+    "tiny": (8, 4096, 48),
+    "deep": (4096, 4096, 32),
     "large": (16, 16 << 20, 6),
 }
 FIRST_ID: Final = {"default": 20_000, "tiny": 10_000, "deep": 11_000, "large": 12_000}
 ANNOUNCE_MS: Final = 300
+LOOK_EVERY_S: Final = 0.05
 QUIET: Final = {
-    "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -Dderby.system.home=/tmp",
+    "spark.driver.extraJavaOptions": "-Dderby.system.home=/tmp",
     "spark.driver.memory": "1g",
     "spark.sql.shuffle.partitions": "2",
-    "spark.sql.codegen.wholeStage": "false",  # compiling takes longer than what our small queries do
-    "spark.sql.codegen.factoryMode": "NO_CODEGEN",
     "spark.sql.adaptive.enabled": "false",
+    "spark.sql.streaming.pollingDelay": "50ms",  # between two questions whether there is something new
     "spark.sql.streaming.checkpointFileManagerClass": (
         "org.apache.spark.sql.execution.streaming.checkpointing.FileSystemBasedCheckpointFileManager"
     ),
@@ -61,6 +62,7 @@ def deployment(**more: Any) -> dict[str, Any]:
     settings: dict[str, Any] = {
         "policies.allow_dynamic_streams": True,
         "policies.default_profile": "default",
+        "policies.max_streams": 256,
         "policies.announce_period_ms": ANNOUNCE_MS,
         "policies.epoch_gc_min_age_ns": 20_000_000_000,
         "driver.stream_id_range": [20_000, 29_999],
@@ -82,7 +84,7 @@ def spark_folder() -> Iterator[Path]:
 
 
 @pytest.fixture(scope="session")
-def spark(spark_folder: Path) -> Iterator[SparkSession]:
+def spark(spark_folder: Path, quick_jvm: None) -> Iterator[SparkSession]:
     """The session that all tests share."""
     paths = [str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
     os.environ["PYTHONPATH"] = os.pathsep.join(paths)  # so that workers find the tests' own functions
@@ -199,8 +201,23 @@ def wait_for_progress(query: StreamingQuery, is_it: Callable[[dict[str, Any]], b
         found.extend(it for it in map(_as_dict, query.recentProgress) if is_it(it))
         return bool(found)
 
-    wait_until(is_there, what, timeout_s=60)
+    look_until(is_there, what)
     return found[0]
+
+
+def look_until(condition: Callable[[], object], what: str) -> None:
+    """Wait for a condition that Spark or a lake has to be asked for: less often than is usual here."""
+    due_s = 0.0
+
+    def is_met() -> object:
+        nonlocal due_s
+        if time.monotonic() < due_s:
+            return False
+        found = condition()
+        due_s = time.monotonic() + LOOK_EVERY_S
+        return found
+
+    wait_until(is_met, what)
 
 
 def _as_dict(progress: Any) -> dict[str, Any]:

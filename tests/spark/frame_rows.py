@@ -111,6 +111,11 @@ def _write_table(lake: Lake, name: str, rows: list[tuple[Any, ...]]) -> TableFil
     return TableFile(path, name, len(rows), full.stat().st_size)
 
 
+def source(stream_id: int, name: str, *, told_ns: int = 0) -> Any:
+    """A row of the table "metadata": a stream's name."""
+    return (told_ns, "source", stream_id, 0, None, name, None, None, None)
+
+
 def attribute(stream_id: int, version: int, key: str, text: str, *, told_ns: int = 0, kind: str = "text/plain") -> Any:
     """A row of the table "metadata"."""
     return (told_ns, "attribute", stream_id, version, told_ns, None, key, kind, text.encode())

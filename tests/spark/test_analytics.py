@@ -17,10 +17,10 @@ import tensorpool as tp
 from tensorpool.client import Client
 from tensorpool.errors import ConfigError
 from tensorpool.spark.analytics import frames_of, qos, stats
+from tensorpool.spark.columns import FRAME_DDL
 from tensorpool.spark.functions import frame_stats, frame_udf, gaps
-from tensorpool.spark.rings import FRAME_DDL
 from tests.spark.conftest import new_stream, publish, read
-from tests.spark.frame_rows import MS, SECOND_NS, make_lake, row, rows_over_time, table
+from tests.spark.frame_rows import MS, SECOND_NS, make_lake, row, rows_over_time, source, table
 
 type Rows = list[dict[str, Any]]
 
@@ -107,15 +107,20 @@ def test_figures_where_there_is_little_to_tell(spark: SparkSession) -> None:
 
 def test_figures_of_a_lake(spark: SparkSession, tmp_path: Path) -> None:
     """By path or by object, of all streams or of some; an unknown one is refused."""
-    lake = make_lake(tmp_path / "lake", noisy(60) + rows_over_time(10, stream_id=7))
+    both = noisy(60) + rows_over_time(10, stream_id=7)
+    lake = make_lake(tmp_path / "lake", both, metadata=[source(7, "camera/side")])
     small, large = as_dicts(stats(str(lake.path)))
     assert large == large | expected(noisy(60))
     assert (small["stream_id"], small["frames"]) == (7, 10)
-    with pytest.raises(ConfigError, match="recorded streams: 7, 10000"):
+    with pytest.raises(ConfigError, match="a recorded stream: camera/side \\(7\\), 10000"):
         stats(lake, streams=(8,))
+    with pytest.raises(ConfigError, match="have no names of streams"):
+        frames_of(spark.range(1), ("camera/side",))
     with pytest.raises(ConfigError, match="record to it first"):
         stats(tmp_path)
-    assert {one.stream_id for one in frames_of(lake, (7,)).collect()} == {7}
+    assert {one.stream_id for one in frames_of(lake, ("camera/side",)).collect()} == {7}
+    named = spark.read.format("tensorpool.lake").option("streams", "camera/side").load(str(lake.path))
+    assert named.count() == 10
 
 
 def test_figures_of_a_stream(spark: SparkSession, tmp_path: Path) -> None:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A real standalone cluster on loopback, one master and two workers, runs the source with frames of 16 MiB.
+"""A real standalone cluster on loopback, one master and two workers: source, recorder and analytics at 16 MiB a frame.
 
 The application is a process of its own: a JVM has one SparkContext, and the other tests have theirs.
 """
@@ -23,28 +23,49 @@ import pytest
 
 import tensorpool as tp
 from tensorpool.client import Client
+from tensorpool.spark.lake import Lake
+from tensorpool.spark.lake.files import read_frames
 from tests.spark.conftest import QUIET, consumer_leases, options_of, pattern, publish
+from tests.support.jvm import quick_options
 from tests.support.processes import ROOT, Process, wait_until
 
 SPARK_CLASS = Path(pyspark.__file__).parent / "bin" / "spark-class"
 FRAME_BYTES = 16 << 20
+FRAMES = 4
+PATIENCE_S = 350
 
 APPLICATION = """
 import json, sys
 from pyspark.sql.functions import sha2, spark_partition_id
 from tensorpool.spark import session, total_of
+from tensorpool.spark.analytics import stats
+from tensorpool.spark.recorder import Recorder, Settings
 
 master, told, folder, conf = sys.argv[1:5]
+told = json.loads(told)
 spark = session(master, **json.loads(conf))
-live = spark.readStream.format("tensorpool").options(**json.loads(told), startingOffsets="earliest").load()
+live = spark.readStream.format("tensorpool").options(**told, startingOffsets="earliest").load()
 rows = live.select("seq", sha2("payload", 256).alias("digest"), spark_partition_id().alias("task"))
 found = []
 writer = rows.writeStream.foreachBatch(lambda batch, _: found.extend(row.asDict() for row in batch.collect()))
 query = writer.option("checkpointLocation", folder + "/checkpoint").trigger(availableNow=True).start()
-assert query.awaitTermination(90)
+assert query.awaitTermination(300)
 total = total_of(query.recentProgress)
+
+where = {key: value for key, value in told.items() if "." in key}
+settings = Settings(trigger_s=0.2, codec="lz4", starting_offsets="earliest", is_warmed_up=False, is_durable=False,
+                    aeron_dir=told["aeronDir"], overrides=where)
+with Recorder(spark, [int(told["streams"])], folder + "/lake", settings=settings) as recorder:
+    while recorder.totals().frames < total.frames:
+        recorder.wait(0.1)
+recorded = recorder.totals()
+figures = stats(folder + "/lake").select("frames", "bytes", "lost", "min", "max", "mean").collect()
+
 executors = spark.sparkContext._jsc.sc().getExecutorMemoryStatus().size() - 1
-print(json.dumps({"frames": total.frames, "gaps": total.gaps, "executors": executors, "rows": found}))
+print(json.dumps({
+    "frames": total.frames, "gaps": total.gaps, "executors": executors, "rows": found,
+    "recorded": recorded.frames, "adds_up": recorded.adds_up, "figures": [row.asDict() for row in figures],
+}))
 spark.stop()
 """
 
@@ -76,8 +97,7 @@ class Cluster:
             process.wait(30)
 
     def _start(self, name: str, kind: str, *arguments: str) -> None:
-        quiet = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
-        environment = os.environ | {"SPARK_LOCAL_IP": "127.0.0.1", "SPARK_DAEMON_JAVA_OPTS": quiet}
+        environment = os.environ | {"SPARK_LOCAL_IP": "127.0.0.1", "SPARK_DAEMON_JAVA_OPTS": quick_options()}
         with (self._folder / f"{name}.log").open("wb") as log:
             command = [str(SPARK_CLASS), f"org.apache.spark.deploy.{kind}", *arguments]
             self._processes.append(
@@ -85,7 +105,7 @@ class Cluster:
             )
 
     def _wait_for(self, name: str, words: str, what: str) -> None:
-        wait_until(lambda: re.search(words, self.log(name)), f"{what}: {self.log(name)[-2000:]}", timeout_s=60)
+        wait_until(lambda: re.search(words, self.log(name)), f"{what}: {self.log(name)[-2000:]}")
 
 
 def free_port() -> int:
@@ -96,7 +116,7 @@ def free_port() -> int:
 
 
 @pytest.fixture(scope="session")
-def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+def cluster(tmp_path_factory: pytest.TempPathFactory, quick_jvm: None) -> Iterator[Cluster]:
     cluster = Cluster(tmp_path_factory.mktemp("cluster"))
     yield cluster
     cluster.close()
@@ -110,7 +130,7 @@ def run_application(
         **QUIET,
         "spark.executor.memory": "512m",
         "spark.executor.cores": "1",
-        "spark.executor.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
+        "spark.executor.extraJavaOptions": quick_options(),
         "spark.driver.host": "127.0.0.1",
         "spark.executorEnv.PYTHONPATH": str(ROOT),
         "spark.local.dir": str(folder),
@@ -118,7 +138,7 @@ def run_application(
     }
     told = [cluster.master, json.dumps(options), str(folder), json.dumps(settings)]
     with Process("-c", script, *told, PYSPARK_PYTHON=sys.executable, SPARK_LOCAL_IP="127.0.0.1") as process:
-        code, output = process.finish(timeout_s=110)
+        code, output = process.finish(timeout_s=280)
     assert code == 0, output
     # Threads of Spark may have words of their own after it.
     told_at_last = next(line for line in reversed(output.splitlines()) if line.startswith("{"))
@@ -126,16 +146,33 @@ def run_application(
     return last
 
 
-def test_a_cluster_reads_frames_of_16_mib_with_workers_of_1_gib(
+@pytest.mark.timeout(PATIENCE_S + 50)
+def test_a_cluster_reads_records_and_measures_frames_of_16_mib_with_workers_of_1_gib(
     cluster: Cluster, pool: tp.Local, client: Client, tmp_path: Path
 ) -> None:
-    """Both executors take part, every byte arrives, and no lease is left."""
+    """Both executors take part, every byte arrives, in rows and in the lake, and no lease is left."""
     stream_id = 12_005
-    with publish(client, stream_id, 8, FRAME_BYTES):
+    with publish(client, stream_id, FRAMES, FRAME_BYTES):
         options = options_of(pool) | {"streams": str(stream_id), "minPartitions": "2"}
         told = run_application(cluster, APPLICATION, options, tmp_path, **{"spark.executor.pyspark.memory": "1g"})
-    assert (told["frames"], told["gaps"], told["executors"]) == (8, 0, 2)
-    digests = {seq: hashlib.sha256(pattern(seq, FRAME_BYTES)).hexdigest() for seq in range(8)}
+    assert (told["frames"], told["gaps"], told["executors"]) == (FRAMES, 0, 2)
+    digests = {seq: hashlib.sha256(pattern(seq, FRAME_BYTES)).hexdigest() for seq in range(FRAMES)}
     assert {row["seq"]: row["digest"] for row in told["rows"]} == digests
     assert {row["task"] for row in told["rows"]} == {0, 1}
+    assert (told["recorded"], told["adds_up"]) == (FRAMES, True)
+    lake = Lake.open(tmp_path / "lake")
+    written = {
+        row["seq"]: hashlib.sha256(row["payload"]).hexdigest()
+        for file in lake.files()
+        for batch in read_frames(lake.full_path(file.path))
+        for row in batch.to_pylist()
+    }
+    assert written == digests
+    means = [pattern(seq, FRAME_BYTES).mean() for seq in range(FRAMES)]
+    assert told["figures"] == [
+        {
+            "frames": FRAMES, "bytes": FRAMES * FRAME_BYTES, "lost": 0, "min": 0.0, "max": FRAMES - 1,
+            "mean": pytest.approx(sum(means) / FRAMES),
+        }
+    ]  # fmt: skip
     wait_until(lambda: consumer_leases(pool, stream_id) == 0, "the leases are given back")

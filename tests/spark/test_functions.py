@@ -16,6 +16,7 @@ from pyspark.sql import functions as fn
 from pyspark.sql.types import StructType
 
 from tensorpool.errors import ConfigError
+from tensorpool.spark.columns import FRAME_DDL, TABLE_DDL
 from tensorpool.spark.functions import (
     consumer_lag,
     downsample,
@@ -28,8 +29,7 @@ from tensorpool.spark.functions import (
     to_training_set,
     with_metadata,
 )
-from tensorpool.spark.rings import FRAME_DDL
-from tensorpool.spark.tables import SCHEMAS, TABLE_DDL
+from tensorpool.spark.tables import SCHEMAS
 from tests.spark.frame_rows import MS, SECOND_NS, attribute, bit_row, row, rows_over_time, table
 
 type Rows = list[dict[str, Any]]

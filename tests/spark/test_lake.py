@@ -14,11 +14,11 @@ from pyspark.sql import DataFrame, Row, SparkSession
 from pyspark.sql.streaming import StreamingQuery
 
 from tensorpool.spark import rings
+from tensorpool.spark.columns import FRAME_DDL
 from tensorpool.spark.lake import Lake, commits, layout, maintenance
 from tensorpool.spark.lake.cut import Cut
 from tensorpool.spark.lake.files import read_frames
 from tensorpool.spark.lake.staging import Staging
-from tensorpool.spark.rings import FRAME_DDL
 from tests.support.lakes import Ring, check, recorded
 
 

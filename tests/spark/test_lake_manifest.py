@@ -21,6 +21,7 @@ from tensorpool.spark.lake.manifest import UNKNOWN_TAIL, Commit, Gap
 from tensorpool.spark.lake.options import lake_options
 from tensorpool.spark.lake.staging import GONE, Staging
 from tensorpool.spark.lake.store import MIN_COMMITS_PER_STATE
+from tests.spark.frame_rows import make_lake, row, source
 from tests.support.lakes import Ring, check
 
 NO_SYNC = Cut("none", is_durable=False)
@@ -47,6 +48,25 @@ def made_up(lo: int, hi: int, epoch: int = 1) -> LakeFile:
 
 
 # --- what is a lake
+
+
+def test_streams_are_found_by_the_names_that_they_were_recorded_under(tmp_path: Path) -> None:
+    """A name that is unknown lists those that are there, one that several streams had their ids."""
+    names = [source(10_000, "camera/front"), source(10_000, "", told_ns=5), source(7, "rig"), source(8, "rig")]
+    rows = [row(stream_id=stream) for stream in (7, 8, 9, 10_000)]
+    lake = make_lake(tmp_path / "named", rows, metadata=[*names, source(11, "without/frames")])
+    assert lake.names() == {"camera/front": [10_000], "rig": [7, 8]}
+    assert lake.resolve(["camera/front", "9", 7]) == (10_000, 9, 7)
+    with pytest.raises(
+        ConfigError, match=r"--stream = 'camera/fornt' .* rig \(7\), rig \(8\), 9, camera/front \(10000\)"
+    ):
+        lake.resolve(["camera/fornt"], "--stream")
+    with pytest.raises(ConfigError, match="one of the ids that had this name: 7, 8"):
+        lake.resolve(["rig"])
+    with pytest.raises(ConfigError, match=r"streams = 11 .* a recorded stream"):
+        lake.resolve([11])
+    with pytest.raises(ConfigError, match="there is none in the lake"):
+        Lake.create(tmp_path / "empty").resolve(["camera/front"])
 
 
 def test_a_lake_is_made_once_and_opened_as_often_as_you_like(tmp_path: Path) -> None:
@@ -296,7 +316,7 @@ def test_a_living_spark_of_a_killed_recorder_is_waited_for(tmp_path: Path, monke
         ({"codec": "gzip"}, "none or lz4 or zstd"),
         ({"tabel": "gaps"}, "did you mean table"),
         ({"table": "rows"}, "frames or gaps or qos or metadata or files"),
-        ({"streams": "front"}, "ids of streams"),
+        ({"streams": "front,,1"}, "ids or names of streams"),
         ({"maxFileBytes": "much"}, "with k, m or g"),
         ({"maxFileSeconds": "0"}, "a time above 0"),
         ({"durable": "yes"}, "true or false"),

@@ -25,7 +25,7 @@ from tensorpool.spark.playback import Prefetch, Span, TrackClock
 from tensorpool.spark.replay import Part, Replay, ReplayOptions, Schedule, Summary, tracks_of
 from tensorpool.wire.control import Dtype
 from tests.spark.conftest import read
-from tests.spark.frame_rows import MS, SECOND_NS, attribute, bit_row, make_lake, row, rows_over_time
+from tests.spark.frame_rows import MS, SECOND_NS, attribute, bit_row, make_lake, row, rows_over_time, source
 from tests.support.processes import Process, wait_until
 
 _ids = itertools.count(41_000)
@@ -322,13 +322,12 @@ def test_a_clock_that_passes_over_files_is_where_reading_them_would_have_left_it
 
 
 def test_the_command_replays_and_ends_in_order_on_sigterm(deployment: tp.Local, client: Client, tmp_path: Path) -> None:
-    """It waits for a consumer, loops, says what it did, and exits with 0."""
-    make_lake(tmp_path / "lake", rows_over_time(50, rate_hz=1000))
-    target = next(_ids)
-    arguments = ["replay", str(tmp_path / "lake"), "--stream", "10000", "--as", str(target), "--speed", "5", "--loop"]
+    """By the stream's name, which it keeps; it waits for a consumer, loops, says what it did, and exits with 0."""
+    make_lake(tmp_path / "lake", rows_over_time(50, rate_hz=1000), metadata=[source(10_000, "camera/front")])
+    arguments = ["replay", str(tmp_path / "lake"), "--stream", "camera/front", "--speed", "5", "--loop"]
     arguments += ["--wait-consumers", "1", "--json", "--aeron-dir", deployment.aeron_dir]
     with Process("-m", "tensorpool", *arguments, SHM_BASE_DIR=deployment.config.shm.base_dir) as process:
-        with client.consumer(target, create=True, timeout=30) as consumer:
+        with client.consumer("camera/front", timeout=30) as consumer:
             seen: list[tuple[int, int]] = []
 
             def is_second_round() -> bool:

@@ -21,8 +21,8 @@ import tensorpool as tp
 from tensorpool.client import Client
 from tensorpool.errors import ConfigError
 from tensorpool.shm.arrays import numpy_dtype
+from tensorpool.spark.columns import FRAME_DDL
 from tensorpool.spark.options import sink_options
-from tensorpool.spark.rings import FRAME_DDL
 from tensorpool.spark.sink import check_columns
 from tensorpool.wire.control import Dtype
 from tensorpool.wire.driver import Role

@@ -23,6 +23,7 @@ from tensorpool.spark import fetch_payloads, progress_of, total_of, with_metrics
 from tensorpool.spark.rings import FRAME_SCHEMA
 from tests.spark.conftest import (
     consumer_leases,
+    look_until,
     pattern,
     publish,
     read,
@@ -50,7 +51,7 @@ def wait_for_rows(query: StreamingQuery, rows: int) -> None:
         assert failure is None, failure
         return total_of(query.recentProgress).frames >= rows
 
-    wait_until(is_there, f"{rows} rows in {query.name}", timeout_s=60)
+    look_until(is_there, f"{rows} rows in {query.name}")
 
 
 def into_memory(frames: DataFrame, name: str, **trigger: Any) -> Any:

@@ -15,7 +15,7 @@ from tensorpool.cli.main import group
 from tensorpool.cli.stats import choose_window
 from tensorpool.spark.lake import Lake
 from tensorpool.spark.rings import Gap
-from tests.spark.frame_rows import SECOND_NS, make_lake, row, rows_over_time
+from tests.spark.frame_rows import SECOND_NS, make_lake, row, rows_over_time, source
 from tests.support.processes import Process
 
 QOS = [
@@ -30,7 +30,7 @@ def lake(tmp_path: Path) -> Lake:
     rows = [one for one in rows_over_time(120) if one["seq"] not in (60, 61)]
     other = [row(np.array([2**64 - 1, 2**64 - 2], np.uint64), stream_id=7, seq=seq) for seq in range(2)]
     gaps = (Gap(10_000, 1, 60, 62, "OVERWRITTEN"),)
-    return make_lake(tmp_path / "lake", rows + other, gaps=gaps, qos=QOS)
+    return make_lake(tmp_path / "lake", rows + other, gaps=gaps, qos=QOS, metadata=[source(10_000, "camera/front")])
 
 
 def run(*arguments: object) -> Result:
@@ -43,7 +43,9 @@ def run(*arguments: object) -> Result:
 def test_stats_as_tables_and_pictures(spark: SparkSession, lake: Lake, tmp_path: Path) -> None:
     """Every stream, the windows that were asked for, the gaps with their reasons, and where the pictures are."""
     timeline, sheet = tmp_path / "t.png", tmp_path / "c.png"
-    found = run("stats", lake.path, "--window", "1s", "--plot", timeline, "--contact-sheet", sheet, "--stream", 10_000)
+    found = run(
+        "stats", lake.path, "--window", "1s", "--plot", timeline, "--contact-sheet", sheet, "--stream", "camera/front"
+    )
     lines = [line.split() for line in found.stdout.splitlines()]
     for line in (["stream", "10000"], ["frames", "118"], ["lost", "2", "in", "1"], ["latency", "p99", "2.00", "ms"]):
         assert line in lines
@@ -73,7 +75,7 @@ def test_qos_as_table_json_and_picture(spark: SparkSession, lake: Lake, tmp_path
         ("producer", None, None),
         ("consumer", 10, 4),
     ]
-    drawn = run("qos", lake.path, "--window", "1s", "--plot", tmp_path / "q.png")
+    drawn = run("qos", lake.path, "--window", "1s", "--plot", tmp_path / "q.png", "--stream", "camera/front")
     assert "drawn" in drawn.stdout
     assert (tmp_path / "q.png").read_bytes()[:4] == b"\x89PNG"
 
@@ -83,6 +85,15 @@ def test_an_empty_lake_is_told_as_one(tmp_path: Path) -> None:
     empty = make_lake(tmp_path / "empty", [])
     assert "has no frames" in run("stats", empty.path).stdout
     assert "has no reports" in run("qos", empty.path).stdout
+
+
+@pytest.mark.parametrize("command", ["stats", "qos", "replay"])
+def test_a_stream_that_was_not_recorded_is_refused_with_those_that_were(command: str, lake: Lake) -> None:
+    """Before anything is started."""
+    found = CliRunner().invoke(group, [command, str(lake.path), "--stream", "camera/rear"])
+    assert "--stream = 'camera/rear' is not usable; accepted: a recorded stream: 7, camera/front (10000)" in str(
+        found.exception
+    )
 
 
 @pytest.mark.parametrize("command", ["stats", "qos"])
@@ -99,10 +110,11 @@ def test_what_cannot_be_read_is_said_before_spark_starts(command: str, tmp_path:
     assert "can be written" in str(found.exception)
 
 
+@pytest.mark.usefixtures("quick_jvm")
 def test_the_command_starts_and_ends_a_spark_of_its_own(lake: Lake) -> None:
     """In a process that has none: nothing but JSON on its output."""
     with Process("-m", "tensorpool", "qos", str(lake.path), "--json", "--master", "local[1]") as process:
-        status, output = process.finish()
+        status, output = process.finish(timeout_s=380)
     assert status == 0, output
     assert len(json.loads(output.splitlines()[-1])["clients"]) == 2
 

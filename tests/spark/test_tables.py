@@ -18,7 +18,7 @@ from tensorpool.spark.options import source_options
 from tensorpool.spark.tables import Listener, TableStreamReader, rows_of
 from tensorpool.wire.control import Mode, QosConsumer, QosProducer
 from tensorpool.wire.event import EventMessage, Format
-from tests.spark.conftest import options_of, publish, read, read_stream
+from tests.spark.conftest import look_until, options_of, publish, read, read_stream
 from tests.support.processes import wait_until
 
 type Stream = Callable[..., int]
@@ -42,11 +42,9 @@ def test_metadata_is_a_table(
     with publish(client, "table/camera", 1) as producer:
         metadata = read_stream(spark, pool, producer.stream_id, table="metadata")
         started = query(metadata.writeStream.format("memory").queryName("told"))
-        wait_until(
-            lambda: spark.table("told").filter("kind = 'source'").count(), "the source is announced", timeout_s=60
-        )
+        look_until(lambda: spark.table("told").filter("kind = 'source'").count(), "the source is announced")
         version = producer.set_metadata({"exposure_ms": 4})
-        wait_until(lambda: spark.table("told").filter("key = 'exposure_ms'").count(), "its metadata", timeout_s=60)
+        look_until(lambda: spark.table("told").filter("key = 'exposure_ms'").count(), "its metadata")
         started.stop()
     (row,) = spark.table("told").filter("key = 'exposure_ms'").limit(1).collect()
     assert (row.stream_id, row.meta_version, bytes(row.value)) == (producer.stream_id, version, b"4")

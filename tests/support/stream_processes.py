@@ -13,6 +13,7 @@ frame that was produced in an epoch that it mapped was received or counted as dr
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 import logging
 import os
@@ -40,9 +41,11 @@ from tests.support.processes import wait_until
 type Bytes = npt.NDArray[np.uint8]
 
 TAG: Final = struct.Struct("<QQQ")  # at the start of a frame: which, of whom, how long
-PATTERN: Final = np.frombuffer(random.Random(4711).randbytes(1 << 20), np.uint8)
 PERIOD: Final = 4093  # of the patterns; a prime, so that no slot sees the same one twice in a row
 LARGEST: Final = 16 << 10
+LARGE: Final = 1 << 20  # frames of such a stream have all orders of magnitude
+SMALLEST: Final = 1 << 10  # of those
+GOLDEN: Final = 0.6180339887498949
 NOT_YET: Final = (TransportError, DriverUnreachable, AttachRefused, RegionRejected)  # of a process that is starting
 KEEP_EVERY: Final = 97
 KEEP: Final = 150
@@ -53,9 +56,8 @@ KEEP: Final = 150
 
 def frame_bytes(number: int, of: int, largest: int) -> Bytes:
     """Frame `number` of producer `of`: some length, some pattern."""
-    nbytes = TAG.size + number * 7919 % (largest - TAG.size)
-    start = (number * 61 + of) % PERIOD
-    data = PATTERN[start : start + nbytes].copy()
+    nbytes = _frame_length(number, largest)
+    data = _pattern(nbytes)[_start(number, of) :][:nbytes].copy()
     data[: TAG.size] = np.frombuffer(TAG.pack(number, of, nbytes), np.uint8)
     return data
 
@@ -65,9 +67,29 @@ def recognise(view: Bytes) -> tuple[int, int] | None:
     if view.ndim != 1 or view.nbytes < TAG.size:
         return None
     number, of, nbytes = TAG.unpack(view[: TAG.size].tobytes())
-    start = (number * 61 + of) % PERIOD
-    is_whole = nbytes == view.nbytes and np.array_equal(view[TAG.size :], PATTERN[start + TAG.size : start + nbytes])
+    expected = _pattern(view.nbytes)[_start(number, of) :][: view.nbytes]
+    is_whole = nbytes == view.nbytes and np.array_equal(view[TAG.size :], expected[TAG.size :])
     return (number, of) if is_whole else None
+
+
+def _frame_length(number: int, largest: int) -> int:
+    if largest < LARGE:
+        return TAG.size + number * 7919 % (largest - TAG.size)
+    return int(SMALLEST * (largest / SMALLEST) ** (number * GOLDEN % 1.0))
+
+
+def _start(number: int, of: int) -> int:
+    return (number * 61 + of) % PERIOD
+
+
+def _pattern(nbytes: int) -> Bytes:
+    """At least so long, behind any start; the same for everybody who has a frame of this length."""
+    return _noise(LARGE if nbytes <= LARGE else -(-nbytes // (16 * LARGE)) * 16 * LARGE)
+
+
+@functools.cache
+def _noise(nbytes: int) -> Bytes:
+    return np.frombuffer(np.random.default_rng(4711).bytes(nbytes + PERIOD), np.uint8)
 
 
 # --- books and journals
@@ -76,7 +98,7 @@ def recognise(view: Bytes) -> tuple[int, int] | None:
 class Book:
     """Counters, and a count for each epoch, in a mapped file."""
 
-    BUSY, LINES, TOTAL, EPOCH, SEQ, HELD, LONGEST_NS, SPOILT, WAITING = range(9)
+    BUSY, LINES, TOTAL, EPOCH, SEQ, HELD, LONGEST_NS, SPOILT, WAITING, OF = range(10)
     FIRST_LINE: Final = 16
     MAX_LINES: Final = 2000
 
@@ -275,6 +297,7 @@ class Site:
         streams: Sequence[int],
         *,
         nslots: int = 64,
+        largest: int = LARGEST,
         media: Sequence[str] = (),
         **tables: Any,
     ) -> None:
@@ -287,8 +310,8 @@ class Site:
                 "small": {
                     "header_nslots": nslots,
                     "payload_pools": [
-                        {"pool_id": 1, "stride_bytes": LARGEST >> 3},
-                        {"pool_id": 2, "stride_bytes": LARGEST},
+                        {"pool_id": 1, "stride_bytes": largest >> 3},
+                        {"pool_id": 2, "stride_bytes": largest},
                     ],
                 }
             },
@@ -648,6 +671,7 @@ def _loop(consumer: Consumer, book: Book, journal: Journal, nap_s: float) -> Non
             offset = number - seq + 1
             if seq % KEEP_EVERY == 0 and len(kept) < KEEP:
                 kept.append((frame, view, which))
+            book[Book.OF] = which[1]
         book.enter(epoch, seq)
         if last is None:
             journal.write("first", epoch=epoch, seq=seq, dropped=frame.dropped_before)

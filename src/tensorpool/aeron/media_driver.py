@@ -143,7 +143,7 @@ class MediaDriver:
         # An idle strategy reads its arguments at the moment it is chosen: they have to be there first.
         for name, value in sorted(chosen.items(), key=lambda setting: not setting[0].endswith("_init_args")):
             pairs.append((name, value if isinstance(value, str) else int(value)))
-        with _alone_in(os.path.dirname(self.aeron_dir)):
+        with alone_in(os.path.dirname(self.aeron_dir)):
             _refuse_live_driver(self.aeron_dir)
             self._driver = _core.MediaDriver(pairs)
         library.close_at_exit(self._driver)
@@ -209,8 +209,8 @@ class DriverSight:
 
 
 @contextlib.contextmanager
-def _alone_in(parent: str) -> Iterator[None]:
-    """Whoever else starts a driver in this folder waits: two at one directory would remove each other's files."""
+def alone_in(parent: str) -> Iterator[None]:
+    """Whoever else starts or removes a driver in this folder waits: two would remove each other's files."""
     try:
         folder = os.open(parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     except OSError:

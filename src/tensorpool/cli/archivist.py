@@ -154,7 +154,7 @@ def _watching(spark: SparkSession, settings: Settings) -> Iterator[_Live]:
 
 
 def _follow(recorder: Recorder, live: _Live, pipe: Connection) -> int:
-    """Until the camera has left; returns how many frames it published. It counts as recording when statistics flow too."""
+    """Until the camera has left; returns how many frames it published. Recording means that statistics flow, too."""
     report_s = 0.0
     patience_s = time.monotonic() + PATIENCE_S
     while not pipe.poll(REPORT_EVERY_S / 4):

@@ -58,16 +58,23 @@ def ls(lake: Path, as_json: bool) -> None:
     from tensorpool.spark.lake import Lake
 
     opened = Lake.open(lake)
-    rows = [_epoch_row(opened, *key) for key in sorted({(file.stream_id, file.epoch) for file in opened.files()})]
+    names = {stream: name for name, ids in opened.names().items() for stream in ids}
+    keys = sorted({(file.stream_id, file.epoch) for file in opened.files()})
+    rows = [_epoch_row(opened, *key) | {"name": names.get(key[0])} for key in keys]
     if as_json:
         click.echo(msgspec.json.encode({"lake": str(opened.path), "commits": opened.state.number, "epochs": rows}))
         return
     for row in rows:
         click.echo(
-            f"stream {row['stream_id']}  epoch {row['epoch']}  frames {row['lo']} to {row['hi'] - 1}: "
+            f"stream {row['stream_id']}{_named(row['name'])}  epoch {row['epoch']}  "
+            f"frames {row['lo']} to {row['hi'] - 1}: "
             f"{row['frames']} in {row['files']} files, {figures.size(row['bytes'])}, {row['lost']} lost"
         )
     click.echo(f"{opened.state.number} commits")
+
+
+def _named(name: str | None) -> str:
+    return "" if name is None else f" ({name})"
 
 
 def _epoch_row(lake: Any, stream_id: int, epoch: int) -> dict[str, Any]:

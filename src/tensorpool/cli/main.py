@@ -24,7 +24,13 @@ COMMANDS: Final = {
     "produce": ("tensorpool.cli.produce", "A synthetic producer: frames of any shape, dtype, rate and pattern."),
     "consume": ("tensorpool.cli.consume", "Receive a stream: rates, ages, drops, and a check of every byte."),
     "ls": ("tensorpool.cli.ls", "Which streams there are: names, tags, producers, epochs and their drivers."),
+    "inspect": ("tensorpool.cli.inspect", "One stream from outside: layout, files, epochs, leases, slots, consumers."),
+    "doctor": ("tensorpool.cli.doctor", "What is wrong here and how to mend it; --gc removes what the dead left."),
+    "top": ("tensorpool.cli.top", "All streams, consumers and services, live: rates, lag, drops, changes."),
+    "hz": ("tensorpool.cli.hz", "How often a stream really publishes: mean, shortest, longest, jitter."),
+    "bridge": ("tensorpool.cli.bridge", "Streams to and from other hosts over UDP."),
     "discovery": ("tensorpool.cli.discovery", "A registry: answers which streams there are, for many drivers."),
+    "supervisor": ("tensorpool.cli.supervisor", "One view over everything, as JSON and Prometheus; tells who lags."),
     "replay": ("tensorpool.cli.replay", "Publish a recording again, in its original timing, as the instrument did."),
     "stats": (
         "tensorpool.cli.stats",
@@ -34,6 +40,7 @@ COMMANDS: Final = {
     "record": ("tensorpool.cli.record", "Record streams to a lake of Parquet files, with Spark."),
     "lake": ("tensorpool.cli.lake", "What a lake holds; check it, compact it, trim it."),
     "tap": ("tensorpool.cli.tap", "The live messages of an Aeron directory, one line each."),
+    "event": ("tensorpool.cli.event", "Command running services, and watch what they say."),
     "decode": ("tensorpool.cli.decode", "Any SBE message of the protocol as JSON."),
     "media-driver": ("tensorpool.cli.media_driver", "An Aeron media driver on its own."),
 }

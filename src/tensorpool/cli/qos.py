@@ -21,7 +21,7 @@ from tensorpool.cli import figures, sparks
 @sparks.spark_options
 def command(
     lake: Path,
-    streams: tuple[int, ...],
+    names: tuple[str, ...],
     window: str | None,
     plot: Path | None,
     as_json: bool,
@@ -41,6 +41,7 @@ def command(
         parse_duration_ns("--window", window)
     if plot is not None:
         pictures.require_place(plot)
+    streams = opened.resolve(names, "--stream")
     rows: list[dict[str, Any]] = []
     lags: list[dict[str, Any]] = []
     if opened.tables("qos"):

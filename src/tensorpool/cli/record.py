@@ -85,7 +85,7 @@ def command(
 
     A recording that was interrupted, however, goes on where its last commit ended when it is started again under the
     same name. Ctrl-C and SIGTERM record what was published up to then, and end with a summary. Exit code 1: it could
-    not be recorded.
+    not be recorded. `tensorpool event send service:recorder:NAME pause`, and resume, status or drain, command it.
     """
     options.load_config(path, settings)  # says what is wrong with them before Spark starts
     with figures.LiveLine(is_quiet=as_json) as line, options.interruptible():
@@ -139,7 +139,7 @@ class _Job:
         for depth in recorder.depths():
             self._say_depth(depth)
         until_s = None if seconds is None else time.monotonic() + seconds
-        while not stop.count and (until_s is None or time.monotonic() < until_s):
+        while not stop.count and not recorder.is_drained and (until_s is None or time.monotonic() < until_s):
             stop.wait(SLICE_S)
             recorder.poll()
             totals = recorder.totals()

@@ -16,6 +16,7 @@ from tensorpool.client import connect
 from tensorpool.errors import ConfigError
 
 if TYPE_CHECKING:
+    from tensorpool.spark.lake import Lake
     from tensorpool.spark.replay import Part, Replay, Summary
 
 _SEQ: Final = re.compile("[0-9]{1,19}")
@@ -38,10 +39,9 @@ def _speed(text: str) -> float | None:
 @click.argument("lake", type=click.Path(path_type=Path))
 @click.option(
     "--stream",
-    "streams",
-    type=click.IntRange(min=1),
+    "names",
     multiple=True,
-    metavar="ID",
+    metavar="NAME|ID",
     help="Of the recording; may be given several times.  [default: all]",
 )
 @click.option(
@@ -49,7 +49,7 @@ def _speed(text: str) -> float | None:
     "targets",
     multiple=True,
     metavar="NAME|ID",
-    help="The stream to publish on, one per --stream.  [default: the recorded ids]",
+    help="The stream to publish on, one per --stream.  [default: the recorded one]",
 )
 @click.option("--speed", default="1.0", show_default=True, metavar="FACTOR|max", help="Of the original timing.")
 @click.option("--loop", is_flag=True, help="Begin again at the end.")
@@ -80,7 +80,7 @@ def _speed(text: str) -> float | None:
 @options.connection_options
 def command(
     lake: Path,
-    streams: tuple[int, ...],
+    names: tuple[str, ...],
     targets: tuple[str, ...],
     speed: str,
     loop: bool,
@@ -109,7 +109,7 @@ def command(
         from tensorpool.spark.replay import Replay, ReplayOptions
 
         recording = Lake.open(lake)
-        parts = _parts(streams or tuple(sorted({file.stream_id for file in recording.files()})), targets)
+        parts = _parts(recording, names, targets)
         chosen = ReplayOptions(
             parts=parts,
             span=_span(begin, end),
@@ -130,17 +130,19 @@ def command(
     click.echo(msgspec.json.encode(summary) if as_json else _text(summary))
 
 
-def _parts(streams: tuple[int, ...], targets: tuple[str, ...]) -> tuple[Part, ...]:
+def _parts(lake: Lake, names: tuple[str, ...], targets: tuple[str, ...]) -> tuple[Part, ...]:
+    """Which streams become which; one that is chosen by its name keeps it."""
     from tensorpool.spark.replay import Part
 
+    streams = lake.resolve(names, "--stream") or tuple(sorted({file.stream_id for file in lake.files()}))
     if not streams:
         raise ConfigError("LAKE", "no frames", "a recording with frames")
     if targets and len(targets) != len(streams):
         raise click.UsageError(f"--as: give one for each of the {len(streams)} streams, or none")
     if len(set(targets)) != len(targets):
         raise click.UsageError("--as: give each stream once")
-    names = [int(name) if name.isascii() and name.isdecimal() else name for name in targets] or list(streams)
-    return tuple(Part(stream_id, name) for stream_id, name in zip(streams, names, strict=True))
+    published = [int(name) if name.isascii() and name.isdecimal() else name for name in targets or names]
+    return tuple(Part(stream_id, name) for stream_id, name in zip(streams, published or streams, strict=True))
 
 
 def _span(begin: str | None, end: str | None) -> Any:

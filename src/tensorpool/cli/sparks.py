@@ -33,16 +33,15 @@ def spark_options[F: Callable[..., None]](command: F) -> F:
 
 
 def stream_option[F: Callable[..., None]](command: F) -> F:
-    """--stream ID: which streams of a lake."""
+    """--stream NAME|ID: which streams of a lake. See `Lake.resolve`."""
     words = "Of these streams only; may be given several times."
-    return click.option("--stream", "streams", type=click.IntRange(min=1), multiple=True, metavar="ID", help=words)(
-        command
-    )
+    return click.option("--stream", "names", multiple=True, metavar="NAME|ID", help=words)(command)
 
 
 @contextlib.contextmanager
 def started(master: str, name: str, conf: tuple[str, ...]) -> Iterator[SparkSession]:
     """A session that ends with the command; one that the process has already is used, and stays."""
+    from py4j.protocol import Py4JError  # type: ignore[import-untyped]
     from pyspark.sql import SparkSession
 
     from tensorpool.spark import register, session
@@ -56,7 +55,8 @@ def started(master: str, name: str, conf: tuple[str, ...]) -> Iterator[SparkSess
     try:
         yield spark
     finally:
-        spark.stop()
+        with contextlib.suppress(Py4JError, OSError):  # a JVM that is gone has stopped
+            spark.stop()
 
 
 def rows_of(frames: DataFrame) -> list[dict[str, Any]]:

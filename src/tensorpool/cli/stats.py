@@ -42,7 +42,7 @@ _STEPS: Final = (1, 2, 5)
 @sparks.spark_options
 def command(
     lake: Path,
-    streams: tuple[int, ...],
+    names: tuple[str, ...],
     window: str | None,
     full_scale: float | None,
     plot: Path | None,
@@ -67,6 +67,7 @@ def command(
         pictures.require_place(path)
     totals: list[dict[str, Any]] = []
     windows: list[dict[str, Any]] = []
+    streams = opened.resolve(names, "--stream")
     if opened.files():
         totals, windows = _measure(opened, streams, window, full_scale, as_json, plot is not None, (master, conf))
     drawn = []

@@ -9,15 +9,20 @@ reception     where reader and conductor meet               names        streams
 conductor     the duty cycle; link: its Aeron streams       aio          the same for asyncio
 """
 
-from tensorpool._core import DropReason
-from tensorpool.client.aio import AsyncClient, AsyncConsumer
-from tensorpool.client.client import Client, connect
-from tensorpool.client.consumer import Consumer, Progress
-from tensorpool.client.frame import Frame
-from tensorpool.client.metadata import Metadata
-from tensorpool.client.producer import Producer, ProducerStats, Slot
-from tensorpool.client.reception import ConsumerStats
-from tensorpool.client.session import State, StateChange
+from typing import TYPE_CHECKING
+
+from tensorpool import lazy
+
+if TYPE_CHECKING:
+    from tensorpool._core import DropReason
+    from tensorpool.client.aio import AsyncClient, AsyncConsumer
+    from tensorpool.client.client import Client, connect
+    from tensorpool.client.consumer import Consumer, Progress
+    from tensorpool.client.frame import Frame
+    from tensorpool.client.metadata import Metadata
+    from tensorpool.client.producer import Producer, ProducerStats, Slot
+    from tensorpool.client.reception import ConsumerStats
+    from tensorpool.client.session import State, StateChange
 
 __all__ = [
     "AsyncClient",
@@ -36,3 +41,25 @@ __all__ = [
     "StateChange",
     "connect",
 ]
+
+if not TYPE_CHECKING:
+    __getattr__ = lazy.exports(
+        __name__,
+        {
+            "AsyncClient": "tensorpool.client.aio",
+            "AsyncConsumer": "tensorpool.client.aio",
+            "Client": "tensorpool.client.client",
+            "Consumer": "tensorpool.client.consumer",
+            "ConsumerStats": "tensorpool.client.reception",
+            "DropReason": "tensorpool._core",
+            "Frame": "tensorpool.client.frame",
+            "Metadata": "tensorpool.client.metadata",
+            "Producer": "tensorpool.client.producer",
+            "ProducerStats": "tensorpool.client.producer",
+            "Progress": "tensorpool.client.consumer",
+            "Slot": "tensorpool.client.producer",
+            "State": "tensorpool.client.session",
+            "StateChange": "tensorpool.client.session",
+            "connect": "tensorpool.client.client",
+        },
+    )

@@ -226,7 +226,8 @@ class Attachment:
                 effects.append(Send(self._detach_request()))
                 self.response = None
             self._back_off(now_ns)
-            return [*effects, Lost(LossReason.PROTOCOL_ERROR, f"the attach response is unusable: {flaw}")]
+            words = f"the attach response is unusable: {flaw}; bring driver and client to one version"
+            return [*effects, Lost(LossReason.PROTOCOL_ERROR, words)]
         self.response = response
         self.phase = Phase.ATTACHED
         expiry_ns = response.lease_expiry_timestamp_ns
@@ -423,14 +424,16 @@ def _flaw_in(response: ShmAttachResponse, wanted_stream_id: int) -> str | None:
     if wanted_stream_id and response.stream_id != wanted_stream_id:
         return f"it is for stream {response.stream_id}, not {wanted_stream_id}"
     if response.header_slot_bytes != HEADER_SLOT_BYTES:
-        return f"header_slot_bytes is {response.header_slot_bytes}, must be {HEADER_SLOT_BYTES}"
+        return f"header_slot_bytes: expected {HEADER_SLOT_BYTES}, found {response.header_slot_bytes}"
     if response.max_dims != MAX_DIMS:
-        return f"max_dims is {response.max_dims}, must be {MAX_DIMS}"
+        return f"max_dims: expected {MAX_DIMS}, found {response.max_dims}"
     if not response.payload_pools:
         return "there is no payload pool"
     for pool in response.payload_pools:
         if pool.pool_nslots != response.header_nslots:
-            return f"pool {pool.pool_id} has {pool.pool_nslots} slots, the ring {response.header_nslots}"
+            return (
+                f"pool {pool.pool_id}: nslots: expected the ring's {response.header_nslots}, found {pool.pool_nslots}"
+            )
     for uri in (response.header_region_uri, *(pool.region_uri for pool in response.payload_pools)):
         if not uri.strip():
             return "a region URI is empty"

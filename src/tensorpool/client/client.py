@@ -21,11 +21,9 @@ from tensorpool import aeron
 from tensorpool.channel import Endpoint
 from tensorpool.client.attachment import Wish
 from tensorpool.client.conductor import ClientConductor, KickedIdle
-from tensorpool.client.consumer import Consumer, Progress
 from tensorpool.client.consumer_session import ConsumerSession, Preferences
 from tensorpool.client.discovery import PATIENCE_NS
 from tensorpool.client.inquiry import DiscoveredStream, Filters, Inquiry
-from tensorpool.client.producer import Producer
 from tensorpool.client.producer_session import ProducerSession
 from tensorpool.client.session import Session, State, StateChange
 from tensorpool.client.watch import Watch
@@ -38,6 +36,8 @@ from tensorpool.wire.driver import Role
 
 if TYPE_CHECKING:
     from tensorpool.client.aio import AsyncClient
+    from tensorpool.client.consumer import Consumer, Progress
+    from tensorpool.client.producer import Producer
 
 CLOSE_WITHIN_S: Final = 2.0
 PATIENCE_S: Final = PATIENCE_NS / 1e9
@@ -106,6 +106,7 @@ class Client:
         on_state: Callable[[StateChange], object] | None = None,
         release_gil_from_bytes: int | None = None,
         with_publish_time: bool = False,
+        is_relay: bool = False,
         driver_instance_id: str | None = None,
     ) -> Producer:
         """Become the producer of a stream, by id or by name.
@@ -116,8 +117,11 @@ class Client:
         again: a producer that was killed holds its lease for some seconds. Raises AttachRefused with the driver's
         words, DriverUnreachable when nobody answers. `on_state` is called from `publish`. Frames of
         `release_gil_from_bytes` and more are copied without the GIL (8 MiB by default). Another driver's stream is
-        produced with its `driver_instance_id`.
+        produced with its `driver_instance_id`. A relay (`is_relay`) publishes frames of another host: it announces no
+        data source of its own and gives consumers no streams of their own.
         """
+        from tensorpool.client.producer import Producer  # with numpy, before anything is attached
+
         stream_id, name = _stream(stream)
         if driver_instance_id is not None:
             home, timeout = self._driver(driver_instance_id, timeout)
@@ -129,11 +133,12 @@ class Client:
                     on_state=on_state,
                     release_gil_from_bytes=release_gil_from_bytes,
                     with_publish_time=with_publish_time,
+                    is_relay=is_relay,
                 )
         if name is not None:
             stream_id = self._own_stream(name, timeout)
         wish = Wish(stream_id, Role.PRODUCER, create)
-        session = ProducerSession(self._conductor, wish, name, with_publish_time=with_publish_time)
+        session = ProducerSession(self._conductor, wish, name, with_publish_time=with_publish_time, is_relay=is_relay)
         if name is not None:
             self._order(self._conductor.listen_for_names)
         self._attach(session, lambda now_ns: self._conductor.add_producer(session, now_ns), timeout)
@@ -168,6 +173,8 @@ class Client:
         several drivers have is an error that lists them; `driver_instance_id` chooses one. Raises like `producer`, and
         RegionRejected when the stream's memory must not be mapped.
         """
+        from tensorpool.client.consumer import Consumer  # with numpy, before anything is attached
+
         stream_id, name = _stream(stream)
         preferences = _preferences(
             mode,

@@ -19,7 +19,8 @@ import numpy as np
 from tensorpool import aeron
 from tensorpool._core import DropReason, RingReader, SlotFrame
 from tensorpool.client.consumer_session import ConsumerSession
-from tensorpool.client.frame import Frame, MappedEpoch
+from tensorpool.client.frame import Frame
+from tensorpool.client.mapped import MappedEpoch
 from tensorpool.client.metadata import Metadata
 from tensorpool.client.progress import ProgressTracker
 from tensorpool.client.reception import NEWER_EPOCH, SEQ_WENT_BACK, ConsumerStats

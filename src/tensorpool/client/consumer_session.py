@@ -18,8 +18,8 @@ from tensorpool.channel import Endpoint
 from tensorpool.client import attachment as lease
 from tensorpool.client import mapping
 from tensorpool.client.conductor import ClientConductor
-from tensorpool.client.frame import MappedEpoch
 from tensorpool.client.link import Link
+from tensorpool.client.mapped import MappedEpoch
 from tensorpool.client.metadata import MetadataCache
 from tensorpool.client.reception import IMAGE_LOST, SEQ_WENT_BACK, Reception
 from tensorpool.client.session import Session, State
@@ -69,6 +69,7 @@ class ConsumerSession(Session):
         self.on_mapped: Callable[[mapping.Regions, MappedEpoch], object] | None = None
         self._mapping = mapping.MappingState(self.config.announce_period_ns)
         self._mapped: MappedEpoch | None = None
+        self._logged = ""  # why it was rejected last
         self._private: Endpoint | None = None
         self._probe: aeron.Subscription | None = None
         self._probe_until_ns = 0
@@ -234,6 +235,7 @@ class ConsumerSession(Session):
         if self.on_mapped is not None:
             self.on_mapped(regions, mapped)
         self.failure = None
+        self._logged = ""
         self.set_state(State.ACTIVE, "mapped", regions.epoch)
         self._greet(now_ns)
 
@@ -256,8 +258,10 @@ class ConsumerSession(Session):
             self._fail(error, now_ns)
 
     def _fail(self, error: TensorPoolError, now_ns: int) -> None:
+        if str(error) != self._logged:  # once per reason, not once per attempt
+            self._logged = str(error)
+            self.log.warning("regions_rejected", error=self._logged)
         self.failure = error.with_traceback(None)  # its frames hold the mapping
-        self.log.warning("regions_rejected", error=str(error))
         self._follow(self._mapping.on_rejected(str(error)), now_ns)
         if self.attachment.is_attached:
             self.set_state(State.WAITING, str(error))

@@ -12,36 +12,13 @@ from typing import Any, Final, Self
 
 import numpy as np
 
-from tensorpool._core import FrameBase, RingReader, SlotFrame, monotonic_ns
+from tensorpool._core import FrameBase, monotonic_ns
+from tensorpool.client.mapped import MappedEpoch
 from tensorpool.errors import FrameOverwritten, LocalProtocolError
-from tensorpool.shm import MappedRing
-from tensorpool.shm.arrays import Array, Order, numpy_dtype, view_of_frame
+from tensorpool.shm.arrays import Array, Order, numpy_dtype
 from tensorpool.wire.control import Dtype, MajorOrder
 
 NO_TIMESTAMP: Final = 2**64 - 1
-
-
-class MappedEpoch:
-    """One epoch as a consumer has it mapped."""
-
-    __slots__ = ("epoch", "pools", "reader", "ring", "stream_id")
-
-    def __init__(self, ring: MappedRing) -> None:
-        self.ring: Final = ring
-        self.stream_id: Final = ring.stream_id
-        self.epoch: Final = ring.epoch
-        self.reader: Final[RingReader] = ring.reader()
-        self.pools: Final = [mapping for _, _, mapping in self.reader.pools]
-
-    def view(self, slot: SlotFrame) -> Array:
-        """A view of a frame's payload: a new array object each time, so that nobody reshapes somebody else's."""
-        kept = self.reader.kept_view(slot)
-        if kept is not None:
-            return kept
-        view = view_of_frame(self.pools[slot.pool], slot)
-        if slot.layout.extent_bytes <= slot.values_len_bytes:
-            self.reader.keep_view(slot, view)
-        return view[...]
 
 
 class Frame(FrameBase):

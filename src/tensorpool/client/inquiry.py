@@ -181,10 +181,10 @@ def flaw_in(result: Result) -> str | None:
     if result.driver_control_stream_id == 0:
         return "driver_control_stream_id is 0"
     if result.header_slot_bytes != HEADER_SLOT_BYTES:
-        return f"header_slot_bytes is {result.header_slot_bytes}, must be {HEADER_SLOT_BYTES}"
+        return f"header_slot_bytes: expected {HEADER_SLOT_BYTES}, found {result.header_slot_bytes}"
     if result.max_dims != MAX_DIMS:
-        return f"max_dims is {result.max_dims}, must be {MAX_DIMS}"
+        return f"max_dims: expected {MAX_DIMS}, found {result.max_dims}"
     for pool in result.payload_pools:
         if pool.pool_nslots != result.header_nslots:
-            return f"pool {pool.pool_id} has {pool.pool_nslots} slots, the ring {result.header_nslots}"
+            return f"pool {pool.pool_id}: nslots: expected the ring's {result.header_nslots}, found {pool.pool_nslots}"
     return None

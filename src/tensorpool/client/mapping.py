@@ -42,7 +42,8 @@ class Regions(msgspec.Struct, frozen=True):
         if stream_id is None or epoch is None or version is None or nslots is None or slot_bytes is None:
             raise RemoteProtocolError("a field that the layout needs is missing")
         if version != LAYOUT_VERSION:
-            raise RemoteProtocolError(f"layout_version: expected {LAYOUT_VERSION}, found {version}")
+            text = f"layout_version: expected {LAYOUT_VERSION}, found {version}; update the older of driver and client"
+            raise RemoteProtocolError(text)
         ring = RingSpec.announced(nslots, slot_bytes, source.payload_pools)
         uris = (source.header_region_uri, *(pool.region_uri for pool in source.payload_pools))
         return cls(stream_id, epoch, version, ring, uris)

@@ -119,6 +119,14 @@ class Producer:
         return self._session.consumers_ready()
 
     @property
+    def writing(self) -> Writing | None:
+        """What native code publishes with, until its `until_ns`; None while there is no memory. Ask before each use."""
+        writing = self._session.writing
+        if writing is None or writing is not self._writing or monotonic_ns() >= writing.until_ns:
+            writing = self._renew()
+        return writing
+
+    @property
     def stats(self) -> ProducerStats:
         totals = self._totals.with_current(self._writing)
         return ProducerStats(

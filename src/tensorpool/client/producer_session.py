@@ -120,12 +120,23 @@ class _Heard:
 
 
 class ProducerSession(Session):
-    """The conductor's side of a `Producer`."""
+    """The conductor's side of a `Producer`.
+
+    A relay publishes another host's frames: what they mean is told by whoever forwards that, and its consumers get no
+    streams of their own (Bridge §4, §7.1).
+    """
 
     def __init__(
-        self, conductor: ClientConductor, wish: lease.Wish, name: str | None, *, with_publish_time: bool = False
+        self,
+        conductor: ClientConductor,
+        wish: lease.Wish,
+        name: str | None,
+        *,
+        with_publish_time: bool = False,
+        is_relay: bool = False,
     ) -> None:
         super().__init__(conductor, wish, name)
+        self._is_relay = is_relay
         self.writing: Writing | None = None
         self.fan_out = FanOut()
         self.is_plain = True  # no consumer has a descriptor stream of its own
@@ -282,7 +293,10 @@ class ProducerSession(Session):
         if hello.expected_layout_version not in (0, LAYOUT_VERSION):  # C20
             self.send(self._config_for(hello, use_shm=False))
         elif hello.descriptor_channel or hello.control_channel or hello.descriptor_stream_id or hello.control_stream_id:
-            self._assign(hello, heard)
+            if self._is_relay:
+                self.send(self._config_for(hello, use_shm=True))
+            else:
+                self._assign(hello, heard)
         self._spread()
 
     def on_consumer_config(self, config: ConsumerConfig) -> None:
@@ -294,6 +308,10 @@ class ProducerSession(Session):
         endpoints = self.config.driver
         descriptors = Endpoint(config.descriptor_channel, config.descriptor_stream_id)
         control = Endpoint(config.control_channel, config.control_stream_id)
+        if self._is_relay:
+            if descriptors.channel or control.channel:
+                self.send(self._config_for(heard.hello, use_shm=True))
+            return
         if descriptors != endpoints.descriptor:  # E25: the shared one is a no
             heard.descriptors = self._private(descriptors, heard.descriptors, rate)
         if control != endpoints.control:
@@ -344,6 +362,8 @@ class ProducerSession(Session):
             self.link.qos,
             QosProducer(stream_id=stream_id, producer_id=producer_id, epoch=epoch, current_seq=current).encode(),
         )
+        if self._is_relay:
+            return
         announce = DataSourceAnnounce(
             stream_id=stream_id,
             producer_id=producer_id,

@@ -19,7 +19,7 @@ import msgspec
 from tensorpool import aeron
 from tensorpool._core import DropReason, Feed, is_gap, is_late
 from tensorpool.channel import Endpoint
-from tensorpool.client.frame import MappedEpoch
+from tensorpool.client.mapped import MappedEpoch
 from tensorpool.errors import Closed, TransportError
 from tensorpool.shm import HeaderFile
 

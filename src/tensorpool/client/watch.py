@@ -14,7 +14,7 @@ from typing import Final, Self
 
 from tensorpool._core import SlotFrame
 from tensorpool.client.consumer_session import ConsumerSession
-from tensorpool.client.frame import MappedEpoch
+from tensorpool.client.mapped import MappedEpoch
 from tensorpool.client.mapping import Regions
 from tensorpool.client.session import State
 

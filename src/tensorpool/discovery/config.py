@@ -5,6 +5,7 @@
     [[discovery.acl]]           a rule: which streams some clients see
     [[discovery.registries]]    of a driver and its clients: registries to tell and to ask
     [[discovery.drivers]]       of a registry: whom it listens to
+    [control]                   of a registry: where it hears commands as a service
 
 What is left out and derived from other keys is filled in when the configuration is made.
 Discovery §4.2, §5.2, §6.2, §8, §12; decisions F1, F3, F4, F6, F9, F11.
@@ -24,6 +25,7 @@ from msgspec import Meta
 from tensorpool import config
 from tensorpool.channel import Endpoint, check_channel, check_endpoints
 from tensorpool.config import U32, AeronStreamId, Channel, Name, PositiveU32, StreamId, fill
+from tensorpool.control.config import ControlConfig
 from tensorpool.errors import ConfigError
 
 MS: Final = 1_000_000  # nanoseconds
@@ -41,6 +43,7 @@ def _check_optional_channel(key: str, channel: str) -> None:
 OptionalChannel = Annotated[
     str, Meta(description='an Aeron URI, or "" for none', extra={"check": _check_optional_channel})
 ]
+OptionalName = Annotated[str, Meta(pattern=r"\A[!-~]*\Z", description='visible ASCII without spaces, or "" for none')]
 Limit = Annotated[int, Meta(ge=1, le=65_534)]  # A18: entries of a group
 Scheme = Literal["aeron:ipc", "aeron:udp"]
 
@@ -139,8 +142,9 @@ class DriverEntry(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RegistrySection(ProviderSection, frozen=True, kw_only=True):
-    """`[discovery]` of a registry."""
+    """`[discovery]` of a registry. With an `instance_id` its service is `service:discovery:<instance_id>`."""
 
+    instance_id: OptionalName = ""
     aeron_dir: str = ""
     drivers: tuple[DriverEntry, ...] = ()
 
@@ -167,6 +171,7 @@ class RegistryConfig(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     discovery: RegistrySection = msgspec.field(default_factory=RegistrySection)
+    control: ControlConfig = msgspec.field(default_factory=ControlConfig)
 
     @classmethod
     def load(
@@ -186,6 +191,7 @@ class RegistryConfig(msgspec.Struct, frozen=True, kw_only=True):
             accepted = "at least one table [[discovery.drivers]] with instance_id, control_channel, control_stream_id"
             raise ConfigError("discovery.drivers", [], accepted)
         _check_drivers(section)
+        self.control.check_beside({"discovery.channel": section.endpoint})
 
     def dump(self) -> dict[str, object]:
         """Every key with its value in effect."""

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """A registry as one object: a provider for many drivers on a thread, with a media driver where none is running yet.
 
-Discovery §2.2, §8.
+Discovery §2.2, §8; Service Control §4.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from typing import Self
 
 from tensorpool import aeron
 from tensorpool.clock import Clock, SystemClock
+from tensorpool.control import Hosted, Service, ServiceAgent, host_standard
 from tensorpool.discovery.config import RegistryConfig
 from tensorpool.discovery.directory import DriverIdentity
 from tensorpool.discovery.provider import Provider, Source, ThriftyIdle
@@ -40,7 +41,7 @@ class Registry:
         ]
         try:
             self.provider = Provider(section, sources, self.aeron_dir, clock or SystemClock())
-            self._runner = aeron.AgentRunner(self.provider, ThriftyIdle(share=0.9), on_error=log_failed_turn).start()
+            self._runner = aeron.AgentRunner(self._agent(), ThriftyIdle(share=0.9), on_error=log_failed_turn).start()
         except BaseException:
             self._close_media_driver()
             raise
@@ -56,6 +57,18 @@ class Registry:
         finally:
             self._close_media_driver()
 
+    def _agent(self) -> aeron.Agent:
+        """The provider, and beside it the service that can be commanded."""
+        if not self.config.control.enabled:
+            return self.provider
+        service = Service("discovery", self.config.discovery.instance_id or None, config=self.config.control)
+        host_standard(service, status=self._status, drain=_end)
+        return Hosted(self.provider, ServiceAgent(service, self.aeron_dir))
+
+    def _status(self) -> dict[str, object]:
+        drivers = len(self.config.discovery.drivers)
+        return {"drivers": drivers, "streams": self.provider.size, "counts": dict(self.provider.counts)}
+
     def _close_media_driver(self) -> None:
         if self._media_driver is not None:
             self._media_driver.close()
@@ -67,6 +80,10 @@ class Registry:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+
+def _end() -> None:
+    raise aeron.AgentTerminated
 
 
 def log_failed_turn(error: Exception) -> None:

@@ -14,8 +14,9 @@ from typing import Final
 
 from tensorpool import aeron
 from tensorpool.clock import Clock
+from tensorpool.control import Service, State, host_standard
 from tensorpool.driver.config import DriverConfig
-from tensorpool.driver.lifecycle import Announce, CreateEpoch, DropStream, Effect, Exit, Lifecycle, Send
+from tensorpool.driver.lifecycle import Announce, CreateEpoch, DropStream, Effect, Exit, Lifecycle, Phase, Send
 from tensorpool.driver.memory import Created, Failed, Memory
 from tensorpool.errors import DecodeError, DecodeFault, TensorPoolError, TransportError
 from tensorpool.logs import get_logger
@@ -65,6 +66,7 @@ class DriverConductor:
         self._stall_ns = config.lease_keepalive_interval_ns
         self._last_turn_ns = clock.monotonic_ns()
         self._next_housekeeping_ns = 0
+        self._service = self._make_service() if config.control.enabled else None
 
     # --- for other threads
 
@@ -82,6 +84,7 @@ class DriverConductor:
         now_ns = self._clock.monotonic_ns()
         self._link = _Link(self._config, self._aeron_dir, now_ns)
         self._media_driver.adopt()
+        self._bind_service(self._link)
         self._last_turn_ns = now_ns
         self._perform(self.lifecycle.on_start(now_ns))
         self._log.info("driver_started", aeron_dir=self._aeron_dir, path=self._memory.path)
@@ -109,11 +112,17 @@ class DriverConductor:
             self._next_housekeeping_ns = now_ns + self._config.announce_period_ns
             self._memory.refresh_activity()
             work += self._memory.collect(now_ns)
+        if self._service is not None:
+            if self.lifecycle.phase is not Phase.SERVING:
+                self._service.state = State.DRAINING
+            work += self._service.invoke()
         return work + self._flush()
 
     def on_close(self) -> None:
         self._perform(self.lifecycle.end(self._clock.monotonic_ns()))
         self._flush()
+        if self._service is not None:
+            self._service.unbind()
         if self._link is not None:
             self._link.close()
         self._memory.close()
@@ -130,6 +139,7 @@ class DriverConductor:
                 return 0
             self._media_driver.adopt()
             self._link = _Link(self._config, self._aeron_dir, now_ns)
+            self._bind_service(self._link)
             self.lifecycle.on_stall(now_ns)
             self._log.info("media_driver_found", aeron_dir=self._aeron_dir)
         if now_ns >= self._look_ns:
@@ -140,7 +150,27 @@ class DriverConductor:
         self._link.on_polled(fragments, now_ns)
         return fragments
 
+    def _make_service(self) -> Service:
+        service = Service("driver", self._config.driver.instance_id, config=self._config.control, clock=self._clock)
+        host_standard(service, status=self._status, drain=lambda: self.shut_down(text="drained by an event"))
+        return service
+
+    def _bind_service(self, link: _Link) -> None:
+        if self._service is not None:
+            self._service.bind(link.client, patiently=True)
+
+    def _status(self) -> dict[str, object]:
+        return {
+            "aeron_dir": self._aeron_dir,
+            "path": str(self._memory.path),
+            "streams": len(self.lifecycle.streams),
+            "leases": len(self.lifecycle.leases),
+            "counts": dict(self.lifecycle.counts),
+        }
+
     def _lose_link(self, error: TransportError) -> None:
+        if self._service is not None:
+            self._service.unbind()
         if self._link is not None:
             self._log.warning("media_driver_lost", error=str(error))
             self._link.close()
@@ -259,25 +289,25 @@ class _Link:
         self._made_ns = now_ns
         self._is_catching_up = True
         endpoint = config.driver
-        self._client = aeron.connect(aeron_dir, client_name=f"tensorpool-driver {endpoint.instance_id}")
+        self.client = aeron.connect(aeron_dir, client_name=f"tensorpool-driver {endpoint.instance_id}")
         try:
             control = endpoint.control_channel, endpoint.control_stream_id
-            self._shared = self._client.add_publication(*control)
+            self._shared = self.client.add_publication(*control)
             self._joined_at = self._shared.position
-            self.requests = self._client.add_subscription(*control)
+            self.requests = self.client.add_subscription(*control)
             # A log of our own: clients that fill theirs, which they share, cannot keep us from answering.
-            self.answers = self._client.add_publication(*control, exclusive=True)
+            self.answers = self.client.add_publication(*control, exclusive=True)
             self.announces = self.answers
             announce = endpoint.announce_channel, endpoint.announce_stream_id
             if announce != control:
-                self.announces = self._client.add_publication(*announce, exclusive=True)
+                self.announces = self.client.add_publication(*announce, exclusive=True)
         except BaseException:
-            self._client.close()
+            self.client.close()
             raise
 
     @property
     def is_lost(self) -> bool:
-        return self._client.is_closed
+        return self.client.is_closed
 
     def is_from_before(self, info: aeron.MessageInfo) -> bool:
         """Whether a message was in its log before we were.
@@ -297,4 +327,4 @@ class _Link:
             self._is_catching_up = False
 
     def close(self) -> None:
-        self._client.close()
+        self.client.close()

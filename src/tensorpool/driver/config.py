@@ -7,6 +7,7 @@
     [profiles.<name>]    the shape of a stream's memory
     [streams.<name>]     the streams that exist from the start
     [discovery]          who answers which streams there are: see tensorpool.discovery.config
+    [control]            where the driver hears commands as a service: see tensorpool.control.config
 
 Names and defaults are the specification's; keys that it does not name say so. What is left out and derived
 from other keys is filled in when the configuration is made. What cannot be served is refused: see
@@ -41,6 +42,7 @@ from tensorpool.config import (
     StreamIdRange,
     fill,
 )
+from tensorpool.control.config import ControlConfig
 from tensorpool.discovery.config import EXPIRY_PERIODS, DiscoverySection, check_provider
 from tensorpool.errors import ConfigError, LocalProtocolError, RegionRejected
 from tensorpool.shm.containment import AllowedBases
@@ -320,6 +322,7 @@ class DriverConfig(msgspec.Struct, frozen=True, kw_only=True):
     profiles: Mapping[str, ProfileConfig] = {}
     streams: Mapping[str, StreamConfig] = {}
     discovery: DiscoverySection = msgspec.field(default_factory=DiscoverySection)
+    control: ControlConfig = msgspec.field(default_factory=ControlConfig)
 
     @classmethod
     def load(
@@ -497,16 +500,16 @@ class DriverConfig(msgspec.Struct, frozen=True, kw_only=True):
             channel = getattr(driver, key.removeprefix("driver."))
             if check_channel(key, channel).is_spy:
                 raise ConfigError(key, channel, "aeron:ipc or aeron:udp; nobody can publish on a spy")
-        check_endpoints(
-            {
-                "driver.control_channel": driver.control,
-                "driver.announce_channel": driver.announce,
-                "driver.qos_channel": driver.qos,
-                "driver.descriptor_channel": driver.descriptor,
-                "driver.metadata_channel": driver.metadata,
-                "discovery.channel": self.discovery.endpoint,
-            }
-        )
+        endpoints = {
+            "driver.control_channel": driver.control,
+            "driver.announce_channel": driver.announce,
+            "driver.qos_channel": driver.qos,
+            "driver.descriptor_channel": driver.descriptor,
+            "driver.metadata_channel": driver.metadata,
+            "discovery.channel": self.discovery.endpoint,
+        }
+        check_endpoints(endpoints)
+        self.control.check_beside(endpoints)
 
     def _check_shm(self) -> None:
         shm = self.shm

@@ -350,25 +350,29 @@ class Lifecycle:
             raise _Refusal(ResponseCode.REJECTED, _describe_holder(request.client_id, holder))
         promised = len(self.leases) + len(self._pending)
         if promised >= self.config.policies.max_leases:
-            raise _Refusal(ResponseCode.REJECTED, f"{promised} leases are held (policies.max_leases)")
+            text = f"{promised} leases are held (policies.max_leases); detach some, or raise it"
+            raise _Refusal(ResponseCode.REJECTED, text)
         if len(self._pending) >= MAX_PENDING_ATTACHES:
             raise _Refusal(ResponseCode.REJECTED, f"{len(self._pending)} attaches wait for memory; try again later")
         if request.expected_layout_version not in (0, NULL_U32, LAYOUT_VERSION):
             raise _Refusal(
                 ResponseCode.REJECTED,
-                f"layout version {request.expected_layout_version} was expected, this driver has {LAYOUT_VERSION}",
+                f"layout_version: expected {request.expected_layout_version}, this driver has {LAYOUT_VERSION}; "
+                "update the older of the two",
             )
         self._check_pages(request.require_hugepages)
         stream = self.streams.get(request.stream_id) or self._make_stream(request)
         if stream.ring is None:
-            raise _Refusal(ResponseCode.INVALID_PARAMS, f"stream {stream.stream_id} has no payload pools")
+            text = f"stream {stream.stream_id} has no payload pools; give its profile one"
+            raise _Refusal(ResponseCode.INVALID_PARAMS, text)
         if request.role is Role.PRODUCER:
             self._check_exclusive(stream)
         return stream
 
     def _make_stream(self, request: ShmAttachRequest) -> Stream:
         if request.publish_mode is not PublishMode.EXISTING_OR_CREATE:  # E12: absent means REQUIRE_EXISTING
-            raise _Refusal(ResponseCode.REJECTED, f"stream {request.stream_id} does not exist")
+            text = f"stream {request.stream_id} does not exist; create it (EXISTING_OR_CREATE), or see `tensorpool ls`"
+            raise _Refusal(ResponseCode.REJECTED, text)
         try:
             return self.streams.create(request.stream_id)
         except NoStream as error:
@@ -378,9 +382,11 @@ class Lifecycle:
     def _check_pages(self, wanted: HugepagesPolicy) -> None:
         """E38: compare with what the regions are really backed by."""
         if wanted is HugepagesPolicy.HUGEPAGES and not self._hugepages:
-            raise _Refusal(ResponseCode.REJECTED, "hugepages are required; shm.base_dir is not on hugetlbfs")
+            text = "hugepages are required; shm.base_dir is not on hugetlbfs: mount one there, or ask for any pages"
+            raise _Refusal(ResponseCode.REJECTED, text)
         if wanted is HugepagesPolicy.STANDARD and self._hugepages:
-            raise _Refusal(ResponseCode.REJECTED, "standard pages are required; shm.base_dir is on hugetlbfs")
+            text = "standard pages are required; shm.base_dir is on hugetlbfs: choose another, or ask for any pages"
+            raise _Refusal(ResponseCode.REJECTED, text)
 
     def _check_exclusive(self, stream: Stream) -> None:
         """§5: one producer, also while its memory is being made."""
@@ -392,7 +398,8 @@ class Lifecycle:
                 f"{lease.lease_id}); detach it or use another stream",
             )
         if self._has_pending(stream, Role.PRODUCER):
-            raise _Refusal(ResponseCode.REJECTED, f"stream {stream.stream_id}: another producer is attaching")
+            text = f"stream {stream.stream_id}: another producer is attaching; use another stream"
+            raise _Refusal(ResponseCode.REJECTED, text)
 
     def _granted(self, request: ShmAttachRequest, stream: Stream, now_ns: int) -> Send:
         epoch = stream.current

@@ -82,7 +82,8 @@ class StreamTable:
         policies, ids = self._config.policies, self._config.driver.stream_id_range
         if not policies.allow_dynamic_streams:
             raise NoStream(
-                f"stream {stream_id} is not configured and policies.allow_dynamic_streams is false",
+                f"stream {stream_id} is not configured and policies.allow_dynamic_streams is false; configure it, or "
+                "set that to true",
                 invalid=False,
             )
         if not ids:
@@ -90,12 +91,13 @@ class StreamTable:
         if stream_id == 0:
             free = next((number for number in ids if number not in self._streams), None)
             if free is None:
-                raise NoStream(f"all stream ids of {ids} are taken", invalid=False)
+                raise NoStream(f"all stream ids of {ids} are taken; enlarge driver.stream_id_range", invalid=False)
             stream_id = free
         elif stream_id not in ids:
             raise NoStream(f"stream {stream_id} is outside driver.stream_id_range {ids}", invalid=True)
         if len(self._streams) >= policies.max_streams:
-            raise NoStream(f"there are already {len(self._streams)} streams (policies.max_streams)", invalid=False)
+            text = f"there are already {len(self._streams)} streams (policies.max_streams); raise it, or end some"
+            raise NoStream(text, invalid=False)
         ring = self._config.default_ring
         stream = Stream(stream_id, f"dynamic-{stream_id}", ring, is_dynamic=True)
         self._streams[stream_id] = stream

@@ -8,7 +8,9 @@ ring          an epoch's files together                epochs       a directory 
 arrays        numpy over payloads                      liveness     is a region's owner still there?
 """
 
-from tensorpool.shm.arrays import dtype_of, layout_for, layout_of, numpy_dtype, view_of, view_of_frame
+from typing import TYPE_CHECKING
+
+from tensorpool import lazy
 from tensorpool.shm.containment import AllowedBases, Check
 from tensorpool.shm.epochs import EpochTree, FoundEpoch, scan_epochs
 from tensorpool.shm.layout import LAYOUT_VERSION, MAGIC, PoolSpec, RegionSpec, RingSpec
@@ -18,6 +20,9 @@ from tensorpool.shm.namespace import find_namespaces, namespace_path
 from tensorpool.shm.region import Backing, Region, create_region, map_region
 from tensorpool.shm.ring import HeaderFile, MappedRing, map_ring
 from tensorpool.shm.space import MountSpace, mount_space
+
+if TYPE_CHECKING:
+    from tensorpool.shm.arrays import dtype_of, layout_for, layout_of, numpy_dtype, view_of, view_of_frame
 
 __all__ = [
     "LAYOUT_VERSION",
@@ -52,3 +57,8 @@ __all__ = [
     "view_of",
     "view_of_frame",
 ]
+
+_ARRAYS = ("dtype_of", "layout_for", "layout_of", "numpy_dtype", "view_of", "view_of_frame")
+
+if not TYPE_CHECKING:
+    __getattr__ = lazy.exports(__name__, dict.fromkeys(_ARRAYS, "tensorpool.shm.arrays"))

@@ -14,6 +14,7 @@ Wire §15.21a.2, §15.21a.5, §15.22; decisions B22, C13, D4–D8.
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import errno
 import functools
 import os
@@ -142,8 +143,6 @@ def _fstatfs() -> Callable[[int], int] | None:
     """libc's fstatfs reduced to f_type, which Python's os module does not offer. None on other platforms."""
     if sys.platform != "linux":
         return None
-    import ctypes
-
     libc = ctypes.CDLL(None, use_errno=True)
 
     def file_system_type(fd: int) -> int:
@@ -158,7 +157,8 @@ def _fstatfs() -> Callable[[int], int] | None:
 def _require_safe_open(uri: RegionUri) -> None:
     """§15.21a.5: without no-follow and a reliable identity, fail closed."""
     if not hasattr(os, "O_NOFOLLOW") or not _CAN_WALK:
-        raise _rejected(uri, Check.PLATFORM, "this platform cannot open a file without following links")
+        detail = "this platform cannot open a file without following links"
+        raise _rejected(uri, Check.PLATFORM, detail, "use Linux, or attach through a bridge")
 
 
 def _check_opened(uri: RegionUri, fd: int, seen: os.stat_result, size_bytes: int) -> None:
@@ -172,13 +172,16 @@ def _check_opened(uri: RegionUri, fd: int, seen: os.stat_result, size_bytes: int
         raise _rejected(uri, Check.HUGEPAGES, detail)
     if opened.st_size < round_up(size_bytes, page or 1):
         # Mapping more than the file holds would be a SIGBUS at the first access behind its end.
-        raise _rejected(uri, Check.SIZE, f"expected at least {size_bytes} bytes, found {opened.st_size}")
+        detail = f"expected at least {size_bytes} bytes, found {opened.st_size}"
+        remedy = "it was cut short, or announced with another layout: restart the driver, which makes new files"
+        raise _rejected(uri, Check.SIZE, detail, remedy)
 
 
 def _require_regular(uri: RegionUri, found: os.stat_result) -> None:
     if not stat.S_ISREG(found.st_mode):
         kind = _KINDS.get(stat.S_IFMT(found.st_mode), "something else")
-        raise _rejected(uri, Check.REGULAR_FILE, f"expected a regular file, found a {kind}")
+        remedy = "a driver never makes such: find out who put it there, and remove it"
+        raise _rejected(uri, Check.REGULAR_FILE, f"expected a regular file, found a {kind}", remedy)
 
 
 _KINDS: Final = {
@@ -196,14 +199,15 @@ def _refusal(uri: RegionUri, error: OSError, *, writable: bool) -> RegionRejecte
     match error.errno:
         case errno.ENOENT:
             detail = "there is no such file; its epoch was retired, or another host or container announced it"
-            return _rejected(uri, Check.MISSING, detail)
+            remedy = "the next announce names another; containers have to share /dev/shm (`--ipc=host`, or a volume)"
+            return _rejected(uri, Check.MISSING, detail, remedy)
         case errno.ELOOP | errno.ENOTDIR | errno.EINVAL:  # the last for a link that ceased to be one
             detail = "a component of the path is no directory, or links were swapped while it was checked"
-            return _rejected(uri, Check.NO_SYMLINK, detail)
+            return _rejected(uri, Check.NO_SYMLINK, detail, f"look at `namei -l {uri.path}`")
         case errno.EACCES | errno.EPERM:
             return _rejected(uri, Check.PERMISSION, explain_denial(uri.path, writable=writable))
-    return _rejected(uri, Check.OPEN, error.strerror or str(error))
+    return _rejected(uri, Check.OPEN, error.strerror or str(error), "see `tensorpool doctor`")
 
 
-def _rejected(uri: RegionUri, check: Check, detail: str) -> RegionRejected:
-    return RegionRejected(str(uri), check, detail)
+def _rejected(uri: RegionUri, check: Check, detail: str, remedy: str = "") -> RegionRejected:
+    return RegionRejected(str(uri), check, detail, remedy)

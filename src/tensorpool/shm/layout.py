@@ -161,14 +161,18 @@ class RegionSpec(msgspec.Struct, frozen=True):
         >>> ring.mismatch(other.superblock(1, 0).encode_body())
         'epoch: expected 7, found 6; nslots: expected 1024, found 512'
         """
+        return "; ".join(self.differences(superblock).values()) or None
+
+    def differences(self, superblock: bytes) -> dict[str, str]:
+        """What differs: the field's name, and what was expected and found."""
         magic = int.from_bytes(superblock[:8], "little")
         if magic != MAGIC:
             note = " (never initialised, or still being created)" if magic == 0 else ""
-            return f"magic: expected {MAGIC:#018x}, found {magic:#018x}{note}"
+            return {"magic": f"magic: expected {MAGIC:#018x}, found {magic:#018x}{note}"}
         try:
             found = ShmRegionSuperblock.decode_body(superblock)
         except DecodeError as error:
-            return error.what
+            return {error.field: error.what}
         checks = [
             ("layout_version", self.layout_version, found.layout_version),
             ("epoch", self.epoch, found.epoch),
@@ -182,8 +186,7 @@ class RegionSpec(msgspec.Struct, frozen=True):
             checks.append(("stride_bytes", self.stride_bytes, found.stride_bytes))
         if self.region_type is RegionType.HEADER_RING or found.slot_bytes != _NO_SLOT_BYTES:
             checks.append(("slot_bytes", self.slot_bytes, found.slot_bytes))
-        wrong = [f"{name}: expected {want}, found {got}" for name, want, got in checks if want != got]
-        return "; ".join(wrong) or None
+        return {name: f"{name}: expected {want}, found {got}" for name, want, got in checks if want != got}
 
 
 def parse_superblock(superblock: bytes) -> ShmRegionSuperblock | None:

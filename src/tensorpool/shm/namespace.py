@@ -17,6 +17,7 @@ import errno
 import fcntl
 import os
 import re
+import time
 from typing import Final
 
 from tensorpool.errors import ConfigError, RegionRejected
@@ -25,9 +26,11 @@ from tensorpool.wire.region_uri import RegionUri
 
 DEFAULT_NAMESPACE: Final = "default"
 LOCK_NAME: Final = "driver.lock"
+SWEEP_PATIENCE_NS: Final = 5_000_000_000
 FOLDER_FLAGS: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 _USER_PREFIX: Final = "tensorpool-"
+_SWEEPING: Final = " (removing leftovers)"
 _BASE_MODE: Final = 0o1777  # every user may add a tree of its own, and none may touch another's
 _COMPONENT: Final = re.compile(r"[A-Za-z0-9._-]{1,200}")
 
@@ -109,17 +112,19 @@ def ensure_directory(name: str, dir_fd: int, mode: int) -> None:
 
 
 class NamespaceLock:
-    """Held by the one driver of a namespace, for as long as it lives.
+    """Held by the one driver of a namespace, for as long as it lives, or for a moment by who removes leftovers.
 
     The kernel drops it with the process, however that ends; `release` also removes the file. Raises
-    ConfigError, which names the holder's pid, while another driver has it.
+    ConfigError, which names the holder's pid, while another driver has it; a sweeper is waited for, since it is
+    gone in a moment, and it never waits itself.
     """
 
-    def __init__(self, folder_fd: int, path: str) -> None:
+    def __init__(self, folder_fd: int, path: str, *, is_sweeper: bool = False) -> None:
         self._folder_fd = folder_fd
-        fd = _try_lock(folder_fd, path)
+        deadline_ns = time.monotonic_ns() + (0 if is_sweeper else SWEEP_PATIENCE_NS)
+        fd = _try_lock(folder_fd, path, deadline_ns, is_sweeper=is_sweeper)
         while fd is None:
-            fd = _try_lock(folder_fd, path)
+            fd = _try_lock(folder_fd, path, deadline_ns, is_sweeper=is_sweeper)
         self._fd = fd
 
     def release(self) -> None:
@@ -129,8 +134,21 @@ class NamespaceLock:
         os.close(self._fd)
 
 
-def _try_lock(folder_fd: int, path: str) -> int | None:
-    """The lock's descriptor; None when its last holder removed the file just as we locked it."""
+def lock_holder(path: str) -> int | None:
+    """The process that holds the lock file at `path`; None where none does that we can see. Does not touch the lock."""
+    try:
+        found = os.stat(path, follow_symlinks=False)
+        with open("/proc/locks", encoding="utf-8") as locks:
+            lines = [line.split() for line in locks]
+    except OSError:
+        return None
+    place = f"{os.major(found.st_dev):02x}:{os.minor(found.st_dev):02x}:{found.st_ino}"
+    holders = [int(fields[4]) for fields in lines if fields[1] == "FLOCK" and fields[5] == place]
+    return holders[0] if holders else None
+
+
+def _try_lock(folder_fd: int, path: str, deadline_ns: int, *, is_sweeper: bool) -> int | None:
+    """The lock's descriptor; None to try again: its holder is about to go, or went just as we locked it."""
     flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
     with contextlib.ExitStack() as undo:
         fd = os.open(LOCK_NAME, flags, 0o600, dir_fd=folder_fd)
@@ -138,8 +156,12 @@ def _try_lock(folder_fd: int, path: str) -> int | None:
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
+            holder = _holder(fd)
+            if not _is_driver(holder) and time.monotonic_ns() < deadline_ns:
+                time.sleep(0.002)
+                return None
             accepted = (
-                f"a namespace without a running driver: pid {_holder(fd)} holds {path}/{LOCK_NAME}; "
+                f"a namespace without a running driver: pid {holder} holds {path}/{LOCK_NAME}; "
                 "stop that driver or choose another namespace"
             )
             raise ConfigError("shm.namespace", os.path.basename(path), accepted) from None
@@ -147,16 +169,21 @@ def _try_lock(folder_fd: int, path: str) -> int | None:
             return None
         with contextlib.suppress(OSError):  # hugetlbfs has no write(2): there the holder stays unnamed
             os.ftruncate(fd, 0)
-            os.pwrite(fd, f"{os.getpid()}\n".encode(), 0)
+            os.pwrite(fd, f"{os.getpid()}{_SWEEPING if is_sweeper else ''}\n".encode(), 0)
         undo.pop_all()
         return fd
 
 
 def _holder(fd: int) -> str:
     try:
-        return os.pread(fd, 20, 0).decode("ascii", "replace").strip() or "unknown"
+        return os.pread(fd, 40, 0).decode("ascii", "replace").strip() or "unknown"
     except OSError:
         return "unknown"
+
+
+def _is_driver(holder: str) -> bool:
+    """Whether it is a process that lives and will not let go: what a dead holder wrote stays until the next one's."""
+    return holder.isdecimal() and os.path.exists(f"/proc/{holder}")
 
 
 def _is_at_its_path(fd: int, folder_fd: int) -> bool:

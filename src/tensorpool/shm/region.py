@@ -19,7 +19,7 @@ import msgspec
 from tensorpool._core import SUPERBLOCK_BYTES, Mapping
 from tensorpool.errors import RegionRejected
 from tensorpool.shm.containment import AllowedBases, Check, huge_page_bytes, mapped_bytes, open_region
-from tensorpool.shm.layout import ACTIVITY_OFFSET, MAGIC_OFFSET, RegionSpec
+from tensorpool.shm.layout import ACTIVITY_OFFSET, LAYOUT_VERSION, MAGIC_OFFSET, RegionSpec
 from tensorpool.shm.permission import FILE_MODE, explain_denial
 from tensorpool.shm.space import reserve, space_refused
 from tensorpool.wire.control import ShmRegionSuperblock
@@ -27,6 +27,18 @@ from tensorpool.wire.region_uri import RegionUri
 
 _NEW_FILE: Final = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 _NO_SPACE: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.ENOMEM})
+
+# What to do about a superblock, by the fields that differ; the first that fits. An empty set fits all.
+_REMEDIES: Final = (
+    (frozenset({"magic"}), "the next announce may name a finished one; else another program writes to this file"),
+    (frozenset({"layout_version"}), "update the older of driver and client: both need the same layout version"),
+    (
+        frozenset({"stream_id", "region_type", "pool_id"}),
+        "the file is another region's: do two drivers share shm.base_dir and shm.namespace? See `tensorpool doctor`",
+    ),
+    (frozenset({"epoch"}), "the file is of another epoch; the next announce names the current one"),
+    (frozenset[str](), "file and announce disagree: restart the driver, which makes new files"),
+)
 
 
 class Region:
@@ -57,12 +69,14 @@ class Region:
         new pid under the same epoch (C10). Whoever holds the region then drops it.
         """
         found = _superblock_bytes(self.mapping)
-        mismatch = self.spec.mismatch(found)
-        if mismatch is not None:
-            raise RegionRejected(self.uri, Check.SUPERBLOCK, mismatch)
+        differences = self.spec.differences(found)
+        if differences:
+            raise mismatched(self.uri, differences)
         pid = ShmRegionSuperblock.decode_body(found).pid
         if pid != self.pid:
-            raise RegionRejected(self.uri, Check.SECOND_WRITER, f"pid: expected {self.pid}, found {pid}")
+            detail = f"pid: expected {self.pid}, found {pid}"
+            remedy = "two processes write one epoch: stop one of them; the next epoch is whole again"
+            raise RegionRejected(self.uri, Check.SECOND_WRITER, detail, remedy)
 
     def refresh_activity(self, now_ns: int) -> None:
         """Give a sign of life: the only field of a superblock that ever changes (C12)."""
@@ -87,15 +101,26 @@ def map_region(
         if on_open is not None:
             on_open(fd)
     except OSError as error:
-        raise RegionRejected(uri, Check.MAPPING, _reason(error)) from error
+        remedy = f"{spec.size_bytes} bytes have to be mapped: look at `ulimit -v` and vm.max_map_count"
+        raise RegionRejected(uri, Check.MAPPING, _reason(error), remedy) from error
     finally:
         os.close(fd)
     found = _superblock_bytes(mapping)
-    mismatch = spec.mismatch(found)
-    if mismatch is not None:
+    differences = spec.differences(found)
+    if differences:
         del mapping  # now: a kept traceback keeps this frame, and the frame would keep the mapping
-        raise RegionRejected(uri, Check.SUPERBLOCK, mismatch)
+        raise mismatched(uri, differences)
     return Region(uri, spec, mapping, ShmRegionSuperblock.decode_body(found).pid)
+
+
+def mismatched(uri: str, differences: dict[str, str]) -> RegionRejected:
+    """A superblock that is not the announced one: only what differs, and what to do about that."""
+    remedy = next(text for fields, text in _REMEDIES if not fields or not fields.isdisjoint(differences))
+    if "layout_version" in differences:
+        from importlib.metadata import version
+
+        remedy += f" (this is tensorpool {version('tensorpool')}, layout version {LAYOUT_VERSION})"
+    return RegionRejected(uri, Check.SUPERBLOCK, "; ".join(differences.values()), remedy)
 
 
 class Backing(msgspec.Struct, frozen=True, kw_only=True):
@@ -131,7 +156,8 @@ def create_region(
     try:
         os.fchmod(fd, mode)
         if uri.require_hugepages and huge_page_bytes(fd) is None:
-            raise RegionRejected(str(uri), Check.HUGEPAGES, "shm.base_dir is not on hugetlbfs; mount one there")
+            remedy = "mount one there: mount -t hugetlbfs none DIR, or set shm.require_hugepages = false"
+            raise RegionRejected(str(uri), Check.HUGEPAGES, "shm.base_dir is not on hugetlbfs", remedy)
         length = mapped_bytes(fd, spec.size_bytes)
         if backing.is_reserved:
             reserve(fd, length)
@@ -165,7 +191,8 @@ def create_refused(uri: RegionUri, dir_fd: int, size_bytes: int, error: OSError)
         return space_refused(str(uri), dir_fd, folder, size_bytes)
     if isinstance(error, PermissionError):
         return RegionRejected(str(uri), Check.PERMISSION, explain_denial(folder, writable=True))
-    return RegionRejected(str(uri), Check.CREATE, error.strerror or str(error))
+    remedy = f"look at `ls -la {folder}`; is another program at work there?"
+    return RegionRejected(str(uri), Check.CREATE, error.strerror or str(error), remedy)
 
 
 def _lock(uri: RegionUri, mapping: Mapping) -> None:

@@ -12,8 +12,6 @@ import os
 from collections.abc import Sequence
 from typing import Final
 
-import numpy as np
-
 from tensorpool._core import SLOT_BYTES, SUPERBLOCK_BYTES, Mapping, RingReader, RingWriter
 from tensorpool.shm.containment import AllowedBases
 from tensorpool.shm.layout import LAYOUT_VERSION, RingSpec
@@ -33,9 +31,8 @@ class HeaderFile:
     def newest(self) -> int | None:
         """The newest committed seq, or None."""
         data = os.pread(self._fd, self._nslots * SLOT_BYTES, SUPERBLOCK_BYTES)
-        words = np.frombuffer(data, "<u8")[:: SLOT_BYTES // 8]
-        seqs = words[(words & 1) == 1] >> 1
-        return int(seqs.max()) if len(seqs) else None
+        words = memoryview(data).cast("Q")[:: SLOT_BYTES // 8]
+        return max((word >> 1 for word in words if word & 1), default=None)
 
     def __del__(self) -> None:
         with contextlib.suppress(OSError):

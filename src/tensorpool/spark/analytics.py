@@ -35,7 +35,7 @@ def stats(
     source: Source,
     window: str | None = None,
     *,
-    streams: tuple[int, ...] = (),
+    streams: tuple[int | str, ...] = (),
     full_scale: float | None = None,
     watermark: str = FORGOTTEN_AFTER,
 ) -> DataFrame:
@@ -63,18 +63,18 @@ def stats(
     return grouped.select(*_columns(seconds)).drop("window")
 
 
-def frames_of(source: Source, streams: tuple[int, ...] = (), table: str = "frames") -> DataFrame:
+def frames_of(source: Source, streams: tuple[int | str, ...] = (), table: str = "frames") -> DataFrame:
     """A table of a lake, or the DataFrame itself. Raises ConfigError where there is no lake, or no such stream."""
     if isinstance(source, DataFrame):
+        for name in streams:
+            if isinstance(name, str):
+                raise ConfigError("streams", name, "ids: the rows of a DataFrame have no names of streams")
         return source.where(fn.col("stream_id").isin(*streams)) if streams else source
     lake = source if isinstance(source, Lake) else Lake.open(source)
-    unknown = sorted(set(streams) - set(lake.streams()))
-    if unknown:
-        raise ConfigError("streams", unknown, f"recorded streams: {', '.join(map(str, lake.streams())) or 'none'}")
     spark = SparkSession.active()
     reader = spark.read.format("tensorpool.lake").option("table", table)
     if streams:
-        reader = reader.option("streams", ",".join(map(str, streams)))
+        reader = reader.option("streams", ",".join(map(str, lake.resolve(streams))))
     return reader.load(str(lake.path))
 
 
@@ -147,7 +147,7 @@ def _columns(window_s: float | None) -> list[Column | str]:
     ]
 
 
-def qos(source: Source, window: str | None = None, *, streams: tuple[int, ...] = ()) -> DataFrame:
+def qos(source: Source, window: str | None = None, *, streams: tuple[int | str, ...] = ()) -> DataFrame:
     """How producers and consumers did, by what they reported; of the table "qos", live or of a lake. Batches.
 
     >>> qos("/data/lake").select("stream_id", "client_id", "lag_max", "drops_gap").show()            # doctest: +SKIP

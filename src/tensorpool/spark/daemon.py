@@ -13,8 +13,11 @@ import pyarrow.compute
 import pyarrow.parquet  # noqa: F401
 from pyspark import daemon, worker  # noqa: F401
 
-import tensorpool.spark.lake.source
-import tensorpool.spark.live  # noqa: F401
+import tensorpool.spark.lake.intake
+import tensorpool.spark.lake.reader
+import tensorpool.spark.lake.writer
+import tensorpool.spark.live
+import tensorpool.spark.sink  # noqa: F401
 
 if __name__ == "__main__":
     gc.collect()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Format "tensorpool": live streams as DataFrames, streaming and batch.
+"""Reading format "tensorpool": live streams as DataFrames, streaming and batch.
 
 The planner, one process beside the Spark driver, holds a lease per stream and asks the rings what there is; the tasks
 read their ranges out of shared memory themselves. What was overwritten before a task came is a counted gap, or the end
@@ -10,19 +10,13 @@ frames themselves, such as the recorder.
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Iterator, Sequence
 from typing import Any, Final
 
 import msgspec
 import pyarrow as pa
-from pyspark.sql.datasource import (
-    DataSource,
-    DataSourceReader,
-    DataSourceStreamReader,
-    DataSourceStreamWriter,
-    DataSourceWriter,
-    InputPartition,
-)
+from pyspark.sql.datasource import DataSourceReader, DataSourceStreamReader, InputPartition
 from pyspark.sql.streaming.datasource import (
     ReadAllAvailable,
     ReadLimit,
@@ -30,17 +24,15 @@ from pyspark.sql.streaming.datasource import (
     ReadMaxRows,
     SupportsTriggerAvailableNow,
 )
-from pyspark.sql.types import StructType
 
 from tensorpool.errors import TensorPoolError
 from tensorpool.logs import get_logger
 from tensorpool.spark import offsets
+from tensorpool.spark.losses import LossLog
 from tensorpool.spark.offsets import Limits, Loss, Offsets
-from tensorpool.spark.options import LiveOptions, sink_options, source_options
+from tensorpool.spark.options import LiveOptions
 from tensorpool.spark.planner import Planner, exit_in_order, kept_planner
-from tensorpool.spark.rings import FRAME_DDL, FrameReader, RingPart
-from tensorpool.spark.sink import FrameStreamWriter, FrameWriter
-from tensorpool.spark.tables import TABLE_DDL, TableReader, TableStreamReader
+from tensorpool.spark.rings import FrameReader, RingPart
 
 DEFAULT_PARTITIONS: Final = os.cpu_count() or 2
 RANGE_SCHEMA: Final = pa.schema(
@@ -53,7 +45,9 @@ RANGE_SCHEMA: Final = pa.schema(
         ("part", pa.binary()),  # a RingPart; null where the ring is not known any more
     ]
 )
-RANGE_DDL: Final = "stream_id BIGINT, epoch BIGINT, lo BIGINT, hi BIGINT, lost STRING, part BINARY"
+
+
+_losses_of_tasks: Final = LossLog(get_logger("spark"))  # of the worker that we are in
 
 
 class DataLoss(TensorPoolError):
@@ -142,14 +136,12 @@ def _read_frames(partition: FramesPartition) -> Iterator[pa.RecordBatch]:
     part = msgspec.msgpack.decode(partition.part, type=RingPart)
     reader = FrameReader(part, inline=partition.inline)
     yield from reader.batches()
-    if reader.gaps:
-        gap = reader.gaps[0]
-        loss = Loss(gap.stream_id, gap.epoch, gap.lo, gap.hi, gap.reason)
-        more = f" and {len(reader.gaps) - 1} more ranges" if len(reader.gaps) > 1 else ""
-        get_logger("spark").warning("data_loss", loss=f"{loss}{more}")
-        if partition.fail_on_data_loss:
-            advice = "give the stream more slots, or set failOnDataLoss to false to count and go on"
-            raise DataLoss(f"{loss}{more}; {advice}")
+    losses = [Loss(gap.stream_id, gap.epoch, gap.lo, gap.hi, gap.reason) for gap in reader.gaps]
+    _losses_of_tasks.note(losses, time.monotonic())
+    if losses and partition.fail_on_data_loss:
+        more = f" and {len(losses) - 1} more ranges" if len(losses) > 1 else ""
+        advice = "give the stream more slots, or set failOnDataLoss to false to count and go on"
+        raise DataLoss(f"{losses[0]}{more}; {advice}")
 
 
 class LiveStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
@@ -231,29 +223,3 @@ class LiveReader(DataSourceReader):
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         return read_partition(partition)
-
-
-class TensorpoolDataSource(DataSource):
-    """`spark.readStream.format("tensorpool").option("streams", "camera/front").load()`"""
-
-    @classmethod
-    def name(cls) -> str:
-        return "tensorpool"
-
-    def schema(self) -> str:
-        table = source_options(self.options).table
-        return {"frames": FRAME_DDL, "ranges": RANGE_DDL}.get(table) or TABLE_DDL[table]
-
-    def streamReader(self, schema: StructType) -> DataSourceStreamReader:
-        options = source_options(self.options)
-        return TableStreamReader(options) if options.table in TABLE_DDL else LiveStreamReader(options)
-
-    def reader(self, schema: StructType) -> DataSourceReader:
-        options = source_options(self.options)
-        return TableReader(options) if options.table in TABLE_DDL else LiveReader(options)
-
-    def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
-        return FrameWriter(sink_options(self.options), schema)
-
-    def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamWriter:
-        return FrameStreamWriter(sink_options(self.options), schema)

@@ -23,6 +23,7 @@ from tensorpool.client.watch import Watch, WatchedEpoch
 from tensorpool.errors import ConfigError, RemoteProtocolError
 from tensorpool.logs import get_logger
 from tensorpool.spark import offsets
+from tensorpool.spark.losses import LossLog
 from tensorpool.spark.offsets import Held, Loss, Offsets, Position, SeqRange
 from tensorpool.spark.options import Ago, LiveOptions, Where
 from tensorpool.spark.rings import RingPart, this_host
@@ -37,7 +38,7 @@ class Planner:
     """Watches the streams of a query. Raises as `Client.watch` does when they cannot be had."""
 
     def __init__(self, options: LiveOptions) -> None:
-        self._log = get_logger("spark", streams=list(options.streams))
+        self._losses = LossLog(get_logger("spark", streams=list(options.streams)))
         self._client: Client = connect(options.aeron_dir, config=options.config, overrides=options.overrides)
         self._bases = tuple(self._client.config.shm.allowed_base_dirs)
         self._watches: dict[int, Watch] = {}
@@ -88,9 +89,8 @@ class Planner:
         return None
 
     def count(self, losses: Sequence[Loss]) -> None:
-        """Say what is lost."""
-        for loss in losses:
-            self._log.warning("data_loss", loss=str(loss))
+        """Say what is lost, or that it is over; called for every batch."""
+        self._losses.note(losses, time.monotonic())
 
     def close(self) -> None:
         self._client.close()

@@ -6,11 +6,15 @@
 
 A recording has a name, and its checkpoint in the lake: started again under the same name it goes on where its last
 commit ended, whatever ended it. What the rings lost meanwhile is a gap in the lake.
+
+It is the service `service:recorder:<name>`: paused it takes no frames, and resumed it goes on where its last commit
+ended, so that a pause costs what the rings forgot in it. Service Control §4.
 """
 
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import re
 import shutil
@@ -23,12 +27,14 @@ from typing import Any, Final, Self
 
 import msgspec
 from py4j.protocol import Py4JError  # type: ignore[import-untyped]
+from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 from pyspark.sql.streaming.readwriter import DataStreamReader
 
 from tensorpool.client import Client, connect
 from tensorpool.client.watch import Watch
+from tensorpool.control import Service, ServiceAgent, State, host_standard
 from tensorpool.errors import ConfigError, TensorPoolError
 from tensorpool.logs import get_logger
 from tensorpool.spark.lake import Lake, layout
@@ -42,8 +48,12 @@ from tensorpool.spark.options import LiveOptions
 ATTACH_TIMEOUT_S: Final = 30.0
 BATCH_OVERHEAD_S: Final = 0.5  # of a micro-batch, beyond its trigger
 BATCHES_IN_RING: Final = 4
+TURNS_PER_POLL: Final = 100  # of its service
 MAX_BYTES_PER_TRIGGER: Final = 4 << 30
 RESTARTS: Final = 5  # of a query that fails, without a batch in between
+FULL: Final = os.strerror(errno.ENOSPC)
+MIN_FREE_BYTES: Final = 1 << 20  # below, it is not tried
+RETRY_S, MAX_RETRY_S = 1.0, 30.0  # between two tries, the first and the last
 FINAL: Final = (
     "LakeConflict",
     "LakeDamaged",
@@ -137,6 +147,7 @@ class Recorder:
         self._lake = Lake.create(lake)
         self._client: Client | None = None
         self._watches: list[Watch] = []
+        self._names: dict[int, str] = {}  # of streams that were asked for by name
         self._beside: Beside | None = None
         self._query: StreamingQuery | None = None
         self._start = Offsets()
@@ -150,6 +161,12 @@ class Recorder:
         self._restarted_at = -1
         self._query_id: str | None = None
         self._beside_rows = {"metadata": 0, "qos": 0}
+        self._full_at: int | None = None  # the last batch that there was space for
+        self._retry_s = 0.0
+        self._retry_after_s = RETRY_S
+        self._service: Service | None = None
+        self._agent: ServiceAgent | None = None
+        self._is_drained = False
         self._lock = RecordingLock(self._lake.path / layout.CHECKPOINTS / f"{self.name}.lock", self.name)
         try:
             self._attach(streams)
@@ -170,6 +187,21 @@ class Recorder:
         return [watch.stream_id for watch in self._watches]
 
     @property
+    def is_paused(self) -> bool:
+        """Whether a command told it to take no frames for now."""
+        return self._service is not None and self._service.state is State.PAUSED
+
+    @property
+    def is_drained(self) -> bool:
+        """Whether a command told it to end: whoever runs it calls `stop`."""
+        return self._is_drained
+
+    @property
+    def is_full(self) -> bool:
+        """Whether it waits for space in the lake."""
+        return self._full_at is not None
+
+    @property
     def is_resumed(self) -> bool:
         """Whether there is a checkpoint to go on from."""
         return (self.checkpoint / "offsets").exists()
@@ -179,10 +211,23 @@ class Recorder:
         if self.settings.is_warmed_up and not self.is_resumed:
             self.warm_up()
         self._lock.tell(_jvm_pid(self._spark))
-        self._beside = Beside(self._lake, self._live_options())
+        self._beside = Beside(self._lake, self._live_options(), self._names)
         self._start = self._positions()
         self._begin()
         self._started_s = time.monotonic()
+        self._serve()
+
+    def pause(self) -> None:
+        """Take no frames: the query ends at once, what it has not committed is taken up when the recording goes on."""
+        if self._query is not None:
+            with contextlib.suppress(Py4JError, OSError):  # `poll` will say that the JVM is gone
+                self._query.stop()
+            self._query = None
+
+    def resume(self) -> None:
+        """Go on where the last commit ended. What the rings forgot meanwhile is a gap."""
+        if self._query is None:
+            self._begin()
 
     def warm_up(self) -> None:
         """Have Spark, planner and workers do once what they will do from now on, into a lake that goes again."""
@@ -215,45 +260,71 @@ class Recorder:
         return found
 
     def poll(self) -> None:
-        """To be called now and then: writes what was heard beside the frames, restarts a query that failed.
+        """To be called now and then: writes what was heard beside the frames, answers commands, restarts a query.
 
-        Raises RecordingFailed when it fails again and again.
+        A full disk is waited for. Raises RecordingFailed when the query fails again and again.
         """
         if self._beside is not None:
-            self._beside.write()
+            try:
+                self._beside.write()
+            except OSError as error:
+                self._note_full(error)
+        self._turn_service()
         failure = self._failure()
         if failure is None:
+            self._note_space()
             return
         if failure == "":
             raise RecordingFailed(f"recording {self.name}: somebody stopped its query")
-        self._restarts_in_row = self._restarts_in_row + 1 if self._committed_batch() == self._restarted_at else 1
-        self._restarted_at = self._committed_batch()
-        if self._restarts_in_row > RESTARTS or any(name in failure for name in FINAL):
-            raise RecordingFailed(f"recording {self.name} failed: {_last_words(failure)}")
-        self._log.warning("query_restarted", times=self._restarts_in_row, error=_last_words(failure))
+        if FULL in failure:
+            self._note_full(failure)
+            if time.monotonic() < self._retry_s or shutil.disk_usage(self._lake.path).free < MIN_FREE_BYTES:
+                return
+            self._retry_s = time.monotonic() + self._retry_after_s
+            self._retry_after_s = min(2 * self._retry_after_s, MAX_RETRY_S)
+        else:
+            self._restarts_in_row = self._restarts_in_row + 1 if self._committed_batch() == self._restarted_at else 1
+            self._restarted_at = self._committed_batch()
+            if self._restarts_in_row > RESTARTS or any(name in failure for name in FINAL):
+                raise RecordingFailed(f"recording {self.name} failed: {_last_words(failure)}")
+            self._log.warning("query_restarted", times=self._restarts_in_row, error=_last_words(failure))
         self._restarts += 1
-        self._begin()
+        try:
+            self._begin()
+        except (PySparkException, Py4JError, OSError) as error:  # the failed query stays: the next poll looks again
+            self._log.debug("query_not_restarted", error=_last_words(str(error)))
 
     def wait(self, seconds: float) -> None:
-        """Record for so long."""
+        """Record for so long, or until a command drains it."""
         until_s = time.monotonic() + seconds
-        while (left_s := until_s - time.monotonic()) > 0:
+        while (left_s := until_s - time.monotonic()) > 0 and not self._is_drained:
             self.poll()
             time.sleep(min(0.2, left_s))
 
     def stop(self, timeout_s: float = 30.0) -> Totals:
-        """Record everything that was published up to this call, commit it, and end."""
+        """Record everything that was published up to this call, commit it, and end. A paused one ends at once."""
+        if self._service is not None:
+            self._service.state = State.DRAINING
         target = self._positions()
         until_s = time.monotonic() + timeout_s
         while self._query is not None and not self._has_reached(target) and time.monotonic() < until_s:
             self.poll()
             time.sleep(0.05)
+        lag = self._lag()
         self.close()
+        if self._full_at is not None and lag:
+            raise RecordingFailed(
+                f"recording {self.name}: no space is left for {self._lake.path}, {lag} frames are not recorded; "
+                "make space and start it again: it goes on where its last commit ended"
+            )
         return self.totals()
 
     def close(self) -> None:
         """End at once; what is not committed yet is staged, and taken up when the recording goes on."""
         self._ended_s = self._ended_s or time.monotonic()
+        if self._agent is not None:
+            self._agent.on_close()
+            self._agent = None
         if self._query is not None:
             with contextlib.suppress(Py4JError, OSError):  # a JVM that is gone has no query to stop
                 self._query.stop()
@@ -262,7 +333,10 @@ class Recorder:
         try:
             if self._beside is not None:
                 beside, self._beside = self._beside, None
-                beside.close()
+                try:
+                    beside.close()
+                except OSError as error:
+                    self._note_full(error)
                 self._beside_rows = dict(beside.rows)
         finally:
             if self._client is not None:
@@ -294,6 +368,32 @@ class Recorder:
             qos_rows=rows["qos"],
             restarts=self._restarts,
         )
+
+    # --- the service
+
+    def _serve(self) -> None:
+        assert self._client is not None
+        settings = self._client.config.control
+        if not settings.enabled:
+            return
+        self._service = Service("recorder", self.name, config=settings)
+        host_standard(self._service, status=self._status, drain=self._drain, pause=self.pause, resume=self.resume)
+        self._agent = ServiceAgent(self._service, self._client.aeron_dir)
+        self._agent.on_start()
+
+    def _turn_service(self) -> None:
+        """Polls are rare; a busy stream may have much to read between two of them."""
+        for _ in range(TURNS_PER_POLL):
+            if self._agent is None or not self._agent.do_work():
+                break
+
+    def _status(self) -> dict[str, object]:
+        totals = self.totals()
+        known = {name: getattr(totals, name) for name in ("frames", "payload_bytes", "files", "lost", "lag_frames")}
+        return {"streams": self.stream_ids, "lake": str(self._lake.path), **known, "restarts": totals.restarts}
+
+    def _drain(self) -> None:
+        self._is_drained = True
 
     # --- the query
 
@@ -349,6 +449,20 @@ class Recorder:
             raise RecordingFailed(f"recording {self.name}: Spark is gone ({type(error).__name__})") from None
         return "" if failure is None else str(failure)
 
+    def _note_full(self, failure: OSError | str) -> None:
+        """Say once that the disk is full. Raises what is anything else."""
+        if isinstance(failure, OSError) and FULL not in str(failure):
+            raise failure
+        if self._full_at is None:
+            free = shutil.disk_usage(self._lake.path).free
+            self._log.error("lake_full", path=str(self._lake.path), free_bytes=free, advice="make space: it goes on")
+            self._full_at = self._committed_batch()
+
+    def _note_space(self) -> None:
+        if self._full_at is not None and self._committed_batch() > self._full_at:
+            self._full_at, self._retry_after_s = None, RETRY_S
+            self._log.warning("lake_goes_on", path=str(self._lake.path))
+
     def _committed_batch(self) -> int:
         return self._lake.state.batches.get(self._query_id or "", -1)
 
@@ -375,6 +489,8 @@ class Recorder:
             if watch.stream_id in self.stream_ids:
                 raise ConfigError("streams", list(streams), f"stream {watch.stream_id} only once")
             self._watches.append(watch)
+            if isinstance(stream, str):
+                self._names[watch.stream_id] = stream
 
     def _positions(self) -> Offsets:
         positions = {}
@@ -449,5 +565,6 @@ def _jvm_pid(spark: SparkSession) -> int | None:
 def _last_words(failure: str) -> str:
     """The line of an error in which Python says what it was."""
     lines = [line.strip() for line in failure.splitlines() if line.strip()]
-    ours = [line for line in lines if re.match(r"(tensorpool\.)[\w.]+: ", line)]
+    ours = [line for line in lines if re.match(r"tensorpool\.[\w.]+: ", line)]
+    ours = ours or [line for line in lines if re.match(r"\w+(Error|Exception): ", line)]
     return ours[-1] if ours else lines[0] if lines else "no reason given"

@@ -23,7 +23,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from tensorpool._core import DropReason, SlotFrame, TensorLayout
-from tensorpool.client.frame import MappedEpoch
+from tensorpool.client.mapped import MappedEpoch
 from tensorpool.client.mapping import Regions
 from tensorpool.errors import RegionRejected, TensorPoolError
 from tensorpool.shm import AllowedBases, map_ring
@@ -56,11 +56,6 @@ FRAME_FIELDS: Final = [
     pa.field("payload", pa.binary()),
 ]
 FRAME_SCHEMA: Final = pa.schema(FRAME_FIELDS)
-FRAME_DDL: Final = (
-    "stream_id BIGINT, epoch BIGINT, seq BIGINT, timestamp_ns BIGINT, received_ns BIGINT, meta_version BIGINT, "
-    "trace_id BIGINT, dtype STRING, shape ARRAY<INT>, `order` STRING, nbytes BIGINT, dropped_before BIGINT, "
-    "payload BINARY"
-)
 
 
 class RingPart(msgspec.Struct, frozen=True):

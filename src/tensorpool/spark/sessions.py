@@ -6,14 +6,16 @@ from __future__ import annotations
 import os
 import shutil
 import sys
-from typing import Final
+from typing import Any, Final
 
+from pyspark import SparkConf, SparkContext
 from pyspark.errors import AnalysisException
+from pyspark.java_gateway import launch_gateway
 from pyspark.sql import SparkSession
 
 from tensorpool.errors import ConfigError
 from tensorpool.spark.lake.source import LakeDataSource
-from tensorpool.spark.live import TensorpoolDataSource
+from tensorpool.spark.source import TensorpoolDataSource
 
 SETTINGS: Final = {
     "spark.sql.execution.arrow.maxRecordsPerBatch": "4096",
@@ -50,13 +52,23 @@ def session(master: str = "local[*]", app_name: str = "tensorpool", **conf: str)
     # Workers take the first python3 on PATH unless they are told; it need not have our packages.
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     os.environ.setdefault("PYSPARK_DRIVER_PYTHON", sys.executable)
-    builder = SparkSession.builder.master(master).appName(app_name)
     own = SETTINGS | LOCAL_SETTINGS if master.startswith("local") else SETTINGS
-    for name, value in (own | conf).items():
+    wanted = {"spark.master": master, "spark.app.name": app_name} | own | conf
+    _launch(wanted)
+    builder = SparkSession.builder
+    for name, value in wanted.items():
         builder = builder.config(name, value)
     spark: SparkSession = builder.getOrCreate()
     register(spark)
     return spark
+
+
+def _launch(conf: dict[str, str]) -> None:
+    """Start a JVM in a session of its own: a signal to our process group is for us to obey. It ends with us."""
+    if SparkContext._gateway is None:
+        wanted = SparkConf().setAll(list(conf.items()))
+        gateway: Any = launch_gateway(wanted, {"start_new_session": True})  # type: ignore[no-untyped-call]
+        SparkContext._ensure_initialized(gateway=gateway)
 
 
 def register(spark: SparkSession) -> None:

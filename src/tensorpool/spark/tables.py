@@ -21,6 +21,7 @@ from tensorpool.channel import Endpoint
 from tensorpool.driver.config import DriverConfig
 from tensorpool.errors import Closed, DecodeError, TransportError
 from tensorpool.logs import get_logger
+from tensorpool.spark.columns import CONTROL_PLANE
 from tensorpool.spark.options import LiveOptions
 from tensorpool.spark.planner import exit_in_order
 from tensorpool.wire import Message, decode
@@ -33,57 +34,10 @@ POLL_S: Final = 0.02
 RECONNECT_S: Final = 0.5
 EVENTS: Final = Endpoint("aeron:ipc?term-length=4m", 1401)
 
-_INT: Final = pa.int64()
-_TEXT: Final = pa.string()
-_BYTES: Final = pa.binary()
-_SQL: Final = {_INT: "BIGINT", _TEXT: "STRING", _BYTES: "BINARY"}
-_COLUMNS: Final[dict[str, dict[str, pa.DataType]]] = {
-    "announces": {
-        "received_ns": _INT,
-        "stream_id": _INT,
-        "producer_id": _INT,
-        "epoch": _INT,
-        "announce_timestamp_ns": _INT,
-        "layout_version": _INT,
-        "header_nslots": _INT,
-        "pools": _TEXT,
-        "header_region_uri": _TEXT,
-    },
-    "qos": {
-        "received_ns": _INT,
-        "kind": _TEXT,
-        "stream_id": _INT,
-        "client_id": _INT,
-        "epoch": _INT,
-        "seq": _INT,
-        "drops_gap": _INT,
-        "drops_late": _INT,
-        "mode": _TEXT,
-    },
-    "metadata": {
-        "received_ns": _INT,
-        "kind": _TEXT,
-        "stream_id": _INT,
-        "meta_version": _INT,
-        "timestamp_ns": _INT,
-        "name": _TEXT,
-        "key": _TEXT,
-        "format": _TEXT,
-        "value": _BYTES,
-    },
-    "events": {
-        "received_ns": _INT,
-        "timestamp_ns": _INT,
-        "correlation_id": _INT,
-        "tag": _TEXT,
-        "key": _TEXT,
-        "format": _TEXT,
-        "value": _BYTES,
-    },
-}
-SCHEMAS: Final = {table: pa.schema(list(columns.items())) for table, columns in _COLUMNS.items()}
-TABLE_DDL: Final = {
-    table: ", ".join(f"`{name}` {_SQL[kind]}" for name, kind in columns.items()) for table, columns in _COLUMNS.items()
+_TYPES: Final = {"BIGINT": pa.int64(), "STRING": pa.string(), "BINARY": pa.binary()}
+SCHEMAS: Final = {
+    table: pa.schema([(name, _TYPES[kind]) for name, kind in columns.items()])
+    for table, columns in CONTROL_PLANE.items()
 }
 
 type Row = tuple[Any, ...]

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import time
 import uuid
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Final
 
 import pyarrow as pa
@@ -28,7 +30,8 @@ WRITE_EVERY_S: Final = {"metadata": 2.0, "qos": 30.0}
 class Beside:
     """Listens to the streams of a recording. Call `write` now and then, and `close` at the end."""
 
-    def __init__(self, lake: Lake, options: LiveOptions) -> None:
+    def __init__(self, lake: Lake, options: LiveOptions, names: Mapping[int, str] = MappingProxyType({})) -> None:
+        """`names` are those by which streams were asked for: kept also where nobody announces them in time."""
         self._lake = lake
         self._listeners: dict[str, Listener] = {}
         self._due_s: dict[str, float] = {}
@@ -37,6 +40,8 @@ class Beside:
         for file in lake.tables("metadata"):
             rows = lake.open_parquet(file.path).read().to_pylist()
             self._told.update(_without_time(tuple(row.values())) for row in rows)
+        now_ns = time.monotonic_ns()
+        self._known = [(now_ns, "source", stream, 0, None, name, None, None, None) for stream, name in names.items()]
         try:
             for table in TABLES:
                 self._listeners[table] = Listener(_with_table(options, table))
@@ -46,19 +51,21 @@ class Beside:
             raise
 
     def write(self, *, is_last: bool = False) -> None:
-        """Add what was heard to the lake, where it is time."""
-        files = []
+        """Add what was heard to the lake, where it is time. What cannot be written is kept for the next time."""
+        taken: dict[str, tuple[int, list[Row]]] = {}
         for table, listener in self._listeners.items():
             if is_last or time.monotonic() >= self._due_s[table]:
                 self._due_s[table] = time.monotonic() + WRITE_EVERY_S[table]
                 end = listener.end
-                rows = self._news(table, listener.rows(listener.first, end))
-                listener.forget(end)
-                if rows:
-                    files.append(_write(self._lake, table, rows))
-                    self.rows[table] += len(rows)
+                taken[table] = end, self._news(table, listener.rows(listener.first, end))
+        files = [_write(self._lake, table, rows) for table, (_, rows) in taken.items() if rows]
         if files:
             self._lake.store.append(lambda _: Commit(kind="tables", tables=tuple(files)))
+        for table, (end, rows) in taken.items():
+            self._listeners[table].forget(end)
+            self.rows[table] += len(rows)
+            if table == "metadata":
+                self._told.update(map(_without_time, rows))
 
     def close(self) -> None:
         try:
@@ -69,12 +76,8 @@ class Beside:
     def _news(self, table: str, rows: list[Row]) -> list[Row]:
         if table != "metadata":
             return rows
-        news = []
-        for row in rows:
-            if _without_time(row) not in self._told:
-                self._told.add(_without_time(row))
-                news.append(row)
-        return news
+        news = {_without_time(row): row for row in reversed([*self._known, *rows])}  # of those told again, the first
+        return [row for told, row in reversed(news.items()) if told not in self._told]
 
     def _close(self) -> None:
         for listener in self._listeners.values():
@@ -103,6 +106,10 @@ def _write(lake: Lake, table: str, rows: list[Row]) -> TableFile:
     path = table_path(table, uuid.uuid4().hex)
     full = lake.full_path(path)
     full.parent.mkdir(parents=True, exist_ok=True)
-    pq.write_table(pa.Table.from_arrays(arrays, schema=schema), full, compression="zstd")
-    sync_file(full)
+    try:
+        pq.write_table(pa.Table.from_arrays(arrays, schema=schema), full, compression="zstd")
+        sync_file(full)
+    except OSError:
+        full.unlink(missing_ok=True)
+        raise
     return TableFile(path, table, len(rows), full.stat().st_size)

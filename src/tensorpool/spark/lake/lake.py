@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import errno
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Self
 
@@ -153,6 +153,35 @@ class Lake:
             for version, told in sorted(attributes.items())
         ]
 
+    def names(self) -> dict[str, list[int]]:
+        """The names under which streams were recorded, each with the ids that had it."""
+        recorded = set(self.streams())
+        found: dict[str, set[int]] = {}
+        for row in self._rows("metadata"):
+            if row["kind"] == "source" and row["name"] and row["stream_id"] in recorded:
+                found.setdefault(row["name"], set()).add(row["stream_id"])
+        return {name: sorted(ids) for name, ids in sorted(found.items())}
+
+    def resolve(self, streams: Sequence[int | str], key: str = "streams") -> tuple[int, ...]:
+        """The ids of recorded streams that are given by id or by name.
+
+        Raises ConfigError for `key`: of a stream that was not recorded with those that were, of a name that several
+        had with their ids.
+        """
+        recorded = self.streams()
+        names = self.names() if any(isinstance(_stream(stream), str) for stream in streams) else {}
+        found = []
+        for given in streams:
+            stream = _stream(given)
+            ids = names.get(stream, []) if isinstance(stream, str) else [stream] if stream in recorded else []
+            if not ids:
+                listed = _listed(recorded, names or self.names())
+                raise ConfigError(key, given, f"a recorded stream: {listed or 'none, there is none in the lake'}")
+            if len(ids) > 1:
+                raise ConfigError(key, given, f"one of the ids that had this name: {', '.join(map(str, ids))}")
+            found += ids
+        return tuple(found)
+
     def full_path(self, path: str) -> Path:
         """Where a file of the manifest is. Raises LakeDamaged for a path that leads out of the lake."""
         full = (self.path / path).absolute()
@@ -176,6 +205,16 @@ class Lake:
     def _rows(self, table: str) -> Iterator[dict[str, Any]]:
         for file in self.tables(table):
             yield from self.open_parquet(file.path).read().to_pylist()
+
+
+def _stream(given: int | str) -> int | str:
+    """An id that came as text is an id."""
+    return int(given) if isinstance(given, str) and given.isascii() and given.isdecimal() else given
+
+
+def _listed(recorded: Sequence[int], names: Mapping[str, Sequence[int]]) -> str:
+    own = {stream: [name for name, ids in names.items() if stream in ids] for stream in recorded}
+    return ", ".join(f"{' or '.join(own[stream])} ({stream})" if own[stream] else str(stream) for stream in recorded)
 
 
 _OURS: Final = (layout.MANIFEST, layout.STAGING, layout.TABLES, layout.CHECKPOINTS, layout.MARK)

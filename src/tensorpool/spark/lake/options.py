@@ -26,7 +26,7 @@ class LakeOptions(msgspec.Struct, frozen=True, kw_only=True):
 
     path: str
     table: str = "frames"
-    streams: tuple[int, ...] = ()
+    streams: tuple[int | str, ...] = ()
     payload: str = "inline"
     starting_commit: int = 0  # -1: the newest
     max_bytes_per_trigger: int | None = None
@@ -62,11 +62,11 @@ def _path(key: str, text: str) -> str:
     return text_of(key, text).removeprefix("file:")
 
 
-def _streams(key: str, text: str) -> tuple[int, ...]:
+def _streams(key: str, text: str) -> tuple[int | str, ...]:
     names = [name.strip() for name in text.split(",")]
-    if not all(name.isascii() and name.isdecimal() for name in names):
-        raise ConfigError(f"option {key}", text, "ids of streams, separated by commas")
-    return tuple(sorted({int(name) for name in names}))
+    if not all(names):
+        raise ConfigError(f"option {key}", text, "ids or names of streams, separated by commas")
+    return tuple(int(name) if name.isascii() and name.isdecimal() else name for name in dict.fromkeys(names))
 
 
 def _commit(key: str, text: str) -> int:

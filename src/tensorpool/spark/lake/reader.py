@@ -23,22 +23,9 @@ from tensorpool.spark.lake.files import WITHOUT_PAYLOAD, read_frames
 from tensorpool.spark.lake.lake import Lake, files_of, gaps_of
 from tensorpool.spark.lake.manifest import Commit, Gap, LakeFile, State, TableFile
 from tensorpool.spark.lake.options import LakeOptions
-from tensorpool.spark.rings import FRAME_DDL, FRAME_SCHEMA
-from tensorpool.spark.tables import SCHEMAS, TABLE_DDL
+from tensorpool.spark.rings import FRAME_SCHEMA
+from tensorpool.spark.tables import SCHEMAS
 
-GAPS_DDL: Final = "stream_id BIGINT, epoch BIGINT, lo BIGINT, hi BIGINT, frames BIGINT, reason STRING"
-FILES_DDL: Final = (
-    "path STRING, stream_id BIGINT, epoch BIGINT, lo BIGINT, hi BIGINT, frames BIGINT, bytes BIGINT, "
-    "first_timestamp_ns BIGINT, last_timestamp_ns BIGINT, payload_bytes BIGINT, is_recorded BOOLEAN, commit BIGINT, "
-    "written_ns BIGINT"
-)
-DDL: Final = {
-    "frames": FRAME_DDL,
-    "gaps": GAPS_DDL,
-    "files": FILES_DDL,
-    "qos": TABLE_DDL["qos"],
-    "metadata": TABLE_DDL["metadata"],
-}
 _INT: Final = pa.int64()
 ROW_SCHEMAS: Final = {
     "gaps": pa.schema(
@@ -82,6 +69,16 @@ class RowsPartition(InputPartition):
         super().__init__(len(rows))
         self.table = table
         self.rows = rows
+
+
+def with_ids(options: LakeOptions) -> LakeOptions:
+    """Options whose streams are ids. Raises ConfigError for a name that the lake does not have, or of several."""
+    names = [stream for stream in options.streams if isinstance(stream, str)]
+    if not names:
+        return options
+    ids = {stream for stream in options.streams if isinstance(stream, int)}
+    ids.update(Lake.open(options.path).resolve(names, "option streams"))
+    return msgspec.structs.replace(options, streams=tuple(sorted(ids)))
 
 
 def plan(state: State, options: LakeOptions) -> list[InputPartition]:
@@ -152,7 +149,7 @@ def _of_shares(shares: Sequence[tuple[Share, int]], options: LakeOptions) -> lis
     ]
 
 
-def read_partition(partition: InputPartition | None, streams: Sequence[int]) -> Iterator[pa.RecordBatch]:
+def read_partition(partition: InputPartition | None, streams: Sequence[int | str]) -> Iterator[pa.RecordBatch]:
     """In a worker: the rows of one task."""
     if isinstance(partition, RowsPartition):
         schema = ROW_SCHEMAS[partition.table]
@@ -186,7 +183,7 @@ def _frames(lake: Lake, share: Share, inline: bool) -> Iterator[pa.RecordBatch]:
             yield pa.RecordBatch.from_arrays(arrays, schema=FRAME_SCHEMA)
 
 
-def _table_rows(file: pq.ParquetFile, table: str, streams: Sequence[int]) -> Iterator[pa.RecordBatch]:
+def _table_rows(file: pq.ParquetFile, table: str, streams: Sequence[int | str]) -> Iterator[pa.RecordBatch]:
     for batch in file.iter_batches():
         rows = batch.cast(SCHEMAS[table])
         if streams:

@@ -16,6 +16,7 @@ from pyspark.sql.datasource import (
 from pyspark.sql.types import StructType
 
 from tensorpool.errors import ConfigError
+from tensorpool.spark.columns import LAKE_DDL
 from tensorpool.spark.lake.lake import Lake
 from tensorpool.spark.lake.options import lake_options
 
@@ -30,19 +31,17 @@ class LakeDataSource(DataSource):
     def schema(self) -> str:
         options = lake_options(self.options)
         Lake.open(options.path)
-        from tensorpool.spark.lake.reader import DDL
-
-        return DDL[options.table]
+        return LAKE_DDL[options.table]
 
     def reader(self, schema: StructType) -> DataSourceReader:
-        from tensorpool.spark.lake.reader import LakeReader
+        from tensorpool.spark.lake.reader import LakeReader, with_ids
 
-        return LakeReader(lake_options(self.options))
+        return LakeReader(with_ids(lake_options(self.options)))
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:
-        from tensorpool.spark.lake.reader import LakeStreamReader
+        from tensorpool.spark.lake.reader import LakeStreamReader, with_ids
 
-        return LakeStreamReader(lake_options(self.options))
+        return LakeStreamReader(with_ids(lake_options(self.options)))
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
         options = lake_options(self.options)

@@ -1,0 +1,362 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The UDP bridge on loopback next to bare Aeron, which is its limit, and to TCP as people use it instead.
+
+    tensorpool   a producer, two drivers, two bridges, a consumer: a frame counts when the consumer has it whole
+    bare Aeron   one publication and one subscription, native, with the same media drivers, chunks and channel settings
+    pyzmq TCP    PUSH to PULL;  zenoh TCP: a publisher and a callback
+
+Each measurement runs in fresh processes, alone, for a window after a warm-up. A round visits every size, MTU and way,
+in an order that shifts from round to round; a figure is the median over the rounds, a ratio the median of the rounds'
+ratios. CPU is that of all processes of the way, media drivers included, in seconds per GiB delivered.
+
+    python -m benchmarks.bridge [--quick] [--rounds N] [--sizes 640,4096] [--mtus 1408] [--ways bare,tensorpool]
+                                [--json FILE] [--sweep]
+
+`--sweep` measures bare Aeron alone under several settings of channels and media driver.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import multiprocessing
+import os
+import signal
+import socket
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from multiprocessing.connection import Connection
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from benchmarks.bridge_ways import (
+    Job,
+    Settings,
+    Shared,
+    build_bare_aeron,
+    run_bare,
+    run_bridge,
+    run_consumer,
+    run_host,
+    run_producer,
+    run_zenoh,
+    run_zmq,
+)
+
+SIZES = {"640 KiB": 640 << 10, "4 MiB": 4 << 20}
+MTUS = {"1408": 1408, "8 KiB": 8192, "64 KiB": 65_504}
+OURS, BARE = "tensorpool", "bare Aeron"
+TARGET = 0.9  # of bare Aeron
+READY_S = 30.0
+TICKS = os.sysconf("SC_CLK_TCK")
+
+type Start = tuple[Callable[..., None], str]
+
+WAYS: dict[str, list[Start]] = {  # what is started, in this order, and on which host
+    OURS: [
+        (run_host, "a"),
+        (run_host, "b"),
+        (run_bridge, "b"),
+        (run_bridge, "a"),
+        (run_consumer, "b"),
+        (run_producer, "a"),
+    ],
+    BARE: [(run_host, "a"), (run_host, "b"), (run_bare, "b"), (run_bare, "a")],
+    "pyzmq TCP": [(run_zmq, "b"), (run_zmq, "a")],
+    "zenoh TCP": [(run_zenoh, "b"), (run_zenoh, "a")],
+}
+OVER_UDP = (OURS, BARE)
+
+VECTORS = {
+    f"AERON_{name}": "16"
+    for name in (
+        "RECEIVER_IO_VECTOR_CAPACITY",
+        "SENDER_IO_VECTOR_CAPACITY",
+        "NETWORK_PUBLICATION_MAX_MESSAGES_PER_SEND",
+    )
+}
+SWEEP: dict[str, Settings] = {
+    "as it comes": Settings(sending="", receiving=""),
+    "so-rcvbuf=2m rcv-wnd=2m": Settings(sending=""),
+    "+ so-sndbuf=2m": Settings(sending="|so-sndbuf=2m"),
+    "+ term-length=4m": Settings(sending="|so-sndbuf=2m|term-length=4m"),
+    "+ term-length=64m": Settings(sending="|so-sndbuf=2m|term-length=64m"),
+    "4m buffers, rcv-wnd=4m": Settings(sending="|so-sndbuf=4m", receiving="|so-rcvbuf=4m|rcv-wnd=4m"),
+    "1m buffers, rcv-wnd=1m": Settings(sending="|so-sndbuf=1m", receiving="|so-rcvbuf=1m|rcv-wnd=1m"),
+    "io vectors of 16": Settings(environment=VECTORS),
+    "yielding media driver": Settings(media_driver={"shared_idle_strategy": "yield"}),
+    "backoff to 100us": Settings(media_driver={"shared_idle_strategy_init_args": "10-20-1us-100us"}),
+    "threads for sender and receiver": Settings(
+        media_driver={
+            "threading_mode": 0,
+            **{f"{name}_idle_strategy": "backoff" for name in ("sender", "receiver", "conductor")},
+            **{f"{name}_idle_strategy_init_args": "10-20-1us-2ms" for name in ("sender", "receiver", "conductor")},
+        }
+    ),
+}
+
+
+class Plan(msgspec.Struct, frozen=True, kw_only=True):
+    rounds: int
+    warm_up_s: float
+    window_s: float
+
+
+FULL = Plan(rounds=3, warm_up_s=0.5, window_s=1.2)
+QUICK = Plan(rounds=1, warm_up_s=0.3, window_s=0.6)
+
+
+class Reading(msgspec.Struct, frozen=True, kw_only=True):
+    frames_per_s: float
+    mib_per_s: float
+    cpu_s_per_gib: float
+    parts: dict[str, float]  # of that, by process
+
+
+class Figures:
+    """What was measured: a reading for way, size, MTU and round."""
+
+    def __init__(self) -> None:
+        self.readings: dict[tuple[str, str, str], dict[int, Reading]] = {}
+        self.failed: list[str] = []
+        self.wrong = 0
+
+    def add(self, way: str, size: str, mtu: str, turn: int, reading: Reading) -> None:
+        self.readings.setdefault((way, size, mtu), {})[turn] = reading
+
+    def median(self, field: str, way: str, size: str, mtu: str) -> float | None:
+        rounds = self.readings.get((way, size, mtu))
+        return statistics.median(getattr(reading, field) for reading in rounds.values()) if rounds else None
+
+    def ratio(self, size: str, mtu: str, rival: str) -> float | None:
+        """Ours as a multiple of the rival's, where both were measured in the same round."""
+        ours = self.readings.get((OURS, size, mtu), {})
+        theirs = self.readings.get((rival, size, mtu if rival in OVER_UDP else ""), {})
+        ratios = [
+            ours[turn].mib_per_s / theirs[turn].mib_per_s
+            for turn in ours.keys() & theirs.keys()
+            if theirs[turn].mib_per_s
+        ]
+        return statistics.median(ratios) if ratios else None
+
+
+class Processes:
+    """The processes of one measurement; ended with it."""
+
+    def __init__(self, starts: list[Start], job: Job) -> None:
+        self._context = multiprocessing.get_context("spawn")
+        self.shared = Shared(self._context)
+        self._processes: list[BaseProcess] = []
+        self._ends: list[Connection] = []
+        try:
+            for run, host in starts:
+                self._start(run, job, host)
+        except BaseException:
+            self.close()
+            raise
+
+    def measure(self, plan: Plan, size: int) -> Reading:
+        frames = self.shared.frames
+        deadline_s = time.monotonic() + READY_S
+        while frames.value == 0:
+            if time.monotonic() > deadline_s or not all(process.is_alive() for process in self._processes):
+                raise TimeoutError("no frame has come")
+            time.sleep(0.01)
+        time.sleep(plan.warm_up_s)
+        began_s, seen, before = time.monotonic(), frames.value, self._cpu_s()
+        time.sleep(plan.window_s)
+        took_s, came, after = time.monotonic() - began_s, frames.value - seen, self._cpu_s()
+        gib = came * size / (1 << 30)
+        if came == 0:
+            raise TimeoutError("no frame came within the window")
+        per_gib = {name: (after[name] - before[name]) / gib for name in after}
+        return Reading(
+            frames_per_s=came / took_s,
+            mib_per_s=gib * 1024 / took_s,
+            cpu_s_per_gib=sum(per_gib.values()),
+            parts=per_gib,
+        )
+
+    def close(self) -> list[Any]:
+        """What the processes said at the end."""
+        self.shared.stop.value = 1
+        said: list[Any] = []
+        for process, end in zip(self._processes, self._ends, strict=True):
+            process.join(10)
+            if process.is_alive():
+                process.kill()
+                process.join()
+            with contextlib.suppress(EOFError, OSError):
+                while end.poll():
+                    said.append(end.recv())
+        return said
+
+    def _start(self, run: Callable[..., None], job: Job, host: str) -> None:
+        ours, theirs = self._context.Pipe()
+        name = f"{run.__name__.removeprefix('run_')} {host}"
+        process = self._context.Process(target=run, args=(job, host, self.shared, theirs), name=name, daemon=True)
+        process.start()
+        theirs.close()
+        self._processes.append(process)
+        self._ends.append(ours)
+        try:
+            if ours.poll(READY_S) and ours.recv() == "ready":
+                return
+        except EOFError:
+            pass
+        raise RuntimeError(f"{run.__name__} on host {host} did not start")
+
+    def _cpu_s(self) -> dict[str, float]:
+        return {process.name: _cpu_s(process.pid) for process in self._processes}
+
+
+def _cpu_s(pid: int | None) -> float:
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / TICKS
+
+
+def _free_ports() -> tuple[int, int]:
+    with contextlib.ExitStack() as stack:
+        ports = []
+        for _ in range(2):
+            probe = stack.enter_context(socket.socket(socket.AF_INET, socket.SOCK_DGRAM))
+            probe.bind(("127.0.0.1", 0))
+            ports.append(int(probe.getsockname()[1]))
+        return ports[0], ports[1]
+
+
+@contextlib.contextmanager
+def _folder(bare_aeron: Path) -> Iterator[str]:
+    with tempfile.TemporaryDirectory(dir="/dev/shm", prefix="tensorpool-bridge-bench-") as folder:
+        Path(folder, bare_aeron.name).symlink_to(bare_aeron)
+        yield folder
+
+
+def visit(
+    figures: Figures,
+    way: str,
+    size: str,
+    mtu: str,
+    turn: int,
+    plan: Plan,
+    bare_aeron: Path,
+    settings: Settings,
+    told: bool,
+) -> None:
+    try:
+        with _folder(bare_aeron) as folder:
+            mtu_bytes = MTUS.get(mtu, 1408)
+            job = Job(size=SIZES[size], mtu=mtu_bytes, ports=_free_ports(), folder=folder, settings=settings)
+            processes = Processes(WAYS[BARE if way in SWEEP else way], job)
+            try:
+                reading = processes.measure(plan, job.size)
+                figures.add(way, size, mtu, turn, reading)
+            finally:
+                figures.wrong += processes.shared.wrong.value
+                said = processes.close()
+                if told:
+                    parts = {name: round(cpu_s, 2) for name, cpu_s in reading.parts.items()}
+                    print(f"\n{way}, {size}, {mtu}:", parts, *said, sep="\n  ", file=sys.stderr)
+    except Exception as error:
+        figures.failed.append(f"{way}, {size}, {mtu}, round {turn + 1}: {type(error).__name__}: {error}")
+
+
+def measure(ways: list[str], sizes: list[str], mtus: list[str], plan: Plan, told: bool) -> Figures:
+    figures = Figures()
+    jobs = [(way, size, mtu) for size in sizes for mtu in mtus for way in ways if way not in WAYS or way in OVER_UDP]
+    jobs += [(way, size, "") for size in sizes for way in ways if way in WAYS and way not in OVER_UDP]
+    with tempfile.TemporaryDirectory(prefix="tensorpool-bridge-bench-") as folder:
+        bare_aeron = build_bare_aeron(Path(folder))
+        for turn in range(plan.rounds):
+            shifted = [*jobs[turn % len(jobs) :], *jobs[: turn % len(jobs)]]
+            for number, (way, size, mtu) in enumerate(shifted):
+                text = f"round {turn + 1}, {number + 1}/{len(jobs)}: {way}, {size} {mtu}"
+                print(f"\r{text:<78}", end="", file=sys.stderr, flush=True)
+                visit(figures, way, size, mtu, turn, plan, bare_aeron, SWEEP.get(way, Settings()), told)
+    print("\r" + " " * 78 + "\r", end="", file=sys.stderr)
+    return figures
+
+
+FIELDS = {
+    "mib_per_s": ("MiB/s", "{:,.0f}"),
+    "frames_per_s": ("frames/s", "{:,.1f}"),
+    "cpu_s_per_gib": ("CPU s/GiB", "{:.2f}"),
+}
+
+
+def report(figures: Figures, ways: list[str], sizes: list[str], mtus: list[str]) -> Iterator[str]:
+    for size in sizes:
+        for field, (unit, form) in FIELDS.items():
+            yield _row(f"{size}, {unit}", [f"MTU {mtu}" for mtu in mtus])
+            for way in ways:
+                columns = mtus if way not in WAYS or way in OVER_UDP else [""]
+                values = [figures.median(field, way, size, mtu) for mtu in columns]
+                yield _row(f"  {way}", ["-" if value is None else form.format(value) for value in values])
+        for rival in (way for way in ways if way != OURS and OURS in ways):
+            ratios = [figures.ratio(size, mtu, rival) for mtu in mtus]
+            yield _row(f"  {OURS} / {rival}", ["-" if ratio is None else f"{ratio:.2f}" for ratio in ratios])
+        yield ""
+
+
+def _row(title: str, cells: list[str]) -> str:
+    return f"{title:<34}" + "".join(f"{cell:>16}" for cell in cells)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--quick", action="store_true", help="one short round")
+    parser.add_argument("--rounds", type=int, help=f"by default {FULL.rounds}")
+    parser.add_argument("--sizes", help="only frames of so many KiB, such as 640")
+    parser.add_argument("--mtus", help="only these MTUs, such as 1408,65504")
+    parser.add_argument("--ways", help=f"only those whose names begin so, of: {', '.join(WAYS)}")
+    parser.add_argument("--sweep", action="store_true", help="bare Aeron under several settings")
+    parser.add_argument("--counters", action="store_true", help="print what the bridges counted")
+    parser.add_argument("--json", type=Path, help="also write every round's figures to this file")
+    options = parser.parse_args()
+    plan = QUICK if options.quick else FULL
+    if options.rounds:
+        plan = msgspec.structs.replace(plan, rounds=options.rounds)
+    kib = {int(part) << 10 for part in options.sizes.split(",")} if options.sizes else set(SIZES.values())
+    sizes = [name for name, size in SIZES.items() if size in kib]
+    wanted = {int(part) for part in options.mtus.split(",")} if options.mtus else set(MTUS.values())
+    mtus = [name for name, mtu in MTUS.items() if mtu in wanted]
+    starts = options.ways.split(",") if options.ways else [""]
+    ways = [way for way in (SWEEP if options.sweep else WAYS) if any(way.startswith(start) for start in starts)]
+    if not (sizes and mtus and ways):
+        parser.error(f"nothing to measure; sizes are {', '.join(SIZES)}, MTUs {', '.join(map(str, MTUS.values()))}")
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # an end that cleans up
+    figures = measure(ways, sizes, mtus, plan, options.counters)
+    for line in report(figures, ways, sizes, mtus):
+        print(line)
+    misses = 0
+    for size in sizes:
+        for mtu in mtus:
+            ratio = figures.ratio(size, mtu, BARE)
+            if ratio is not None:
+                misses += ratio < TARGET
+                verdict = "holds " if ratio >= TARGET else "MISSED"
+                print(f"{verdict}  {size}, MTU {mtu}, / {BARE}: {ratio:.2f}, target at least {TARGET:.2f}")
+    for words in figures.failed:
+        print(f"FAILED  {words}")
+    if figures.wrong:
+        print(f"WRONG   {figures.wrong} frames whose stamps disagree")
+    if options.json:
+        rounds = [
+            {"way": way, "size": size, "mtu": mtu, "round": turn, **msgspec.structs.asdict(reading)}
+            for (way, size, mtu), readings in figures.readings.items()
+            for turn, reading in readings.items()
+        ]
+        document = {"plan": msgspec.structs.asdict(plan), "rounds": rounds, "failed": figures.failed}
+        options.json.write_text(json.dumps(document, indent=2))
+    return 1 if figures.failed or figures.wrong or misses else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

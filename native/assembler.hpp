@@ -1,0 +1,646 @@
+// SPDX-License-Identifier: Apache-2.0
+// Chunks in, frames out: one bridged stream's frames put together and published in a local ring.
+//
+//   chunk ──checks──► frame under assembly ──all chunks──► committed in the local ring, told to consumers
+//                            └──conflict, inconsistency, timeout, …──► tombstone ──timeout──► forgotten
+//
+// No IO, and the caller passes the time; only a commit asks the clock, because whoever stood still past the end of its
+// lease writes nothing more. A frame that begins with its chunk 0 is written straight into its slot, which stays
+// in-progress until the frame is whole; any other one into a buffer, and is copied when it is whole. Nothing is allocated for a frame
+// before its size passed every limit. Every chunk and every frame that is not published is counted under one reason.
+// Bridge §5, §6, §8; decisions G18-G21, G24-G27.
+#pragma once
+
+#include <algorithm>
+#include <array>
+#include <atomic>
+#include <cstdint>
+#include <cstring>
+#include <map>
+#include <memory>
+#include <optional>
+#include <span>
+#include <utility>
+#include <vector>
+
+#include "crc32c.hpp"
+#include "layout.hpp"
+#include "misuse.hpp"
+#include "ring.hpp"
+#include "tensor.hpp"
+
+namespace tensorpool {
+
+// Why a chunk was not used.
+enum class ChunkDrop : std::uint8_t {
+    NONE = 0,
+    FOREIGN,         // another message
+    MALFORMED,       // not decodable, or values that the schema does not have
+    UNKNOWN_STREAM,  // no mapping
+    CHUNK_COUNT,     // 0 or above 65535
+    CHUNK_INDEX,     // not below the count
+    HEADER,          // headerIncluded and headerBytes do not fit each other or the index
+    LENGTH,          // payloadBytes are not chunkLength
+    CHUNK_SIZE,      // above what the configuration allows
+    NO_ANNOUNCE,     // the source's pools are not known yet
+    EPOCH,           // not the announced one, or a higher one was seen
+    LATE,            // of a frame that is not above the last one published
+    DROPPED_FRAME,   // of a frame that was dropped
+    PAUSED,
+    COUNT_,
+};
+
+// Why a frame was not published. Reasons that are known before there is a frame count it at its chunk 0.
+enum class FrameLoss : std::uint8_t {
+    NONE = 0,
+    INCONSISTENT,   // its chunks contradict each other or the rules
+    CONFLICT,       // chunks overlap, or repeat with other content
+    TIMEOUT,
+    HEADER,         // its slot header is malformed or contradicts the chunks
+    SOURCE_POOL,    // its pool was not announced
+    SOURCE_STRIDE,  // larger than its pool's stride
+    TOO_LARGE,      // above max_payload_bytes
+    NO_POOL,        // no local pool holds it
+    OUT_OF_ORDER,   // a later frame was published before it was whole
+    EPOCH,          // of another epoch, or under assembly when the epoch changed
+    NO_ANNOUNCE,
+    NO_LEASE,       // there was no local memory to publish it in
+    INFLIGHT,       // too many frames under assembly: the oldest goes
+    CRC,            // its checksum is wrong, or never came
+    PAUSED,
+    COUNT_,
+};
+
+// BridgeFrameChunk (schema 902, template 1) as it stands in a message.
+struct ArrivedChunk {
+    std::uint32_t stream_id = 0;
+    std::uint64_t epoch = 0;
+    std::uint64_t seq = 0;
+    std::uint32_t index = 0;
+    std::uint32_t count = 0;
+    std::uint32_t offset = 0;
+    std::uint32_t length = 0;
+    std::uint32_t payload_length = 0;
+    bool has_header = false;
+    std::span<const std::uint8_t> header;
+    std::span<const std::uint8_t> payload;
+
+    static constexpr std::uint32_t kMost = 65'535;                  // chunks of a frame, bytes of a chunk
+    static constexpr std::uint32_t kMostPayload = std::uint32_t{1} << 30;
+    static constexpr std::uint64_t kHeader = 0x0001'0386'0001'0029;  // block 41, template 1, schema 902, version 1
+    static constexpr std::size_t kLeastBytes = 8 + 41 + 4 + 4;
+
+    // What is wrong with the message or with the chunk by itself; the spans are views of the message.
+    ChunkDrop decode(std::span<const std::uint8_t> message) noexcept {
+        if (message.size() < 8) return ChunkDrop::MALFORMED;
+        const std::uint8_t* const at = message.data();
+        const auto head = load<std::uint64_t>(at);
+        if (head != kHeader)  // A6: of version 1 only this block is known
+            return (head ^ kHeader) >> 16 == 0 || (head >> 16 & 0xffff'ffff) == 0x0386'0001 ? ChunkDrop::MALFORMED
+                                                                                           : ChunkDrop::FOREIGN;
+        if (message.size() < kLeastBytes) return ChunkDrop::MALFORMED;
+        stream_id = load<std::uint32_t>(at + 8);
+        epoch = load<std::uint64_t>(at + 12);
+        seq = load<std::uint64_t>(at + 20);
+        index = load<std::uint32_t>(at + 28);
+        count = load<std::uint32_t>(at + 32);
+        offset = load<std::uint32_t>(at + 36);
+        length = load<std::uint32_t>(at + 40);
+        payload_length = load<std::uint32_t>(at + 44);
+        const std::uint8_t flag = at[48];
+        const auto header_length = load<std::uint32_t>(at + 49);
+        if (header_length > message.size() - kLeastBytes) return ChunkDrop::MALFORMED;
+        const std::size_t second = 53 + std::size_t{header_length};
+        const auto payload_bytes = load<std::uint32_t>(at + second);
+        if (payload_bytes != message.size() - second - 4 || flag > 1) return ChunkDrop::MALFORMED;
+        has_header = flag == 1;
+        header = message.subspan(53, header_length);
+        payload = message.subspan(second + 4);
+        if (count == 0 || count > kMost) return ChunkDrop::CHUNK_COUNT;
+        if (index >= count) return ChunkDrop::CHUNK_INDEX;
+        if (has_header != (index == 0) || header.size() != (has_header ? kSlotBytes : 0)) return ChunkDrop::HEADER;
+        if (payload.size() != length) return ChunkDrop::LENGTH;
+        if (length > kMost) return ChunkDrop::CHUNK_SIZE;
+        if (payload_length > kMostPayload || seq > kMaxSeq) return ChunkDrop::MALFORMED;
+        return ChunkDrop::NONE;
+    }
+};
+
+// Written by one thread, read by any.
+class Tally {
+public:
+    void add(std::uint64_t amount = 1) noexcept { set(get() + amount); }
+    void set(std::uint64_t value) noexcept { value_.store(value, std::memory_order_relaxed); }
+    void raise_to(std::uint64_t value) noexcept {
+        if (value > get()) set(value);
+    }
+    std::uint64_t get() const noexcept { return value_.load(std::memory_order_relaxed); }
+
+private:
+    std::atomic<std::uint64_t> value_{0};
+};
+
+// Where whole frames go.
+class Outlet {
+public:
+    virtual ~Outlet() = default;
+    virtual RingWriter& ring() noexcept = 0;
+    virtual void tell(std::uint64_t seq, std::uint32_t meta_version, std::uint64_t bytes) = 0;
+};
+
+struct AssemblyLimits {
+    std::uint32_t max_chunk_bytes = ArrivedChunk::kMost;
+    std::uint32_t max_payload_bytes = ArrivedChunk::kMostPayload;
+    std::uint32_t max_inflight = 16;
+    std::uint64_t timeout_ns = 250'000'000;
+    bool needs_checksum = false;
+};
+
+class Assembler {
+public:
+    struct SourcePool {
+        std::uint16_t pool_id;
+        std::uint32_t stride_bytes;
+    };
+
+    Assembler(std::uint32_t stream_id, const AssemblyLimits& limits) : stream_id_(stream_id), limits_(limits) {}
+
+    // --- what the owner knows
+
+    // The latest announce of the source. Another epoch is a boundary: nothing of the one before is published any more.
+    void set_source(std::uint64_t epoch, std::vector<SourcePool> pools) {
+        const Busy busy(*this);
+        pools_ = std::move(pools);
+        largest_source_ = 0;
+        for (const SourcePool& pool : pools_) largest_source_ = std::max(largest_source_, pool.stride_bytes);
+        newest_epoch_ = epoch;
+        if (epoch_ == epoch) return;
+        lose_all(FrameLoss::EPOCH);
+        tombs_.clear();
+        checksums_.clear();
+        ahead_.clear();
+        published_.reset();
+        epoch_ = epoch;
+    }
+
+    // Local memory to publish in until `until_ns`; null: none.
+    void bind(Outlet* outlet, std::uint64_t until_ns) {
+        const Busy busy(*this);
+        if (outlet == outlet_) return until_ns_ = until_ns, void();
+        for (std::size_t i = frames_.size(); i-- > 0;)
+            if (!frames_[i]->buffer) lose(*frames_[i], FrameLoss::NO_LEASE, now_ns_);
+        outlet_ = outlet;
+        until_ns_ = until_ns;
+    }
+
+    void set_paused(bool is_paused) {
+        const Busy busy(*this);
+        if (is_paused && !is_paused_) lose_all(FrameLoss::PAUSED);
+        is_paused_ = is_paused;
+    }
+
+    // The sender's checksum of a frame, before or after its chunks.
+    void set_checksum(std::uint64_t epoch, std::uint64_t seq, std::uint32_t payload_length, std::uint32_t crc,
+                      std::uint64_t now_ns) {
+        const Busy busy(*this);
+        now_ns_ = now_ns;
+        if (!limits_.needs_checksum || epoch_ != epoch || (published_ && seq <= *published_)) return;
+        checksums_.push_back({seq, payload_length, crc});
+        if (checksums_.size() > 4 * limits_.max_inflight) checksums_.erase(checksums_.begin());
+        if (Frame* const frame = find(seq); frame != nullptr && frame->is_whole()) finish(*frame);
+    }
+
+    // Drops what waited too long. Returns how many frames that were.
+    std::size_t expire(std::uint64_t now_ns) {
+        const Busy busy(*this);
+        now_ns_ = now_ns;
+        std::size_t expired = 0;
+        for (std::size_t i = frames_.size(); i-- > 0;) {
+            if (now_ns - frames_[i]->first_ns < limits_.timeout_ns || now_ns < frames_[i]->first_ns) continue;
+            lose(*frames_[i], frames_[i]->is_whole() ? FrameLoss::CRC : FrameLoss::TIMEOUT, now_ns);
+            ++expired;
+        }
+        std::erase_if(tombs_, [&](const Tomb& tomb) { return now_ns >= tomb.until_ns; });
+        return expired;
+    }
+
+    // --- chunks
+
+    // `chunk` was decoded without fault and is of this stream.
+    void take(const ArrivedChunk& chunk, std::uint64_t now_ns) {
+        now_ns_ = now_ns;
+        chunks_.add();
+        const ChunkDrop drop = judge(chunk);
+        if (drop != ChunkDrop::NONE) return drop_chunk(drop, chunk);
+        if (last_ == nullptr || last_->seq != chunk.seq) last_ = find(chunk.seq);
+        if (last_ == nullptr) {
+            if (is_tomb(chunk.seq)) return drop_chunk(ChunkDrop::DROPPED_FRAME, chunk);
+            last_ = begin(chunk);
+            if (last_ == nullptr) return;
+        }
+        add(*last_, chunk);
+    }
+
+    // A chunk of this stream with a fault of its own.
+    void drop_chunk(ChunkDrop drop, const ArrivedChunk& chunk) noexcept {
+        chunk_drops_[static_cast<std::size_t>(drop)].add();
+        if (chunk.index != 0) return;
+        if (drop == ChunkDrop::NO_ANNOUNCE) count(FrameLoss::NO_ANNOUNCE);
+        if (drop == ChunkDrop::EPOCH) count(FrameLoss::EPOCH);
+        if (drop == ChunkDrop::PAUSED) count(FrameLoss::PAUSED);
+    }
+
+    // --- what happened
+
+    std::uint32_t stream_id() const noexcept { return stream_id_; }
+    const AssemblyLimits& limits() const noexcept { return limits_; }
+    std::size_t inflight() const noexcept { return inflight_.get(); }
+    std::optional<std::uint64_t> published() const noexcept { return published_; }
+    std::optional<std::uint64_t> epoch() const noexcept { return epoch_; }
+    // The highest epoch that chunks or the owner told of, and when a chunk of it came last.
+    std::uint64_t newest_epoch() const noexcept { return newest_epoch_; }
+    std::uint64_t heard_ns() const noexcept { return heard_ns_; }
+    bool is_lost(std::uint64_t seq) const noexcept { return is_tomb(seq); }
+
+    std::uint64_t frames() const noexcept { return frames_out_.get(); }
+    std::uint64_t bytes() const noexcept { return bytes_out_.get(); }
+    std::uint64_t chunks() const noexcept { return chunks_.get(); }
+    std::uint64_t in_place() const noexcept { return in_place_.get(); }
+    std::uint64_t duplicates() const noexcept { return duplicates_.get(); }
+    std::uint64_t unseen() const noexcept { return unseen_.get(); }
+    std::uint64_t assembly_ns() const noexcept { return assembly_ns_.get(); }
+    std::uint64_t longest_assembly_ns() const noexcept { return longest_assembly_ns_.get(); }
+    std::uint64_t buffered_bytes() const noexcept { return buffered_bytes_.get(); }
+    std::uint64_t drops(ChunkDrop drop) const noexcept { return chunk_drops_[static_cast<std::size_t>(drop)].get(); }
+    std::uint64_t losses(FrameLoss loss) const noexcept { return losses_[static_cast<std::size_t>(loss)].get(); }
+
+    // One thread at a time; an intake holds it during a poll.
+    struct Busy {
+        explicit Busy(Assembler& assembler) : assembler(assembler) {
+            if (assembler.busy_.exchange(true, std::memory_order_acquire))
+                throw Misuse("this assembler is being fed by another thread; one thread uses it at a time");
+        }
+        ~Busy() { assembler.busy_.store(false, std::memory_order_release); }  // pairs with the exchange above
+        Busy(const Busy&) = delete;
+        Busy& operator=(const Busy&) = delete;
+        Assembler& assembler;
+    };
+
+private:
+    static constexpr std::size_t kMaxTombs = 1024;
+    static constexpr std::size_t kMaxAhead = 4096;
+
+    struct Piece {
+        std::uint32_t length;
+        std::uint32_t index;
+    };
+
+    // Chunks 0 to n-1 that came in order are `starts`; every other one is in `pieces`, by offset.
+    struct Frame {
+        std::uint64_t seq = 0;
+        std::uint64_t first_ns = 0;
+        std::uint32_t count = 0;
+        std::uint32_t payload_length = 0;
+        std::uint32_t received = 0;
+        std::uint64_t bytes = 0;
+        std::uint8_t* at = nullptr;
+        std::unique_ptr<std::uint8_t[]> buffer;  // null: in its slot
+        std::size_t pool = RingGeometry::npos;
+        std::uint32_t contiguous_bytes = 0;
+        std::vector<std::uint32_t> starts;
+        std::map<std::uint32_t, Piece> pieces;
+        std::vector<bool> known;  // indices that are, or were, in `pieces`
+        alignas(8) std::array<std::uint8_t, kSlotBytes> image;
+
+        bool is_whole() const noexcept { return received == count && bytes == payload_length; }
+    };
+
+    struct Tomb {
+        std::uint64_t seq;
+        std::uint64_t until_ns;
+    };
+
+    struct Checksum {
+        std::uint64_t seq;
+        std::uint32_t payload_length;
+        std::uint32_t crc;
+    };
+
+    // --- checks that need no frame
+
+    ChunkDrop judge(const ArrivedChunk& chunk) noexcept {
+        if (chunk.length > limits_.max_chunk_bytes) return ChunkDrop::CHUNK_SIZE;
+        if (!epoch_) return ChunkDrop::NO_ANNOUNCE;
+        if (chunk.epoch > newest_epoch_) {  // §8: whatever is older is over, although its pools are not known yet
+            newest_epoch_ = chunk.epoch;
+            lose_all(FrameLoss::EPOCH);
+        }
+        if (chunk.epoch == newest_epoch_) heard_ns_ = now_ns_;
+        if (chunk.epoch != *epoch_ || chunk.epoch != newest_epoch_) return ChunkDrop::EPOCH;
+        if (is_paused_) return ChunkDrop::PAUSED;
+        if (published_ && chunk.seq <= *published_) return ChunkDrop::LATE;
+        return ChunkDrop::NONE;
+    }
+
+    // --- frames under assembly
+
+    Frame* find(std::uint64_t seq) const noexcept {
+        for (const std::unique_ptr<Frame>& frame : frames_)
+            if (frame->seq == seq) return frame.get();
+        return nullptr;
+    }
+
+    // The frame that is being written in a slot of the bound ring.
+    Frame* in_slot(std::uint32_t index) const noexcept {
+        for (const std::unique_ptr<Frame>& frame : frames_)
+            if (!frame->buffer && outlet_->ring().geometry().index_of(frame->seq) == index) return frame.get();
+        return nullptr;
+    }
+
+    bool is_tomb(std::uint64_t seq) const noexcept {
+        return std::any_of(tombs_.begin(), tombs_.end(), [seq](const Tomb& tomb) { return tomb.seq == seq; });
+    }
+
+    // The first chunk of a frame that came. Null: the frame is refused.
+    Frame* begin(const ArrivedChunk& chunk) {
+        const FrameLoss refusal = refuse(chunk);
+        if (refusal != FrameLoss::NONE) return bury(chunk.seq, refusal, now_ns_), nullptr;
+        if (frames_.size() >= limits_.max_inflight) {
+            const auto oldest = std::min_element(frames_.begin(), frames_.end(), [](const auto& a, const auto& b) {
+                return a->first_ns != b->first_ns ? a->first_ns < b->first_ns : a->seq < b->seq;
+            });
+            lose(**oldest, (*oldest)->is_whole() ? FrameLoss::CRC : FrameLoss::INFLIGHT, now_ns_);
+        }
+        std::unique_ptr<Frame> frame = spare_ ? std::move(spare_) : std::make_unique<Frame>();
+        frame->seq = chunk.seq;
+        frame->first_ns = now_ns_;
+        frame->count = chunk.count;
+        frame->payload_length = chunk.payload_length;
+        RingWriter& ring = outlet_->ring();
+        const std::uint32_t index = ring.geometry().index_of(chunk.seq);
+        if (chunk.index == 0 && in_slot(index) == nullptr) {
+            frame->pool = ring.open_image(chunk.seq, chunk.payload_length);
+            frame->at = RingGeometry::payload(ring.geometry().pools()[frame->pool], index);
+        } else {
+            frame->buffer = std::make_unique_for_overwrite<std::uint8_t[]>(std::max(chunk.payload_length, 1u));
+            frame->at = frame->buffer.get();
+            buffered_bytes_.add(chunk.payload_length);
+        }
+        frames_.push_back(std::move(frame));
+        inflight_.set(frames_.size());
+        return frames_.back().get();
+    }
+
+    // What stands against a frame as far as its first chunk tells; before anything is allocated for it (G21).
+    FrameLoss refuse(const ArrivedChunk& chunk) noexcept {
+        if (chunk.payload_length > limits_.max_payload_bytes) return FrameLoss::TOO_LARGE;
+        if (chunk.payload_length > largest_source_) return FrameLoss::SOURCE_STRIDE;
+        if (outlet_ == nullptr) return FrameLoss::NO_LEASE;
+        if (chunk.seq < outlet_->ring().next_seq()) return FrameLoss::OUT_OF_ORDER;
+        if (chunk.payload_length > outlet_->ring().geometry().largest_stride_bytes()) return FrameLoss::NO_POOL;
+        const FrameLoss fault = fault_of(chunk);
+        return fault != FrameLoss::NONE || chunk.index != 0 ? fault : check_header(chunk.header.data(), chunk);
+    }
+
+    // Rules between the fields of one chunk that concern the whole frame.
+    static FrameLoss fault_of(const ArrivedChunk& chunk) noexcept {
+        const bool is_inside = chunk.offset <= chunk.payload_length && chunk.length <= chunk.payload_length - chunk.offset;
+        const bool is_sized = chunk.payload_length == 0 ? chunk.count == 1  // G26
+                                                        : chunk.length > 0 && chunk.count <= chunk.payload_length;
+        const bool is_first_at_0 = chunk.index != 0 || chunk.offset == 0;
+        return is_inside && is_sized && is_first_at_0 ? FrameLoss::NONE : FrameLoss::INCONSISTENT;
+    }
+
+    FrameLoss check_header(const std::uint8_t* image, const ArrivedChunk& chunk) noexcept {
+        if (load<std::uint64_t>(image) >> 1 != chunk.seq ||  // G24
+            load<std::uint32_t>(image + slot::kValuesLenBytes) != chunk.payload_length ||
+            load<std::uint32_t>(image + slot::kPayloadOffset) != 0)
+            return FrameLoss::HEADER;
+        if (!is_same_layout(image)) {
+            is_layout_known_ = parse_tensor_header(image, layout_) == Drop::NONE;
+            if (!is_layout_known_) return FrameLoss::HEADER;
+            std::memcpy(layout_bytes_.data(), image + slot::kHeaderLength, layout_bytes_.size());
+        }
+        if (chunk.payload_length != 0 && (layout_.has_zero_dim() || layout_.extent_bytes > chunk.payload_length))
+            return FrameLoss::HEADER;  // B13, B14
+        const auto pool_id = load<std::uint16_t>(image + slot::kPoolId);
+        const auto pool = std::find_if(pools_.begin(), pools_.end(),
+                                       [pool_id](const SourcePool& each) { return each.pool_id == pool_id; });
+        if (pool == pools_.end()) return FrameLoss::SOURCE_POOL;
+        return chunk.payload_length > pool->stride_bytes ? FrameLoss::SOURCE_STRIDE : FrameLoss::NONE;
+    }
+
+    // Streams keep their shape: what was parsed once is compared from then on.
+    bool is_same_layout(const std::uint8_t* image) const noexcept {
+        return is_layout_known_ && std::memcmp(image + slot::kHeaderLength, layout_bytes_.data(), layout_bytes_.size()) == 0;
+    }
+
+    void add(Frame& frame, const ArrivedChunk& chunk) {
+        FrameLoss loss = FrameLoss::NONE;
+        if (chunk.count != frame.count || chunk.payload_length != frame.payload_length)
+            loss = FrameLoss::INCONSISTENT;
+        else
+            loss = fault_of(chunk);
+        if (loss == FrameLoss::NONE && frame.received > 0) {
+            if (const std::optional<bool> is_same = repeated(frame, chunk)) {
+                if (*is_same) return duplicates_.add();
+                loss = FrameLoss::CONFLICT;
+            }
+        }
+        if (loss == FrameLoss::NONE && chunk.index == 0 && frame.received > 0)
+            loss = check_header(chunk.header.data(), chunk);  // of the first chunk that came it was checked by begin
+        if (loss == FrameLoss::NONE) loss = place(frame, chunk);
+        if (loss != FrameLoss::NONE) return lose(frame, loss, now_ns_);
+        if (chunk.index == 0) std::memcpy(frame.image.data(), chunk.header.data(), kSlotBytes);
+        copy_racing(frame.at + chunk.offset, chunk.payload.data(), chunk.length);
+        ++frame.received;
+        frame.bytes += chunk.length;
+        if (frame.received < frame.count) return;
+        if (frame.bytes != frame.payload_length) return lose(frame, FrameLoss::INCONSISTENT, now_ns_);
+        finish(frame);
+    }
+
+    // Whether a chunk of this index came before: with the same content, or with another.
+    static std::optional<bool> repeated(const Frame& frame, const ArrivedChunk& chunk) noexcept {
+        std::uint32_t offset = 0;
+        std::uint32_t length = 0;
+        if (chunk.index < frame.starts.size()) {
+            offset = frame.starts[chunk.index];
+            length = (chunk.index + 1 < frame.starts.size() ? frame.starts[chunk.index + 1] : frame.contiguous_bytes) - offset;
+        } else if (frame.known.empty() || !frame.known[chunk.index]) {
+            return std::nullopt;
+        } else {
+            const auto same = frame.pieces.find(chunk.offset);
+            if (same == frame.pieces.end() || same->second.index != chunk.index) return false;
+            offset = chunk.offset;
+            length = same->second.length;
+        }
+        if (offset != chunk.offset || length != chunk.length) return false;
+        if (chunk.index == 0 && std::memcmp(frame.image.data(), chunk.header.data(), kSlotBytes) != 0) return false;
+        return length == 0 || std::memcmp(frame.at + offset, chunk.payload.data(), length) == 0;
+    }
+
+    // Takes note of a chunk that is new; nothing may lie where it goes.
+    static FrameLoss place(Frame& frame, const ArrivedChunk& chunk) {
+        const std::uint32_t end = chunk.offset + chunk.length;
+        if (chunk.index == frame.starts.size() && chunk.offset == frame.contiguous_bytes) {
+            if (!frame.pieces.empty() && frame.pieces.begin()->first < end) return FrameLoss::CONFLICT;
+            frame.starts.push_back(chunk.offset);
+            frame.contiguous_bytes = end;
+            for (auto next = frame.pieces.begin(); next != frame.pieces.end() && next->first == frame.contiguous_bytes &&
+                                                   next->second.index == frame.starts.size();
+                 next = frame.pieces.erase(next)) {
+                frame.starts.push_back(next->first);
+                frame.contiguous_bytes = next->first + next->second.length;
+            }
+            return FrameLoss::NONE;
+        }
+        if (chunk.offset < frame.contiguous_bytes) return FrameLoss::CONFLICT;
+        const auto after = frame.pieces.lower_bound(chunk.offset);
+        if (after != frame.pieces.end() && after->first < end) return FrameLoss::CONFLICT;
+        if (after != frame.pieces.begin()) {
+            const auto before = std::prev(after);
+            if (before->first + before->second.length > chunk.offset) return FrameLoss::CONFLICT;
+        }
+        frame.pieces.emplace_hint(after, chunk.offset, Piece{chunk.length, chunk.index});
+        if (frame.known.empty()) frame.known.resize(frame.count);
+        frame.known[chunk.index] = true;
+        return FrameLoss::NONE;
+    }
+
+    // --- the end of a frame
+
+    // Every chunk is there.
+    void finish(Frame& frame) {
+        if (limits_.needs_checksum) {
+            const auto sum = std::find_if(checksums_.begin(), checksums_.end(),
+                                          [&](const Checksum& each) { return each.seq == frame.seq; });
+            if (sum == checksums_.end()) return;  // it comes on another stream, and may come later
+            const std::uint32_t crc = crc32c({frame.at, frame.payload_length}, crc32c(frame.image));
+            if (sum->crc != crc || sum->payload_length != frame.payload_length)
+                return lose(frame, FrameLoss::CRC, now_ns_);
+        }
+        const std::uint64_t now_ns = std::max(now_ns_, monotonic_ns());
+        if (outlet_ == nullptr || now_ns >= until_ns_) return lose(frame, FrameLoss::NO_LEASE, now_ns_);
+        RingWriter& ring = outlet_->ring();
+        if (frame.seq < ring.next_seq()) return lose(frame, FrameLoss::OUT_OF_ORDER, now_ns_);
+        if (frame.buffer) {
+            const std::uint32_t index = ring.geometry().index_of(frame.seq);
+            if (Frame* const other = in_slot(index)) {  // the later one has the slot
+                if (frame.seq < other->seq) return lose(frame, FrameLoss::OUT_OF_ORDER, now_ns_);
+                lose(*other, FrameLoss::OUT_OF_ORDER, now_ns_);
+            }
+            frame.pool = ring.open_image(frame.seq, frame.payload_length);
+            if (frame.pool == RingGeometry::npos) return lose(frame, FrameLoss::NO_POOL, now_ns_);
+            const Pool& pool = ring.geometry().pools()[frame.pool];
+            copy_payload(RingGeometry::payload(pool, index), frame.at, frame.payload_length,
+                         prefers_streaming(frame.payload_length,
+                                           std::size_t{ring.geometry().nslots()} * pool.stride_bytes));
+        }
+        count_published(frame, now_ns);  // before anybody can have seen it
+        ring.commit_image(frame.seq, frame.pool, frame.image.data());
+        outlet_->tell(frame.seq, load<std::uint32_t>(frame.image.data() + slot::kMetaVersion), frame.payload_length);
+        advance_to(frame);
+    }
+
+    void count_published(const Frame& frame, std::uint64_t now_ns) noexcept {
+        if (!frame.buffer) in_place_.add();
+        frames_out_.add();
+        bytes_out_.add(frame.payload_length);
+        const std::uint64_t taken_ns = now_ns > frame.first_ns ? now_ns - frame.first_ns : 0;
+        assembly_ns_.add(taken_ns);
+        longest_assembly_ns_.raise_to(taken_ns);
+    }
+
+    void advance_to(Frame& frame) {
+        const std::uint64_t seq = frame.seq;
+        remove(frame);
+        for (std::size_t i = frames_.size(); i-- > 0;)  // G19: they cannot be published any more
+            if (frames_[i]->seq < seq) lose(*frames_[i], FrameLoss::OUT_OF_ORDER, now_ns_);
+        count_unseen(seq);
+        published_ = seq;
+        std::erase_if(tombs_, [seq](const Tomb& tomb) { return tomb.seq <= seq; });
+        std::erase_if(checksums_, [seq](const Checksum& sum) { return sum.seq <= seq; });
+    }
+
+    // Frames between the last published one and this one of which no chunk came at all.
+    void count_unseen(std::uint64_t seq) noexcept {
+        const auto seen = static_cast<std::uint64_t>(
+            std::count_if(ahead_.begin(), ahead_.end(), [seq](std::uint64_t lost) { return lost < seq; }));
+        std::erase_if(ahead_, [seq](std::uint64_t lost) { return lost <= seq; });
+        if (!published_) return;
+        const std::uint64_t between = seq - *published_ - 1;
+        unseen_.add(between > seen ? between - seen : 0);
+    }
+
+    void lose(Frame& frame, FrameLoss loss, std::uint64_t now_ns) {
+        bury(frame.seq, loss, now_ns);
+        remove(frame);
+    }
+
+    void lose_all(FrameLoss loss) {
+        while (!frames_.empty()) lose(*frames_.back(), loss, now_ns_);
+    }
+
+    // G18: what is dropped does not rise again. What is left of it may come when even its tombstone is gone; then it is
+    // not counted a second time.
+    void bury(std::uint64_t seq, FrameLoss loss, std::uint64_t now_ns) {
+        if (tombs_.size() >= kMaxTombs) tombs_.erase(tombs_.begin());
+        tombs_.push_back({seq, now_ns + limits_.timeout_ns});
+        if (std::find(ahead_.begin(), ahead_.end(), seq) != ahead_.end()) return;
+        count(loss);
+        if (ahead_.size() < kMaxAhead) ahead_.push_back(seq);
+    }
+
+    void remove(Frame& frame) {
+        if (last_ == &frame) last_ = nullptr;
+        const auto found = std::find_if(frames_.begin(), frames_.end(), [&](const auto& each) { return each.get() == &frame; });
+        if (frame.buffer) buffered_bytes_.set(buffered_bytes_.get() - frame.payload_length);
+        spare_ = std::move(*found);
+        frames_.erase(found);
+        inflight_.set(frames_.size());
+        spare_->buffer.reset();
+        spare_->pieces.clear();
+        spare_->starts.clear();
+        spare_->known.clear();
+        spare_->received = spare_->contiguous_bytes = 0;
+        spare_->bytes = 0;
+        spare_->pool = RingGeometry::npos;
+    }
+
+    void count(FrameLoss loss) noexcept { losses_[static_cast<std::size_t>(loss)].add(); }
+
+    const std::uint32_t stream_id_;
+    const AssemblyLimits limits_;
+    std::uint64_t now_ns_ = 0;
+
+    std::optional<std::uint64_t> epoch_;  // of the latest announce
+    std::uint64_t newest_epoch_ = 0;
+    std::uint64_t heard_ns_ = 0;
+    std::vector<SourcePool> pools_;
+    std::uint32_t largest_source_ = 0;
+
+    Outlet* outlet_ = nullptr;
+    std::uint64_t until_ns_ = 0;
+    bool is_paused_ = false;
+
+    std::vector<std::unique_ptr<Frame>> frames_;
+    std::unique_ptr<Frame> spare_;
+    Frame* last_ = nullptr;  // what the chunk before belonged to
+    std::vector<Tomb> tombs_;
+    std::vector<Checksum> checksums_;
+    std::vector<std::uint64_t> ahead_;  // dropped, above the last published one
+    std::optional<std::uint64_t> published_;
+
+    TensorLayout layout_;
+    std::array<std::uint8_t, slot::kTail - slot::kHeaderLength> layout_bytes_;
+    bool is_layout_known_ = false;
+
+    Tally inflight_, buffered_bytes_;
+    Tally chunks_, frames_out_, bytes_out_, in_place_, duplicates_, unseen_, assembly_ns_, longest_assembly_ns_;
+    std::array<Tally, static_cast<std::size_t>(ChunkDrop::COUNT_)> chunk_drops_;
+    std::array<Tally, static_cast<std::size_t>(FrameLoss::COUNT_)> losses_;
+    std::atomic<bool> busy_{false};
+};
+
+}  // namespace tensorpool

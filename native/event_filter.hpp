@@ -1,0 +1,75 @@
+// SPDX-License-Identifier: Apache-2.0
+// Which EventMessages of a shared stream are for a service: decided on the bytes as they lie in the log, so that the
+// traffic of all others costs neither an allocation nor a call into Python. Service Control 5, 5.1; decision H7.
+#pragma once
+
+#include <algorithm>
+#include <bit>
+#include <cstdint>
+#include <cstring>
+#include <span>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+namespace tensorpool {
+
+static_assert(std::endian::native == std::endian::little, "messages are little-endian");
+
+class EventFilter {
+public:
+    struct Counts {
+        std::uint64_t mine = 0;
+        std::uint64_t other_tag = 0;
+        std::uint64_t other_schema = 0;
+        std::uint64_t malformed = 0;  // cut short, or a tag that does not fit
+        std::uint64_t over_rate = 0;  // mine, but more than were admitted
+    };
+
+    EventFilter(std::uint16_t schema_id, std::vector<std::string> tags) : schema_id_(schema_id), tags_(std::move(tags)) {}
+
+    // Whether the message is for us, and still among the number that may be admitted.
+    bool admits(std::span<const std::uint8_t> message) noexcept {
+        if (message.size() < kHeaderBytes) return refuse(counts_.malformed);
+        if (load<std::uint16_t>(message, 4) != schema_id_ || load<std::uint16_t>(message, 2) != kTemplateId)
+            return refuse(counts_.other_schema);
+        const std::size_t at = kHeaderBytes + load<std::uint16_t>(message, 0);
+        if (at < kHeaderBytes + kBlockBytes || at + 4 > message.size()) return refuse(counts_.malformed);
+        const std::size_t length = load<std::uint32_t>(message, at);
+        if (length > message.size() - at - 4) return refuse(counts_.malformed);
+        const std::string_view tag(reinterpret_cast<const char*>(message.data()) + at + 4, length);
+        if (std::find(tags_.begin(), tags_.end(), tag) == tags_.end()) return refuse(counts_.other_tag);
+        if (allowance == 0) return refuse(counts_.over_rate);
+        --allowance;
+        ++counts_.mine;
+        return true;
+    }
+
+    const Counts& counts() const noexcept { return counts_; }
+
+    std::size_t allowance = 0;  // how many more messages of ours may pass
+
+private:
+    static constexpr std::size_t kHeaderBytes = 8;
+    static constexpr std::size_t kBlockBytes = 40;
+    static constexpr std::uint16_t kTemplateId = 1;
+
+    template <typename T>
+    static T load(std::span<const std::uint8_t> message, std::size_t at) noexcept {
+        T value;
+        std::memcpy(&value, message.data() + at, sizeof value);
+        return value;
+    }
+
+    static bool refuse(std::uint64_t& count) noexcept {
+        ++count;
+        return false;
+    }
+
+    const std::uint16_t schema_id_;
+    const std::vector<std::string> tags_;
+    Counts counts_;
+};
+
+}  // namespace tensorpool

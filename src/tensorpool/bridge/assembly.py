@@ -1,0 +1,80 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which source epoch a receiver believes in: decided by forwarded announces, and by what chunks were heard.
+
+Holds no clock and does no IO. Frames themselves are put together by `tensorpool._core.Assembler`.
+
+    unknown ──announce──► epoch E ──announce of a higher one──► epoch E' (remap boundary)
+                             ├─────announce of E──► the same, with its latest pools
+                             └─────announce of a lower one──► ignored, until the higher one has been silent for long
+
+A chunk of an epoch above E ends E as well, although its pools are not known yet: what is older than the highest epoch
+that was seen is not published any more. Bridge §6, §7.2, §8; decisions G5, G16, G17.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from enum import Enum, auto
+from typing import Final
+
+import msgspec
+
+SILENT_PERIODS: Final = 3  # G17
+
+
+class SourcePool(msgspec.Struct, frozen=True):
+    """A payload pool of the source, as announced."""
+
+    pool_id: int
+    stride_bytes: int
+
+
+class Verdict(Enum):
+    """What an announce changes."""
+
+    ADOPTED = auto()  # another epoch than before
+    REFRESHED = auto()  # the same epoch; its pools may have changed
+    STALE = auto()  # of an epoch that is over
+
+
+class SourceEpoch:
+    """The source of one mapping.
+
+    >>> source = SourceEpoch(announce_period_ns=10**9)
+    >>> source.on_announce(3, [SourcePool(1, 4096)], now_ns=0)
+    <Verdict.ADOPTED: 1>
+    >>> source.on_announce(2, [SourcePool(1, 4096)], now_ns=10**9)
+    <Verdict.STALE: 3>
+    >>> source.on_announce(2, [SourcePool(1, 4096)], now_ns=4 * 10**9)
+    <Verdict.ADOPTED: 1>
+    """
+
+    def __init__(self, announce_period_ns: int) -> None:
+        self._silence_ns = SILENT_PERIODS * announce_period_ns
+        self.epoch: int | None = None
+        self.pools: tuple[SourcePool, ...] = ()
+        self._newest = 0
+        self._heard_ns = 0
+
+    @property
+    def largest_stride_bytes(self) -> int:
+        return max((pool.stride_bytes for pool in self.pools), default=0)
+
+    def on_chunks(self, newest_epoch: int, heard_ns: int) -> None:
+        """The highest epoch that a chunk told of, and when one of it came last."""
+        if self.epoch is None or newest_epoch < self._newest:
+            return
+        is_later = newest_epoch > self._newest or heard_ns > self._heard_ns
+        self._newest = newest_epoch
+        if is_later:
+            self._heard_ns = max(heard_ns, self._heard_ns)
+
+    def on_announce(self, epoch: int, pools: Iterable[SourcePool], now_ns: int) -> Verdict:
+        """A forwarded announce of the source stream."""
+        if self.epoch is not None and epoch < self._newest and now_ns - self._heard_ns < self._silence_ns:
+            return Verdict.STALE
+        is_same = epoch == self.epoch
+        self.epoch = self._newest = epoch
+        self.pools = tuple(pools)
+        self._heard_ns = now_ns
+        return Verdict.REFRESHED if is_same else Verdict.ADOPTED

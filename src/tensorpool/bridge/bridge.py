@@ -1,0 +1,346 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A bridge as one object: mappings of both directions on one media driver, in one duty cycle.
+
+    no link ──media driver alive──► linked: a worker per mapping ──its transport fails──► no link
+
+A worker never waits and raises TransportError or Closed when the media driver is gone; then all of them are closed and
+made anew once it is back. A driver that restarts, a lease that is lost and a source that changes its epoch are the
+workers' own business. As a service it can be paused, resumed and drained.
+Bridge §2, §3; decision G9; Service Control §4.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from types import TracebackType
+from typing import Final, Protocol, Self
+
+from tensorpool import aeron
+from tensorpool.bridge.config import BridgeConfig, MappingConfig, check_against_driver
+from tensorpool.bridge.destinations import Destinations
+from tensorpool.bridge.metrics import Collector, Counters
+from tensorpool.bridge.receiver import Receiver, Reception
+from tensorpool.bridge.sender import Sender
+from tensorpool.client import Client
+from tensorpool.clock import Clock, SystemClock
+from tensorpool.control import Service, State, host_standard
+from tensorpool.driver.config import DriverConfig
+from tensorpool.errors import Closed, ConfigError, TransportError
+from tensorpool.logs import get_logger
+
+RECONNECT_EVERY_NS: Final = 100_000_000
+RETRY_NS: Final = 1_000_000_000  # when something could not be opened
+LOOK_EVERY_NS: Final = 500_000_000
+WAIT_NS: Final = 5_000_000  # for frames or chunks, between looks at everything else
+PROGRESS_WAIT_NS: Final = 1_000_000  # where everything else includes progress
+
+
+class Worker(Protocol):
+    """What turns one mapping: `sender.Sender` and `receiver.Receiver`.
+
+        Sender(mapping: MappingConfig, config: BridgeConfig, client: tensorpool.client.Client,
+               link: aeron.Client, counters: Counters)
+
+    `client` is connected to the local SHM driver and has a thread of its own; consumers are opened with
+    `attaching.Attaching`, since `client.consumer` waits. `link` is the connection for UDP and local publications and
+    subscriptions; the worker closes what it adds. `client.config` is the local driver's configuration.
+    """
+
+    @property
+    def mapping(self) -> MappingConfig: ...
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether it has its lease and its streams."""
+
+    def invoke(self, now_ns: int) -> int:
+        """One turn: never waits, returns the work done. Raises TransportError, Closed."""
+
+    def close(self) -> None:
+        """Give back leases and streams; raises nothing when the media driver is gone already."""
+
+
+class Bridge:
+    """A bridge inside this process: an agent, turned by `invoke`, or on a thread between `start` and `close`.
+
+    >>> with Bridge(BridgeConfig.load("bridge.toml")).start() as bridge:      # doctest: +SKIP
+    ...     print(bridge.counters)
+
+    `driver` is the local driver's configuration where it is at hand; by default it is made of the bridge's own keys.
+    Waits for a media driver that is not there yet. Raises ConfigError.
+    """
+
+    def __init__(
+        self,
+        config: BridgeConfig,
+        *,
+        driver: DriverConfig | None = None,
+        aeron_dir: str | None = None,
+        clock: Clock | None = None,
+    ) -> None:
+        self.config = config
+        self.driver = config.driver() if driver is None else driver
+        check_against_driver(config, self.driver)
+        self.aeron_dir = (
+            aeron_dir or config.bridge.aeron_dir or self.driver.driver.aeron_dir or aeron.default_aeron_dir()
+        )
+        self._clock = clock or SystemClock()
+        self._log = get_logger("bridge", instance_id=config.bridge.instance_id)
+        self._counters = {mapping: Counters(mapping.name) for mapping in config.mappings}
+        self._unrouted = Counters("")
+        self._destinations = Destinations(config, self.driver)
+        self._media_driver = aeron.DriverSight(self.aeron_dir)
+        self._client: Client | None = None
+        self._link: aeron.Client | None = None
+        self._senders: tuple[Sender, ...] = ()
+        self._reception: Reception | None = None
+        self._paused: set[MappingConfig] = set()
+        self._retry_ns = 0
+        self._look_ns = 0
+        self._complaint = ""  # why there is no link, as it was logged
+        self._is_closed = False
+        self._is_drained = False
+        self._service = self._make_service() if config.control.enabled else None
+        self._runner: aeron.AgentRunner | None = None
+        for warning in config.warnings():
+            self._log.warning("config", advice=warning)
+
+    # --- what it is
+
+    @property
+    def role_name(self) -> str:
+        return f"bridge {self.config.bridge.instance_id}"
+
+    @property
+    def workers(self) -> tuple[Sender | Receiver, ...]:
+        """Of all mappings; none while there is no media driver."""
+        return (*self._senders, *(self._reception.receivers if self._reception is not None else ()))
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether every mapping has its lease and its streams."""
+        workers = self.workers
+        return len(workers) == len(self.config.mappings) and all(worker.is_ready for worker in workers)
+
+    @property
+    def is_running(self) -> bool:
+        return self._runner is not None and self._runner.is_running
+
+    @property
+    def counters(self) -> dict[str, dict[str, int]]:
+        """What each mapping counted so far; under "" what belongs to none."""
+        return {counters.mapping: counters.as_dict() for counters in self._all_counters()}
+
+    @property
+    def failures(self) -> dict[str, str]:
+        """Mappings without a lease, and why."""
+        found = {worker.mapping.name: worker.failure for worker in self.workers}
+        return {name: str(failure) for name, failure in found.items() if failure is not None}
+
+    @property
+    def destinations(self) -> dict[str, int]:
+        """The local stream of each mapping that is received; 0 while none was chosen."""
+        return {
+            mapping.name: mapping.dest_stream_id or self._destinations.chosen(mapping)
+            for mapping in self.config.received
+        }
+
+    @property
+    def collector(self) -> Collector:
+        """For prometheus_client.REGISTRY.register."""
+        return Collector(lambda: tuple(self._all_counters()), self._gauges)
+
+    def pause(self, mapping: str | None = None) -> None:
+        """Send and publish nothing until `resume`; what is left out is counted. All mappings, or the one named."""
+        self._paused |= self._named(mapping)
+        self._apply_pauses()
+
+    def resume(self, mapping: str | None = None) -> None:
+        self._paused -= self._named(mapping)
+        self._apply_pauses()
+
+    @property
+    def is_paused(self) -> bool:
+        """Whether every mapping is."""
+        return len(self._paused) == len(self.config.mappings)
+
+    # --- the duty cycle
+
+    def invoke(self) -> int:
+        """One turn; never waits long. Returns the work done."""
+        if self._is_closed:
+            raise Closed(f"bridge {self.config.bridge.instance_id} is closed")
+        now_ns = self._clock.monotonic_ns()
+        try:
+            if self._link is None:
+                return self._connect(now_ns)
+            if now_ns >= self._look_ns:
+                self._look_ns = now_ns + LOOK_EVERY_NS
+                if self._link.is_closed or self._media_driver.is_dead():
+                    raise TransportError(f"the media driver at {self.aeron_dir} is gone")
+            work = sum(sender.invoke(now_ns) for sender in self._senders)
+            work += self._reception.invoke(now_ns) if self._reception is not None else 0
+            return work + (self._service.invoke() if self._service is not None else 0)
+        except (TransportError, Closed) as error:
+            self._disconnect(str(error), now_ns)
+            return 1
+
+    def on_start(self) -> None: ...
+
+    def do_work(self) -> int:
+        if self._is_drained:
+            raise aeron.AgentTerminated
+        return self.invoke()
+
+    def on_close(self) -> None:
+        self._end()
+
+    def start(self, idle: aeron.IdleStrategy | None = None) -> Self:
+        """Turn on a thread of its own until `close`."""
+        self._runner = aeron.AgentRunner(self, idle or _Idle(self), on_error=self._on_failed_turn).start()
+        return self
+
+    def close(self) -> None:
+        """Give every lease back and end."""
+        if self._runner is not None:
+            self._runner.close()
+        else:
+            self._end()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def wait(self, timeout_ns: int) -> bool:
+        """Sleep until frames or chunks come, but no longer; False where several are waited for, or none."""
+        try:
+            if self._reception is None and len(self._senders) == 1:
+                return self._senders[0].wait(timeout_ns)
+            if self._reception is None or self._senders:
+                return False
+            self._reception.wait(timeout_ns)
+        except (TransportError, Closed):
+            return False  # the next turn finds out
+        return True
+
+    # --- inside
+
+    def _connect(self, now_ns: int) -> int:
+        if now_ns < self._retry_ns:
+            return 0
+        self._retry_ns = now_ns + RECONNECT_EVERY_NS
+        if self._media_driver.is_dead() or not aeron.is_driver_active(self.aeron_dir):
+            self._complain("no media driver is alive there")
+            return 0
+        self._retry_ns = now_ns + RETRY_NS
+        if self._client is None:
+            self._client = Client(self.driver, self.aeron_dir, name=self.role_name)
+        self._link = link = aeron.connect(self.aeron_dir, client_name=self.role_name)
+        self._media_driver.adopt()
+        for mapping in self.config.sent:
+            self._senders += (Sender(mapping, self.config, self._client, link, self._counters[mapping]),)
+        if self.config.received:
+            self._reception = Reception(
+                self.config, self._client, link, self._destinations, self._counters, self._unrouted
+            )
+        self._apply_pauses()
+        if self._service is not None:
+            self._service.bind(link, patiently=True)
+        self._complaint = ""
+        self._log.info("connected", aeron_dir=self.aeron_dir, mappings=len(self.config.mappings))
+        return 1
+
+    def _disconnect(self, words: str, now_ns: int) -> None:
+        self._complain(words)
+        self._retry_ns = max(self._retry_ns, now_ns + RECONNECT_EVERY_NS)
+        self._close_link()
+
+    def _complain(self, words: str) -> None:
+        if words != self._complaint:
+            self._log.warning("disconnected", aeron_dir=self.aeron_dir, error=words)
+        self._complaint = words
+
+    def _close_link(self) -> None:
+        senders, self._senders = self._senders, ()
+        reception, self._reception = self._reception, None
+        link, self._link = self._link, None
+        if self._service is not None:
+            self._service.unbind()
+        for worker in (*senders, *(() if reception is None else (reception,))):
+            worker.close()
+        self._media_driver.forget()
+        if link is not None:
+            link.close()
+
+    def _end(self) -> None:
+        if self._is_closed:
+            return
+        self._is_closed = True
+        self._close_link()
+        if self._client is not None:
+            self._client.close()
+
+    def _named(self, name: str | None) -> set[MappingConfig]:
+        found = {mapping for mapping in self.config.mappings if name in (None, mapping.name)}
+        if not found:
+            names = ", ".join(mapping.name for mapping in self.config.mappings)
+            raise ValueError(f"mapping {name!r}: expected one of {names}")
+        return found
+
+    def _apply_pauses(self) -> None:
+        for worker in self.workers:
+            worker.paused = worker.mapping in self._paused
+        if self._service is not None and self._service.state is not State.DRAINING:
+            self._service.state = State.PAUSED if self.is_paused else State.RUNNING
+
+    def _make_service(self) -> Service:
+        service = Service("bridge", self.config.bridge.instance_id, config=self.config.control, clock=self._clock)
+        host_standard(service, status=self._status, drain=self._drain, pause=self.pause, resume=self.resume)
+        return service
+
+    def _status(self) -> dict[str, object]:
+        return {
+            "ready": self.is_ready,
+            "mappings": [mapping.name for mapping in self.config.mappings],
+            "failures": self.failures,
+            "destinations": self.destinations,
+            "counters": self.counters,
+        }
+
+    def _drain(self) -> None:
+        self._is_drained = True
+
+    def _all_counters(self) -> Iterator[Counters]:
+        yield self._unrouted
+        yield from self._counters.values()
+
+    def _gauges(self) -> dict[str, float]:
+        return {
+            "ready": float(self.is_ready),
+            "mappings": float(len(self.config.mappings)),
+            "mappings_ready": float(sum(worker.is_ready for worker in self.workers)),
+        }
+
+    def _on_failed_turn(self, error: Exception) -> None:
+        if isinstance(error, ConfigError):
+            raise error  # no further turn would mend it: `close` raises it
+        if str(error) != self._complaint:
+            self._log.error("turn_failed", exc_info=error)
+        self._complaint = str(error)
+
+
+class _Idle:
+    """Waits natively where there is one thing to wait for, and backs off otherwise."""
+
+    def __init__(self, bridge: Bridge) -> None:
+        self._bridge = bridge
+        self._wait_ns = PROGRESS_WAIT_NS if bridge.config.bridge.forward_progress else WAIT_NS
+        self._backoff = aeron.BackoffIdle(max_yields=5, max_park_ns=500_000)
+
+    def idle(self, work_count: int) -> None:
+        if work_count > 0 or not self._bridge.wait(self._wait_ns):
+            self._backoff.idle(work_count)

@@ -1,0 +1,116 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`tensorpool bridge`: streams to and from other hosts over UDP, until SIGTERM or Ctrl-C. Bridge §2, §10."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+import msgspec
+
+from tensorpool import logs
+from tensorpool.bridge.config import BridgeConfig
+from tensorpool.cli.options import overrides
+from tensorpool.cli.signals import StopSignals
+from tensorpool.errors import ConfigError
+
+if TYPE_CHECKING:
+    from tensorpool.bridge.bridge import Bridge
+
+
+@click.command(name="bridge")
+@click.option("--config", "path", type=click.Path(path_type=Path), required=True, help="A TOML file: docs/bridge.md.")
+@click.option("--aeron-dir", help="The media driver's directory.  [default: bridge.aeron_dir, AERON_DIR, Aeron's own]")
+@click.option(
+    "--set",
+    "settings",
+    metavar="KEY=VALUE",
+    multiple=True,
+    help="A key of the configuration; over file and environment.",
+)
+@click.option("--metrics", metavar="HOST:PORT", help="Serve Prometheus metrics there.")
+@click.option("--check", is_flag=True, help="Validate the configuration, print it, and end.")
+@click.option(
+    "--json", "as_json", is_flag=True, help="Print JSON: with --check every setting, else one line per event."
+)
+@click.option("--log-level", type=click.Choice(logs.LEVELS), default="info", show_default=True)
+def command(
+    path: Path,
+    aeron_dir: str | None,
+    settings: tuple[str, ...],
+    metrics: str | None,
+    check: bool,
+    as_json: bool,
+    log_level: str,
+) -> None:
+    """Run a bridge: it sends local streams to other hosts, and publishes theirs here as local streams.
+
+    Needs a running media driver and SHM driver on this host, and waits for them.
+    """
+    config = BridgeConfig.load(path, overrides=overrides(settings))
+    config.driver()
+    if check:
+        _print_settings(config, as_json=as_json)
+        return
+    from tensorpool.bridge.bridge import Bridge
+
+    logs.configure(log_level)
+    stop = StopSignals()
+    with ExitStack() as stack:
+        bridge = Bridge(config, aeron_dir=aeron_dir)
+        if metrics is not None:
+            stack.callback(_serve_metrics(metrics, bridge))
+        stack.enter_context(bridge.start())
+        _report(config, "started", as_json=as_json)
+        is_ready = False
+        while bridge.is_running and not stop.wait(0.1):
+            if bridge.is_ready is not is_ready:
+                is_ready = bridge.is_ready
+                destinations = bridge.destinations
+                _report(config, "ready" if is_ready else "waiting", as_json=as_json, destinations=destinations)
+        counters = bridge.counters
+    _report(config, "stopped", as_json=as_json, counters=counters)
+
+
+def _report(config: BridgeConfig, event: str, *, as_json: bool, **fields: Any) -> None:
+    instance_id = config.bridge.instance_id
+    if as_json:
+        line = msgspec.json.encode({"event": event, "instance_id": instance_id, **fields}).decode()
+    else:
+        line = f"bridge {instance_id}: {event}"
+    click.echo(line)
+
+
+def _serve_metrics(address: str, bridge: Bridge) -> Any:
+    """Returns what ends it."""
+    from prometheus_client import CollectorRegistry, start_http_server
+
+    host, _, port = address.rpartition(":")
+    if not port.isdecimal() or not 0 <= int(port) < 65_536:
+        raise ConfigError("--metrics", address, "HOST:PORT or :PORT")
+    registry = CollectorRegistry()
+    registry.register(bridge.collector)
+    try:
+        server, thread = start_http_server(int(port), host or "0.0.0.0", registry)
+    except OSError as error:
+        raise ConfigError("--metrics", address, f"an address to listen at; {error.strerror}") from None
+
+    def end() -> None:
+        server.shutdown()
+        server.server_close()
+        thread.join()
+
+    return end
+
+
+def _print_settings(config: BridgeConfig, *, as_json: bool) -> None:
+    values, warnings = config.dump(), config.warnings()
+    if as_json:
+        click.echo(msgspec.json.encode({"settings": values, "warnings": warnings}))
+        return
+    for key, value in values.items():
+        click.echo(f"{key} = {msgspec.json.encode(value).decode()}")
+    for warning in warnings:
+        click.echo(f"warning: {warning}")

@@ -1,0 +1,341 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A snapshot of the view as a page for a terminal of any size.
+
+Narrow terminals get fewer columns, low ones fewer rows, the worst first; what is left out is counted. What peers say is
+shown as text, never as control characters.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from datetime import datetime
+from typing import Final
+
+import msgspec
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from tensorpool.supervisor.snapshot import (
+    Change,
+    ChangeKind,
+    ConsumerState,
+    ConsumerStatus,
+    ServiceStatus,
+    Snapshot,
+    StreamState,
+    StreamStatus,
+)
+
+MIB: Final = 2**20
+GAP: Final = 2  # between columns
+FEWEST_LETTERS: Final = 8  # of a name
+MAX_CHANGES: Final = 8
+OVERHEAD: Final = 3  # lines of a section beside its rows: one that is blank, its title, its headings
+NOTHING: Final = "-"
+
+_STATE_STYLES: Final = {
+    StreamState.LIVE: "green",
+    StreamState.IDLE: "yellow",
+    StreamState.NO_PRODUCER: "yellow",
+    StreamState.STALE: "bold red",
+    ConsumerState.OK: "green",
+    ConsumerState.REDIRECTED: "cyan",
+    ConsumerState.LAGGING: "yellow",
+    ConsumerState.DROPPING: "bold yellow",
+    ConsumerState.STALE: "bold red",
+    ConsumerState.EXPIRED: "bold red",
+}
+_BAD_CHANGES: Final = frozenset(
+    {
+        ChangeKind.STREAM_STALE,
+        ChangeKind.STREAM_VANISHED,
+        ChangeKind.PRODUCER_LEFT,
+        ChangeKind.CONSUMER_STALE,
+        ChangeKind.CONSUMER_EXPIRED,
+        ChangeKind.CONSUMER_LAGGING,
+        ChangeKind.CONSUMER_DROPPING,
+        ChangeKind.SERVICE_STALE,
+        ChangeKind.DRIVER_SHUTDOWN,
+    }
+)
+
+
+class Column[T](msgspec.Struct, frozen=True):
+    """A column: how much room it takes, how soon it is left out (the highest first), and what it shows."""
+
+    heading: str
+    width: int
+    rank: int
+    cell: Callable[[T], str | Text]
+    is_left: bool = False
+
+
+class Page(msgspec.Struct, frozen=True, kw_only=True):
+    """Where and when a snapshot was taken, for the head of the page."""
+
+    aeron_dir: str
+    wall_ns: int
+    width: int
+    height: int | None = None  # None: as long as it takes
+    notice: str = ""  # what the user should know first
+
+
+def render(snapshot: Snapshot, page: Page) -> RenderableType:
+    """The page."""
+    streams = sorted(snapshot.streams, key=lambda stream: (stream.name is None, stream.name, stream.stream_id))
+    consumers = sorted(snapshot.consumers, key=_worst_first)
+    changes = snapshot.changes[::-1]
+    sections: list[tuple[str, Sequence[object], Callable[[int], RenderableType], int]] = [
+        ("streams", streams, lambda rows: _table(_STREAMS, streams, page.width, rows), 4),
+        ("consumers", consumers, lambda rows: _table(_CONSUMERS, consumers, page.width, rows), 4),
+        ("services", snapshot.services, lambda rows: _table(_SERVICES, snapshot.services, page.width, rows), 2),
+        ("latest changes", changes, lambda rows: _changes(changes[:rows], snapshot.taken_ns, page), 2),
+    ]
+    shown = [section for section in sections if section[1]]
+    parts: list[RenderableType] = [*_head(snapshot, page)]
+    wanted = [len(rows) if title != "latest changes" else min(len(rows), MAX_CHANGES) for title, rows, _, _ in shown]
+    if page.height is not None:
+        height = page.height - len(parts) - page.notice.count("\n")
+        while len(shown) > 1 and height < sum(_lines(len(rows), least) for _, rows, _, least in shown):
+            shown.pop()  # a low terminal: what matters least is left out
+        room = height - len(shown) * OVERHEAD
+        wanted = _share(wanted[: len(shown)], [least for *_, least in shown], room)
+    for (title, rows, draw, _), count in zip(shown, wanted, strict=True):
+        left = len(rows) - count
+        is_cut = left > 0 and title != "latest changes"
+        parts.append(Text())
+        parts.append(_title(title, f"{left} more" if is_cut else ""))
+        parts.append(draw(count))
+    return Group(*parts)
+
+
+# --- the head
+
+
+def _head(snapshot: Snapshot, page: Page) -> list[Text]:
+    live = [stream for stream in snapshot.streams if stream.state is StreamState.LIVE]
+    time = datetime.fromtimestamp(page.wall_ns / 1e9).strftime("%H:%M:%S")
+    first = Text.assemble(("tensorpool", "bold cyan"), f"  {shown_text(page.aeron_dir)}  ", (time, "dim"))
+    hz = sum(stream.rate_hz or 0.0 for stream in live)
+    rate = sum(stream.bytes_per_s or 0.0 for stream in live)
+    second = Text()
+    second.append(_count(len(snapshot.streams), "stream"), "bold")
+    second.append(f" {_hz(hz)} Hz {_mib(rate)} MiB/s" if live else "")
+    _append_states(second, (stream.state for stream in snapshot.streams), StreamState.LIVE)
+    second.append("   ")
+    second.append(_count(len(snapshot.consumers), "consumer"), "bold")
+    _append_states(second, (consumer.state for consumer in snapshot.consumers), ConsumerState.OK)
+    lines = [first, second]
+    if page.notice:
+        lines.append(Text(page.notice, style="bold yellow"))
+    for line in lines:
+        line.no_wrap, line.overflow = True, "ellipsis"
+    if page.notice:
+        lines[-1].no_wrap, lines[-1].overflow = False, "fold"
+    return lines
+
+
+def _append_states(
+    line: Text, states: Iterable[StreamState | ConsumerState], fine: StreamState | ConsumerState
+) -> None:
+    found = list(states)
+    for state in type(fine):
+        count = found.count(state)
+        if count and state is not fine:
+            line.append(f"  {count} {state}", _STATE_STYLES[state])
+
+
+def _title(words: str, note: str) -> Text:
+    title = Text(words.upper(), style="bold")
+    if note:
+        title.append(f"  … {note}", "dim")
+    return title
+
+
+# --- tables
+
+
+def _table[T](columns: Sequence[Column[T]], rows: Sequence[T], width: int, limit: int) -> Table:
+    chosen = _fitting(columns, width)
+    table = Table(box=None, pad_edge=False, padding=(0, GAP, 0, 0), collapse_padding=True, header_style="dim")
+    cells = [[_as_text(column.cell(row)) for column in chosen] for row in rows[:limit]]
+    for index, column in enumerate(chosen):
+        is_flexible = column.rank == 0
+        others = sum(_width(chosen, cells, other) for other in range(len(chosen)) if other != index)
+        table.add_column(
+            column.heading,
+            justify="left" if column.is_left else "right",
+            no_wrap=True,
+            overflow="ellipsis",
+            max_width=max(FEWEST_LETTERS, width - others - GAP) if is_flexible else None,
+        )
+    for row in cells:
+        table.add_row(*row)
+    return table
+
+
+def _as_text(cell: str | Text) -> Text:
+    return cell if isinstance(cell, Text) else Text(cell)
+
+
+def _width[T](columns: Sequence[Column[T]], cells: list[list[Text]], index: int) -> int:
+    """What a column really takes."""
+    return max(len(columns[index].heading), *(row[index].cell_len for row in cells), 0) + GAP
+
+
+def _fitting[T](columns: Sequence[Column[T]], width: int) -> list[Column[T]]:
+    """As many columns as there is room for, in their order; those of the lowest rank come first."""
+    chosen: list[Column[T]] = []
+    left = width
+    for column in sorted(columns, key=lambda column: column.rank):
+        if chosen and left < column.width + GAP:
+            break
+        chosen.append(column)
+        left -= column.width + GAP
+    return [column for column in columns if column in chosen]
+
+
+def _lines(rows: int, least: int) -> int:
+    """What a section takes at the least."""
+    return OVERHEAD + min(rows, least)
+
+
+def _share(wanted: list[int], least: list[int], room: int) -> list[int]:
+    """Rows for each section: the least for all, then the rest to the first that want them."""
+    given = [max(1, min(want, few, room)) for want, few in zip(wanted, least, strict=True)]
+    left = room - sum(given)
+    for index, want in enumerate(wanted):
+        more = max(0, min(want - given[index], left))
+        given[index] += more
+        left -= more
+    return given
+
+
+def _changes(changes: Sequence[Change], taken_ns: int, page: Page) -> Table:
+    table = Table(box=None, show_header=False, pad_edge=False, padding=(0, GAP, 0, 0))
+    is_wide = page.width >= 100
+    table.add_column(no_wrap=True, style="dim", min_width=8)
+    if is_wide:
+        table.add_column(no_wrap=True)
+    table.add_column(no_wrap=True, overflow="ellipsis", ratio=1)
+    for change in changes:
+        when = datetime.fromtimestamp((page.wall_ns - taken_ns + change.at_ns) / 1e9).strftime("%H:%M:%S")
+        style = "yellow" if change.kind in _BAD_CHANGES else "green"
+        kind = [Text(str(change.kind), style)] if is_wide else []
+        table.add_row(Text(when), *kind, Text(shown_text(change.words), "" if is_wide else style))
+    return table
+
+
+# --- cells
+
+
+def shown_text(words: str) -> str:
+    """What a peer said, with nothing in it that a terminal would obey."""
+    return "".join(letter if letter.isprintable() else letter.encode("unicode_escape").decode() for letter in words)
+
+
+def _state(state: StreamState | ConsumerState) -> Text:
+    return Text(str(state), style=_STATE_STYLES[state])
+
+
+def _hz(value: float | None) -> str:
+    if value is None:
+        return NOTHING
+    return f"{value:.0f}" if value >= 1000 else f"{value:.1f}" if value >= 10 or value == 0 else f"{value:.2f}"
+
+
+def _mib(value: float | None) -> str:
+    return NOTHING if value is None else _hz(value / MIB)
+
+
+def _number(value: int | None) -> str:
+    return NOTHING if value is None else str(value)
+
+
+def _epoch(value: int | None) -> str:
+    """Epochs of a fresh host begin with the time of day in nanoseconds: the last digits tell them apart."""
+    text = _number(value)
+    return text if len(text) <= 7 else "…" + text[-6:]
+
+
+def _age(value_ns: int | None) -> str:
+    if value_ns is None:
+        return NOTHING
+    seconds = value_ns / 1e9
+    if seconds < 1:
+        return f"{1000 * seconds:.0f} ms"
+    for limit, scale, unit in ((100, 1, "s"), (6000, 60, "min"), (100 * 3600, 3600, "h")):
+        if seconds < limit:
+            return f"{seconds / scale:.{1 if seconds / scale < 10 else 0}f} {unit}"
+    return f"{seconds / 86400:.0f} d"
+
+
+def _frame(stream: StreamStatus) -> str:
+    if stream.shape is None or stream.dtype is None:
+        return NOTHING
+    return f"{'x'.join(map(str, stream.shape)) or 'scalar'} {stream.dtype}"
+
+
+def _lag(consumer: ConsumerStatus) -> Text:
+    style = "yellow" if consumer.is_lagging or consumer.state is ConsumerState.STALE else ""
+    return Text(_number(consumer.lag), style=style)
+
+
+def _drops(consumer: ConsumerStatus) -> Text:
+    text = f"{consumer.drops_gap}+{consumer.drops_late}" if consumer.drops_gap or consumer.drops_late else "0"
+    return Text(text, style="yellow" if consumer.is_dropping else "")
+
+
+def _mode(consumer: ConsumerStatus) -> str:
+    if consumer.mode != "RATE_LIMITED":
+        return (consumer.mode or NOTHING).lower()
+    return f"limited {consumer.max_rate_hz} Hz" if consumer.max_rate_hz else "limited"
+
+
+def _service_state(service: ServiceStatus) -> Text:
+    if service.is_stale:
+        return Text(f"silent ({shown_text(service.state)})", style="bold red")
+    return Text(shown_text(service.state), style="green" if service.state == "running" else "yellow")
+
+
+def _worst_first(consumer: ConsumerStatus) -> tuple[int, int, int]:
+    return list(ConsumerState).index(consumer.state), consumer.stream_id, consumer.consumer_id
+
+
+def _count(number: int, thing: str) -> str:
+    return f"{number} {thing}" + ("" if number == 1 else "s")
+
+
+_STREAMS: Final[list[Column[StreamStatus]]] = [
+    Column("stream", 16, 0, lambda it: Text(shown_text(it.name or NOTHING), style="bold"), is_left=True),
+    Column("id", 6, 1, lambda it: str(it.stream_id)),
+    Column("Hz", 7, 2, lambda it: _hz(it.rate_hz)),
+    Column("MiB/s", 7, 4, lambda it: _mib(it.bytes_per_s)),
+    Column("readers", 7, 5, lambda it: str(it.consumers)),
+    Column("seq", 9, 8, lambda it: _number(it.seq)),
+    Column("moved", 7, 6, lambda it: _age(it.frame_age_ns)),
+    Column("epoch", 7, 7, lambda it: _epoch(it.epoch)),
+    Column("announced", 9, 10, lambda it: _age(it.announced_age_ns)),
+    Column("producer", 10, 9, lambda it: _number(it.producer_id)),
+    Column("frame", 20, 11, _frame),
+    Column("state", 11, 3, lambda it: _state(it.state), is_left=True),
+]
+_CONSUMERS: Final[list[Column[ConsumerStatus]]] = [
+    Column("of stream", 16, 0, lambda it: shown_text(it.stream_name or str(it.stream_id)), is_left=True),
+    Column("consumer", 10, 1, lambda it: str(it.consumer_id)),
+    Column("lag", 6, 2, _lag),
+    Column("gap+late", 9, 4, _drops),
+    Column("Hz", 7, 5, lambda it: _hz(it.rate_hz)),
+    Column("seq", 9, 8, lambda it: _number(it.last_seq)),
+    Column("heard", 7, 6, lambda it: _age(it.age_ns)),
+    Column("mode", 15, 7, _mode),
+    Column("state", 10, 3, lambda it: _state(it.state), is_left=True),
+]
+_SERVICES: Final[list[Column[ServiceStatus]]] = [
+    Column("tag", 24, 0, lambda it: shown_text(it.tag), is_left=True),
+    Column("pid", 7, 3, lambda it: _number(it.pid)),
+    Column("version", 9, 4, lambda it: shown_text(it.version or NOTHING)),
+    Column("heard", 7, 2, lambda it: _age(it.age_ns)),
+    Column("state", 10, 1, _service_state, is_left=True),
+]

@@ -1,0 +1,95 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`tensorpool supervisor`: one view over everything, served as JSON and Prometheus, until SIGTERM or Ctrl-C.
+
+Wire §10.5.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+import click
+import msgspec
+
+from tensorpool import logs
+from tensorpool.cli.options import overrides
+from tensorpool.cli.signals import StopSignals
+
+if TYPE_CHECKING:
+    from tensorpool.supervisor.config import SupervisorConfig
+    from tensorpool.supervisor.snapshot import Change
+
+POLL_S: Final = 0.1
+
+
+@click.command(name="supervisor")
+@click.option(
+    "--config", "path", type=click.Path(path_type=Path), help="A TOML file, also the driver's own: docs/supervisor.md."
+)
+@click.option("--http", "http", metavar="HOST:PORT", help='Where to serve; "" for nowhere.  [default: 127.0.0.1:9464]')
+@click.option("--aeron-dir", metavar="DIR", help="The media driver's directory.  [default: AERON_DIR, Aeron's own]")
+@click.option(
+    "--set",
+    "settings",
+    metavar="KEY=VALUE",
+    multiple=True,
+    help="A key of the configuration; over file and environment.",
+)
+@click.option("--check", is_flag=True, help="Validate the configuration, print it, and end.")
+@click.option("--json", "as_json", is_flag=True, help="One line of JSON when it is ready, and one for each change.")
+@click.option("--log-level", type=click.Choice(logs.LEVELS), default="info", show_default=True)
+def command(
+    path: Path | None,
+    http: str | None,
+    aeron_dir: str | None,
+    settings: tuple[str, ...],
+    check: bool,
+    as_json: bool,
+    log_level: str,
+) -> None:
+    """Watch all streams, consumers and services, tell consumers to take less where rules say so, and serve the view.
+
+    Serves /view (JSON), /metrics (Prometheus) and /healthz on a loopback address. Waits for a media driver that is not
+    there yet.
+    """
+    from tensorpool.supervisor.config import SupervisorConfig
+
+    flags = overrides(settings) | ({} if http is None else {"supervisor.http": http})
+    config = SupervisorConfig.load(path, overrides=flags)
+    if check:
+        _print_settings(config, as_json=as_json)
+        return
+    from tensorpool.supervisor.supervisor import Supervisor
+
+    logs.configure(log_level)
+    stop = StopSignals()
+    changes: deque[tuple[Change, int]] = deque(maxlen=config.supervisor.max_changes)
+    on_change = (lambda *told: changes.append(told)) if as_json else None
+    with Supervisor(config, aeron_dir=aeron_dir, on_change=on_change) as supervisor:
+        where, name = supervisor.http_address, config.supervisor.instance_id
+        if as_json:
+            ready = {"event": "ready", "instance_id": name, "http": where, "aeron_dir": supervisor.observer.aeron_dir}
+            click.echo(msgspec.json.encode(ready))
+        else:
+            served = f"http://{where}/view /metrics /healthz" if where else "serves nothing"
+            click.echo(f"supervisor {name}: ready, {served}, listens at {supervisor.observer.aeron_dir}")
+        while supervisor.is_running and not stop.wait(POLL_S):
+            while changes:  # here, where a reader that sleeps holds up nobody else
+                _print_change(*changes.popleft())
+
+
+def _print_change(change: Change, time_ns: int) -> None:
+    fields = {"event": "change", "time_ns": time_ns} | msgspec.structs.asdict(change)
+    del fields["at_ns"]
+    click.echo(msgspec.json.encode(fields))
+
+
+def _print_settings(config: SupervisorConfig, *, as_json: bool) -> None:
+    values = config.dump()
+    if as_json:
+        click.echo(msgspec.json.encode({"settings": values}))
+        return
+    for key, value in values.items():
+        click.echo(f"{key} = {msgspec.json.encode(value).decode()}")

@@ -1,0 +1,176 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`tensorpool top`: what is there, is it moving, who reads it, who lags. USERS.md 3.
+
+Listens to the media driver itself, so no supervisor needs to run; takes no lease and changes nothing. Wire §10.5.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import sys
+import termios
+import time
+import tty
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+import click
+
+from tensorpool.cli import options
+from tensorpool.cli.signals import StopSignals
+
+if TYPE_CHECKING:
+    from tensorpool.supervisor.config import SupervisorConfig
+    from tensorpool.supervisor.observer import Observer
+    from tensorpool.supervisor.snapshot import Snapshot
+
+ANNOUNCES: Final = 2.2  # before a single page: every announce and report came twice,
+HEARTBEATS: Final = 1.2  # and every heartbeat once
+LOOK_S: Final = 0.1  # at the keyboard
+PIPE_WIDTH: Final = 160
+
+
+@click.command(name="top")
+@click.option("--once", is_flag=True, help="Print one page and end. Also what happens where there is no terminal.")
+@click.option("--json", "as_json", is_flag=True, help="One line of JSON for each page.")
+@click.option(
+    "--seconds",
+    type=click.FloatRange(min=0, min_open=True),
+    metavar="S",
+    help="End after so long; with --once, listen for so long.",
+)
+@click.option(
+    "--every", type=click.FloatRange(min=0.1), default=1.0, show_default=True, metavar="S", help="Between two pages."
+)
+@options.connection_options
+def command(
+    once: bool,
+    as_json: bool,
+    seconds: float | None,
+    every: float,
+    aeron_dir: str | None,
+    path: Path | None,
+    settings: tuple[str, ...],
+) -> None:
+    """Show all streams, consumers and services, live: rates, epochs, ages, lag, drops, and what changed.
+
+    Works without a supervisor and with producers and consumers of any make. Ends with q or Ctrl-C.
+    """
+    from tensorpool.supervisor.config import SupervisorConfig
+    from tensorpool.supervisor.observer import Observer
+
+    config = SupervisorConfig.of(options.load_config(path, settings))
+    stop = StopSignals()
+    with Observer(aeron_dir, config) as observer:
+        if once or not (as_json or sys.stdout.isatty()):
+            stop.wait(seconds or _listening_s(config))
+            _print_page(observer, as_json=as_json)
+            return
+        deadline = time.monotonic() + seconds if seconds else float("inf")
+        if as_json:
+            while not stop.count and time.monotonic() < deadline:
+                stop.wait(min(every, deadline - time.monotonic()))
+                _print_page(observer, as_json=True)
+        else:
+            _run(observer, every, deadline, stop)
+
+
+def _listening_s(config: SupervisorConfig) -> float:
+    """Until everybody who lives has said something."""
+    return max(ANNOUNCES * config.announce_period_ns / 1e9, HEARTBEATS * config.control.alive_period_ms / 1e3)
+
+
+def _print_page(observer: Observer, *, as_json: bool) -> None:
+    snapshot, wall_ns = observer.snapshot(), time.time_ns()
+    if as_json:
+        from tensorpool.supervisor.encoding import to_json
+
+        click.echo(to_json(snapshot, wall_ns))
+        return
+    from rich.console import Console
+
+    from tensorpool.cli.overview import Page, render
+
+    console = Console()
+    if not console.is_terminal:
+        console.width = PIPE_WIDTH
+    notice = _notice(observer, snapshot)
+    page = Page(aeron_dir=observer.aeron_dir, wall_ns=wall_ns, width=console.width, notice=notice)
+    console.print(render(snapshot, page))
+
+
+def _run(observer: Observer, every: float, deadline: float, stop: StopSignals) -> None:
+    """Redraw until somebody has seen enough."""
+    from rich.console import Console
+    from rich.live import Live
+
+    from tensorpool.cli.overview import Page, render
+
+    console = Console()
+    drawn, size = 0.0, console.size
+    with (
+        _keyboard() as keyboard,
+        Live(console=console, screen=True, auto_refresh=False, vertical_overflow="crop") as live,
+    ):
+        while not stop.count and time.monotonic() < deadline:
+            if time.monotonic() - drawn >= every or console.size != size:
+                drawn, size = time.monotonic(), console.size
+                snapshot = observer.snapshot()
+                page = Page(
+                    aeron_dir=observer.aeron_dir,
+                    wall_ns=time.time_ns(),
+                    width=size.width,
+                    height=size.height,
+                    notice=_notice(observer, snapshot),
+                )
+                live.update(render(snapshot, page), refresh=True)
+            if "q" in keyboard.read(LOOK_S):
+                break
+
+
+def _notice(observer: Observer, snapshot: Snapshot) -> str:
+    """What is wrong with the place itself."""
+    if not observer.is_connected:
+        return f"the media driver at {observer.aeron_dir} is gone; waiting for it"
+    if snapshot.streams:
+        return ""
+    if any(service.service == "driver" for service in snapshot.services):
+        return "no stream yet: start a producer (`tensorpool produce NAME`)"
+    return (
+        "no stream is announced here. Is an SHM driver running (`tensorpool driver`), at this Aeron directory? "
+        "`tensorpool doctor` looks closer."
+    )
+
+
+class _Keyboard:
+    """What was typed; nothing where there is no terminal to type at."""
+
+    def __init__(self, is_there: bool) -> None:
+        self._is_there = is_there
+
+    def read(self, timeout_s: float) -> str:
+        if not self._is_there:
+            time.sleep(timeout_s)
+            return ""
+        if not select.select([sys.stdin], [], [], timeout_s)[0]:
+            return ""
+        typed = os.read(sys.stdin.fileno(), 64)
+        self._is_there = bool(typed)  # at its end there is nothing more to come
+        return typed.decode(errors="replace").lower()
+
+
+@contextlib.contextmanager
+def _keyboard() -> Iterator[_Keyboard]:
+    """Letter by letter and without an echo; as it was afterwards."""
+    if not sys.stdin.isatty():
+        yield _Keyboard(False)
+        return
+    before = termios.tcgetattr(sys.stdin)
+    try:
+        tty.setcbreak(sys.stdin)
+        yield _Keyboard(True)
+    finally:
+        termios.tcsetattr(sys.stdin, termios.TCSADRAIN, before)

@@ -1,0 +1,362 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A service: hears the commands that are for it, echoes those it accepts, runs them, and says what came of it.
+
+    heard ──filter: schema, tag, rate──► read ──known key, value of its type──► echoed ──► run ──► result: or error:
+                  │ counted                 │ no: rejected: with the reason        │ cannot be echoed: not run
+
+Never blocks and starts no thread: the host calls `invoke` from its own duty cycle. A command runs only once its echo is
+on the status stream, which is the record of what was accepted; a result that finds no room is dropped and counted.
+The control plane attaches nobody to shared memory. Service Control §4-§7; decisions H1-H3, H5, H7.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+from collections import Counter, deque
+from collections.abc import Callable, Iterable
+from importlib import metadata
+from typing import Final
+
+import msgspec
+
+from tensorpool import _core, aeron
+from tensorpool.clock import Clock, SystemClock
+from tensorpool.control import events
+from tensorpool.control.commands import KEY, Command, Unacceptable
+from tensorpool.control.config import ControlConfig, check_tag
+from tensorpool.control.events import Alive, State, make_event
+from tensorpool.control.link import ServiceLink
+from tensorpool.errors import Closed, DecodeError, LocalProtocolError, TensorPoolError, TransportError
+from tensorpool.logs import get_logger
+from tensorpool.wire import event
+from tensorpool.wire.event import EventMessage
+
+FRAGMENT_LIMIT: Final = 64  # read in one turn
+OUTBOX_LIMIT: Final = 64
+PATIENCE_NS: Final = 1_000_000_000  # with a status stream that has no room
+BIND_AGAIN_NS: Final = 5_000_000_000
+MAX_REASON_BYTES: Final = 1024
+
+
+class _Accepted(msgspec.Struct):
+    """A command that waits for room for its echo."""
+
+    data: bytes
+    message: EventMessage
+    command: Command
+    arguments: tuple[object, ...]
+    deadline_ns: int
+
+
+class Service:
+    """Something that can be commanded by EventMessages to its tag.
+
+    >>> service = Service("recorder", instance="lab1")
+    >>> @service.command("gain")
+    ... def set_gain(value: float) -> str:
+    ...     return f"the gain is {value}"
+    >>> service.bind(client)                         # doctest: +SKIP
+    >>> while running: service.invoke()              # doctest: +SKIP
+
+    The tag is `service:<name>` or `service:<name>:<instance>`; only its exact bytes, or those of an alias, address it.
+    What a handler returns becomes the result, what it raises the error; the service lives on. All of it belongs to the
+    thread that calls `invoke`, but `state`, which any may set. Raises ConfigError for a name that no tag can have.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        instance: str | None = None,
+        *,
+        config: ControlConfig | None = None,
+        aliases: Iterable[str] = (),
+        clock: Clock | None = None,
+    ) -> None:
+        self.name: Final = name
+        self.instance: Final = instance
+        self.config: Final = config or ControlConfig()
+        self.tag: Final = check_tag("service tag", f"service:{name}" + (f":{instance}" if instance else ""))
+        self.aliases: Final = tuple(check_tag("control.aliases", tag) for tag in (*self.config.aliases, *aliases))
+        self._clock = clock or SystemClock()
+        self._log = get_logger("control", tag=self.tag)
+        self._schema = event.schema.with_id(self.config.schema_id)
+        self._filter = _core.EventFilter(self.config.schema_id, [self.tag, *self.aliases])
+        self._commands: dict[str, Command] = {}
+        self._counts: Counter[str] = Counter()
+        self._client: aeron.Client | None = None
+        self._is_patient = False
+        self._link: ServiceLink | None = None
+        self._bind_ns = 0
+        self._trouble = ""  # that was told last
+        self._inbox: deque[bytes] = deque()
+        self._waiting: _Accepted | None = None
+        self._outbox: deque[tuple[bytes, int]] = deque()  # each with its deadline
+        self._afterwards: deque[Callable[[], object]] = deque()
+        self._state = State.RUNNING
+        self._alive_ns = 0
+        self._allowance = float(self.config.commands_per_s)
+        self._turn_ns = self._clock.monotonic_ns()
+
+    @property
+    def is_bound(self) -> bool:
+        """Whether commands are heard."""
+        return self._link is not None
+
+    @property
+    def state(self) -> State:
+        """Told with every `alive`; a change is told in the next turn."""
+        return self._state
+
+    @state.setter
+    def state(self, state: State) -> None:
+        if state is not self._state:
+            self._state = state
+            self._alive_ns = 0
+
+    @property
+    def keys(self) -> list[str]:
+        """The commands that it knows."""
+        return sorted(self._commands)
+
+    @property
+    def counts(self) -> dict[str, int]:
+        """What became of messages, by reason."""
+        before = {} if self._link is None else {"from_before": self._link.from_before}
+        heard = self._filter.counts
+        heard["malformed"] += self._counts["malformed"]
+        return {**self._counts, **heard, **before}
+
+    def command[F: Callable[..., object]](
+        self, key: str, *, refuse: Callable[[], str | None] | None = None
+    ) -> Callable[[F], F]:
+        """A decorator: the function answers `key`. Its parameter's annotation says which values are accepted.
+
+        `refuse` may say why the command cannot be accepted now. Raises LocalProtocolError.
+        """
+
+        def register(handler: F) -> F:
+            if key in self._commands:
+                raise LocalProtocolError(f"{self.tag}: {key} has a handler already")
+            self._commands[key] = Command(key, handler, refuse)
+            return handler
+
+        return register
+
+    def status(self, key: str, value: object = None) -> bool:
+        """Publish a status event; False when it found no room, or nobody listens.
+
+        >>> service.status("progress", 0.5)          # doctest: +SKIP
+        """
+        if not KEY.fullmatch(key):
+            raise LocalProtocolError(f"status {key!r}: a key has letters, digits, '.', '_' and '-'")
+        return self._publish(key, value)
+
+    def after_answer(self, action: Callable[[], object]) -> None:
+        """From inside a handler: have `action` called once the result has left, such as to end the process."""
+        self._afterwards.append(action)
+
+    # --- the host's side
+
+    def bind(self, client: aeron.Client, *, patiently: bool = False) -> None:
+        """Open the streams at a media driver. Raises TransportError when one cannot be opened.
+
+        `patiently`: that is logged instead, and tried again by `invoke`, for hosts that have more important work.
+        """
+        self.unbind()
+        self._client, self._is_patient = client, patiently
+        self._open(self._clock.monotonic_ns())
+
+    def unbind(self) -> None:
+        """Close the streams; commands that were not echoed yet are forgotten, as if they had come too late."""
+        link, self._link, self._client = self._link, None, None
+        self._inbox.clear()
+        self._outbox.clear()
+        self._waiting = None
+        if link is not None:
+            self._counts["from_before"] += link.from_before
+            link.close()
+
+    def invoke(self) -> int:
+        """One turn: never blocks, returns the work that was done for this service; traffic of others is none.
+
+        Raises TransportError when the media driver is gone, unless it was bound patiently.
+        """
+        now_ns = self._clock.monotonic_ns()
+        if self._link is None:
+            while self._afterwards:  # their answers went with the link
+                self._afterwards.popleft()()
+            if self._client is None or now_ns < self._bind_ns:
+                return 0
+        try:
+            if self._link is None:
+                self._open(now_ns)
+            return 0 if self._link is None else self._turn(self._link, now_ns)
+        except (TransportError, Closed) as error:
+            if not self._is_patient:
+                raise
+            self._lose(str(error), now_ns)
+            return 0
+
+    # --- inside: the turn
+
+    def _turn(self, link: ServiceLink, now_ns: int) -> int:
+        work = self._flush(link, now_ns)
+        if self._waiting is None and not self._inbox:
+            limit = self.config.commands_per_s
+            self._allowance = min(limit, self._allowance + (now_ns - self._turn_ns) * limit / 1e9)
+            self._turn_ns = now_ns
+            fragments = link.poll(FRAGMENT_LIMIT, int(self._allowance), now_ns)
+            self._allowance -= len(self._inbox)
+            work += fragments >= FRAGMENT_LIMIT  # there is more to read
+        while self._link is link:
+            if self._waiting is None and self._inbox:
+                work += 1
+                self._waiting = self._read(self._inbox.popleft(), now_ns)
+            if self._waiting is not None and not self._echo(link, self._waiting, now_ns):
+                break
+            if not self._inbox:
+                break
+        if now_ns >= self._alive_ns:
+            self._alive_ns = now_ns + self.config.alive_period_ms * 1_000_000
+            self._publish(events.ALIVE, self._alive(), is_droppable=True)
+        while self._afterwards and not self._outbox:
+            work += 1
+            self._afterwards.popleft()()
+        return work
+
+    def _read(self, data: bytes, now_ns: int) -> _Accepted | None:
+        try:
+            message = self._schema.decode(data)
+            assert isinstance(message, EventMessage)
+            if not message.key.isascii():
+                raise LocalProtocolError("a key that is not ASCII")
+        except (DecodeError, LocalProtocolError):
+            self._counts["malformed"] += 1
+            return None
+        try:
+            command = self._commands.get(message.key)
+            if command is None:
+                raise Unacceptable(f"{message.key!r:.80} is no command of it; it knows {', '.join(self.keys)}")
+            if len(message.value) > self.config.max_value_bytes:
+                limit = f"at most {self.config.max_value_bytes} are accepted (control.max_value_bytes)"
+                raise Unacceptable(f"a value of {len(message.value)} bytes, {limit}")
+            arguments = command.read(message)
+        except Unacceptable as reason:
+            self._reject(message, str(reason))
+            return None
+        return _Accepted(data, message, command, arguments, now_ns + PATIENCE_NS)
+
+    def _echo(self, link: ServiceLink, accepted: _Accepted, now_ns: int) -> bool:
+        """Echo and run; False while there is no room for the echo."""
+        if len(accepted.data) > link.status.max_message_length:
+            self._waiting = None
+            limit = f"its echo has {len(accepted.data)}, the status stream takes {link.status.max_message_length}"
+            self._reject(accepted.message, f"too many bytes: {limit}")
+            return True
+        result = link.status.offer(accepted.data)
+        if not result and result is not aeron.OfferResult.NOT_CONNECTED:
+            if now_ns < accepted.deadline_ns:
+                return False
+            self._waiting = None
+            self._counts["unechoed"] += 1
+            self._reject(accepted.message, "the status stream had no room for its echo; it was not run")
+            return True
+        self._waiting = None
+        self._counts["accepted"] += 1
+        self._run(accepted)
+        return True
+
+    def _run(self, accepted: _Accepted) -> None:
+        key, correlation_id = accepted.message.key, accepted.message.correlation_id
+        self._log.info("command", key=key, correlation_id=correlation_id)
+        try:
+            value = accepted.command.handler(*accepted.arguments)
+            self._publish(events.RESULT + key, value, correlation_id)
+        except Exception as error:
+            self._counts["failed"] += 1
+            self._log.warning("command_failed", key=key, correlation_id=correlation_id, error=repr(error))
+            words = str(error) if isinstance(error, TensorPoolError) else f"{type(error).__name__}: {error}"
+            self._publish(events.ERROR + key, _short(words), correlation_id)
+
+    def _reject(self, message: EventMessage, reason: str) -> None:
+        self._counts["rejected"] += 1
+        key = message.key if KEY.fullmatch(message.key) else "?"
+        self._publish(events.REJECTED + key, _short(reason), message.correlation_id)
+
+    # --- inside: the status stream
+
+    def _publish(self, key: str, value: object, correlation_id: int = 0, *, is_droppable: bool = False) -> bool:
+        now_ns = self._clock.realtime_ns()
+        message = make_event(self.tag, key, value, correlation_id=correlation_id, timestamp_ns=now_ns)
+        data = self._schema.encode(message)
+        link = self._link
+        if link is None:
+            return False
+        if len(data) > link.status.max_message_length:
+            limit = link.status.max_message_length
+            raise LocalProtocolError(f"a status event of {len(data)} bytes; the status stream takes {limit}")
+        if not self._outbox:
+            result = link.status.offer(data)
+            if result or result is aeron.OfferResult.NOT_CONNECTED:
+                return bool(result)
+        if is_droppable or len(self._outbox) >= OUTBOX_LIMIT:
+            self._counts["status_dropped"] += 1
+            return False
+        self._outbox.append((data, self._clock.monotonic_ns() + PATIENCE_NS))
+        return True
+
+    def _flush(self, link: ServiceLink, now_ns: int) -> int:
+        sent = 0
+        while self._outbox:
+            data, deadline_ns = self._outbox[0]
+            result = link.status.offer(data)
+            if not result and result is not aeron.OfferResult.NOT_CONNECTED:
+                if now_ns < deadline_ns:
+                    break
+                self._counts["status_dropped"] += 1
+            self._outbox.popleft()
+            sent += 1
+        return sent
+
+    def _alive(self) -> Alive:
+        return Alive(service=self.name, instance=self.instance, pid=os.getpid(), state=self._state, version=version())
+
+    # --- inside: the connection
+
+    def _open(self, now_ns: int) -> None:
+        assert self._client is not None
+        self._bind_ns = now_ns + BIND_AGAIN_NS
+        try:
+            self._link = ServiceLink(self._client, self.config, self._filter, self._inbox.append, now_ns)
+        except (TransportError, Closed) as error:
+            if not self._is_patient:
+                raise
+            self._tell_trouble(str(error))
+            return
+        self._alive_ns = 0
+        self._trouble = ""
+
+    def _lose(self, words: str, now_ns: int) -> None:
+        client = self._client
+        self.unbind()
+        self._client, self._bind_ns = client, now_ns + BIND_AGAIN_NS
+        self._tell_trouble(words)
+
+    def _tell_trouble(self, words: str) -> None:
+        if words != self._trouble:
+            self._trouble = words
+            self._log.warning("control_unavailable", error=words)
+
+
+@functools.cache
+def version() -> str:
+    """Of tensorpool."""
+    return metadata.version("tensorpool")
+
+
+def _short(words: str) -> str:
+    """A reason that fits into one fragment, whatever a peer or a handler put into it."""
+    data = words.encode("utf-8", "backslashreplace")
+    is_long = len(data) > MAX_REASON_BYTES
+    return data[:MAX_REASON_BYTES].decode("utf-8", "ignore") + "…" * is_long

@@ -1,0 +1,60 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Is there room in shared memory for what the configuration promises? Decisions B22, D10."""
+
+from __future__ import annotations
+
+import os
+from typing import Final
+
+from tensorpool.diagnosis.finding import Finding, fail, ok, size, warn
+from tensorpool.driver.config import DriverConfig
+from tensorpool.shm.leftovers import BLOCK_BYTES
+from tensorpool.shm.namespace import namespace_path
+from tensorpool.shm.space import mount_space
+
+CHECK: Final = "space"
+DOCKER_DEFAULT_BYTES: Final = 64 << 20
+MIB: Final = 1 << 20
+
+
+def check_space(config: DriverConfig) -> Finding:
+    """The bill against what the mount has left; what the driver has taken already counts as paid."""
+    bill = config.bill()
+    mount = mount_space(config.shm.base_dir)
+    at = mount.mount_point
+    if mount.free_bytes is None or mount.total_bytes is None:
+        return ok(CHECK, f"{at} has no limit of its own; the configured streams need {size(bill.epoch_bytes)}")
+    taken = _taken_bytes(namespace_path(config.shm.base_dir, config.shm.namespace))
+    room = mount.free_bytes + taken
+    one = max((line.epoch_bytes for line in bill.lines), default=0)
+    needed = max(bill.epoch_bytes, one)
+    has = f"{at} has {size(mount.free_bytes)} free of {size(mount.total_bytes)}, {size(taken)} are this driver's"
+    if needed > room:
+        what = "the configured streams, one epoch each," if bill.epoch_bytes >= one else "one epoch of a stream"
+        return fail(CHECK, f"{has}; {what} need {size(needed)}", _enlarge(at, mount.total_bytes, needed - room))
+    again = needed + one  # a producer that comes back gets a new epoch before the old one goes
+    if again > room:
+        found = f"{has}; {size(needed)} suffice until a producer restarts, which needs {size(one)} more"
+        return warn(CHECK, found, _enlarge(at, mount.total_bytes, again - room))
+    most = bill.total_bytes
+    words = "without limit: policies.epoch_gc_enabled is false" if most is None else f"{size(most)} at the very most"
+    return ok(CHECK, f"{has}; the configuration needs {size(needed)}, and takes {words}")
+
+
+def _enlarge(at: str, total_bytes: int, missing_bytes: int) -> str:
+    enough = -(-(total_bytes + missing_bytes) // MIB)
+    command = f"mount -o remount,size={enough}m {at}"
+    if total_bytes <= DOCKER_DEFAULT_BYTES:
+        return f"docker run --shm-size={enough}m …    (64 MiB is Docker's default; on a host: {command})"
+    return f"{command}    (in a container: --shm-size={enough}m), or a profile with fewer slots or smaller strides"
+
+
+def _taken_bytes(namespace: str) -> int:
+    total = 0
+    for folder, _, names in os.walk(namespace):
+        for name in names:
+            try:
+                total += os.lstat(os.path.join(folder, name)).st_blocks * BLOCK_BYTES
+            except OSError:
+                continue
+    return total

@@ -1,0 +1,273 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The view for other programs: JSON at /view, Prometheus at /metrics, whether all is well at /healthz.
+
+Names, labels and help texts of metrics are an interface like any other: dashboards and alerts rest on them. A request
+costs at most one look at the view in a tenth of a second, however many there are. USERS.md 17.
+"""
+
+from __future__ import annotations
+
+import re
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from typing import Final
+
+import msgspec
+from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from tensorpool import aeron
+from tensorpool.supervisor.encoding import to_json
+from tensorpool.supervisor.http import Answer
+from tensorpool.supervisor.observer import Observer
+from tensorpool.supervisor.snapshot import (
+    ChangeKind,
+    ConsumerState,
+    ConsumerStatus,
+    Snapshot,
+    StreamState,
+    StreamStatus,
+)
+
+FRESH_NS: Final = 100_000_000  # an answer may be so old
+WELL_NS: Final = 5_000_000_000  # since the observer was turned
+STREAM: Final = ("stream_id", "name")
+CONSUMER: Final = ("stream_id", "name", "consumer_id")
+SERVICE: Final = ("service", "instance")
+AERON_SYSTEM_COUNTERS: Final = 0  # their type id
+_AERON_GAUGES: Final = re.compile(r"max cycle time|max time|currently mapped|software|version|status$")
+_VERSIONED: Final = re.compile(r"[:,].*$")
+
+
+class Exports:
+    """What is served, made of an observer's view."""
+
+    def __init__(self, observer: Observer, extra: Callable[[], Iterable[Metric]] = tuple) -> None:
+        self._observer = observer
+        self._lock = threading.Lock()
+        self._kept: tuple[int, Snapshot] | None = None
+        self._registry = CollectorRegistry(auto_describe=False)
+        self._registry.register(_Collector(self, extra))
+        self.routes: Final[dict[str, Callable[[], Answer]]] = {
+            "/": self._index,
+            "/view": self._view,
+            "/metrics": self._metrics,
+            "/healthz": self._health,
+        }
+
+    def snapshot(self) -> Snapshot:
+        """A tenth of a second old at most."""
+        now_ns = self._observer.clock.monotonic_ns()
+        with self._lock:
+            if self._kept is None or now_ns - self._kept[0] > FRESH_NS:
+                self._kept = now_ns, self._observer.snapshot()
+            return self._kept[1]
+
+    @property
+    def observer(self) -> Observer:
+        return self._observer
+
+    def _index(self) -> Answer:
+        return Answer(200, "text/plain; charset=utf-8", b"tensorpool supervisor: /view /metrics /healthz\n")
+
+    def _view(self) -> Answer:
+        snapshot = self.snapshot()
+        clock = self._observer.clock
+        wall_ns = clock.realtime_ns() - (clock.monotonic_ns() - snapshot.taken_ns)
+        return Answer(200, "application/json", to_json(snapshot, wall_ns))
+
+    def _metrics(self) -> Answer:
+        body = generate_latest(self._registry)
+        return Answer(200, "text/plain; version=0.0.4; charset=utf-8", body)
+
+    def _health(self) -> Answer:
+        observer = self._observer
+        silent_ns = observer.clock.monotonic_ns() - observer.turned_ns
+        trouble = None
+        if silent_ns > WELL_NS:
+            trouble = f"the observer stands still since {silent_ns / 1e9:.0f} s"
+        elif not observer.is_connected:
+            trouble = f"no media driver is alive at {observer.aeron_dir}"
+        body = {"status": "ok" if trouble is None else "unwell", "trouble": trouble}
+        return Answer(200 if trouble is None else 503, "application/json", msgspec.json.encode(body))
+
+
+class _Collector(Collector):
+    """Everything as Prometheus wants it."""
+
+    def __init__(self, exports: Exports, extra: Callable[[], Iterable[Metric]]) -> None:
+        self._exports = exports
+        self._extra = extra
+
+    def describe(self) -> Iterable[Metric]:
+        return ()
+
+    def collect(self) -> Iterator[Metric]:
+        snapshot = self._exports.snapshot()
+        yield from stream_metrics(snapshot)
+        yield from consumer_metrics(snapshot)
+        yield from other_metrics(snapshot)
+        observer = self._exports.observer
+        yield gauge("tensorpool_supervisor_connected", "1 while a media driver is listened to.", observer.is_connected)
+        yield from aeron_metrics(observer.counters())
+        yield from self._extra()
+
+
+def gauge(name: str, text: str, value: float) -> Metric:
+    """A gauge without labels."""
+    return GaugeMetricFamily(name, text, value=value)
+
+
+def counter(name: str, text: str, value: float) -> Metric:
+    """A counter without labels; its name gets `_total`."""
+    return CounterMetricFamily(name, text, value=value)
+
+
+def stream_metrics(snapshot: Snapshot) -> Iterator[Metric]:
+    """What is known of each stream; what is not known has no sample."""
+    yield _states("tensorpool_streams", "Streams by state.", StreamState, (it.state for it in snapshot.streams))
+    figures: list[tuple[str, str, Callable[[StreamStatus], float | None]]] = [
+        ("rate_hertz", "Frames a second that the producer publishes.", lambda it: it.rate_hz),
+        ("bytes_per_second", "Payload bytes a second, by the size of the newest frame.", lambda it: it.bytes_per_s),
+        ("frame_bytes", "Payload bytes of the newest frame.", lambda it: it.frame_bytes),
+        ("seq", "Seq of the newest frame in the current epoch.", lambda it: it.seq),
+        ("slots", "Slots of the ring: how many frames it holds.", lambda it: it.nslots),
+        ("consumers", "Consumers that are heard of.", lambda it: it.consumers),
+        (
+            "up",
+            "1 while the stream is announced and its memory refreshed.",
+            lambda it: it.state is not StreamState.STALE,
+        ),
+        ("has_producer", "1 while a producer holds the stream's lease.", lambda it: it.producer_id is not None),
+        ("announced_age_seconds", "Since the last announce.", lambda it: _seconds(it.announced_age_ns)),
+        ("frame_age_seconds", "Since its seq was seen to move.", lambda it: _seconds(it.frame_age_ns)),
+        ("activity_age_seconds", "Since its superblock was stamped.", lambda it: _seconds(it.activity_age_ns)),
+    ]
+    for name, text, value in figures:
+        family = GaugeMetricFamily(f"tensorpool_stream_{name}", text, labels=STREAM)
+        for stream in snapshot.streams:
+            found = value(stream)
+            if found is not None:
+                family.add_metric([str(stream.stream_id), stream.name or ""], found)
+        yield family
+
+    # Not the epoch itself: it counts nanoseconds, and a sample's 53 bits would not tell one from the next.
+    changes = CounterMetricFamily(
+        "tensorpool_stream_epoch_changes",
+        "How often consumers had to remap: another epoch was announced.",
+        labels=STREAM,
+    )
+    for stream in snapshot.streams:
+        changes.add_metric([str(stream.stream_id), stream.name or ""], stream.epoch_changes)
+    yield changes
+
+
+def consumer_metrics(snapshot: Snapshot) -> Iterator[Metric]:
+    """What is known of each consumer."""
+    consumers = snapshot.consumers
+    yield _states("tensorpool_consumers", "Consumers by state.", ConsumerState, (it.state for it in consumers))
+    figures: list[tuple[str, str, Callable[[ConsumerStatus], float | None]]] = [
+        ("lag_frames", "Frames behind the producer when it last reported.", lambda it: it.lag),
+        ("rate_hertz", "Frames a second that it accepts.", lambda it: it.rate_hz),
+        ("age_seconds", "Since it was heard of.", lambda it: _seconds(it.age_ns)),
+        ("up", "1 while it is heard of and holds its lease.", _is_up),
+        ("lagging", "1 while it is further behind than it should be.", lambda it: it.is_lagging),
+        ("dropping", "1 while it loses frames.", lambda it: it.is_dropping),
+        ("rate_limited", "1 in mode RATE_LIMITED.", lambda it: it.mode == "RATE_LIMITED"),
+    ]
+    for name, text, value in figures:
+        family = GaugeMetricFamily(f"tensorpool_consumer_{name}", text, labels=CONSUMER)
+        for consumer in consumers:
+            found = value(consumer)
+            if found is not None:
+                family.add_metric(_consumer_labels(consumer), found)
+        yield family
+    drops = CounterMetricFamily(
+        "tensorpool_consumer_drops",
+        "Frames that a consumer lost: gap (never told of), late (overwritten before they were read).",
+        labels=[*CONSUMER, "reason"],
+    )
+    for consumer in consumers:
+        labels = _consumer_labels(consumer)
+        drops.add_metric([*labels, "gap"], consumer.drops_gap)
+        drops.add_metric([*labels, "late"], consumer.drops_late)
+    yield drops
+
+
+def other_metrics(snapshot: Snapshot) -> Iterator[Metric]:
+    """Leases, services, changes, and what became of messages."""
+    leases = GaugeMetricFamily("tensorpool_leases", "Leases that are kept alive, by role.", labels=["role"])
+    for role in ("PRODUCER", "CONSUMER"):
+        leases.add_metric([role.lower()], sum(lease.role == role for lease in snapshot.leases))
+    yield leases
+    up = GaugeMetricFamily("tensorpool_service_up", "1 while a service's heartbeats come.", labels=SERVICE)
+    state = GaugeMetricFamily("tensorpool_service_state", "1 for the state that it is in.", labels=[*SERVICE, "state"])
+    age = GaugeMetricFamily("tensorpool_service_age_seconds", "Since its last heartbeat.", labels=SERVICE)
+    for service in snapshot.services:
+        labels = [service.service, service.instance or ""]
+        up.add_metric(labels, not service.is_stale)
+        state.add_metric([*labels, service.state], 1)
+        age.add_metric(labels, service.age_ns / 1e9)
+    yield from (up, state, age)
+    changes = CounterMetricFamily("tensorpool_changes", "Changes that were seen, by kind.", labels=["kind"])
+    for kind in ChangeKind:
+        changes.add_metric([str(kind)], snapshot.change_counts.get(kind, 0))
+    yield changes
+    messages = CounterMetricFamily(
+        "tensorpool_supervisor_messages", "What was heard, or passed over, by kind.", labels=["kind"]
+    )
+    for name, count in sorted(snapshot.message_counts.items()):
+        messages.add_metric([name], count)
+    yield messages
+    overflow = CounterMetricFamily(
+        "tensorpool_supervisor_overflow", "What the view had no room for, by kind.", labels=["kind"]
+    )
+    for name in ("streams", "consumers", "leases", "services"):
+        overflow.add_metric([name], snapshot.overflow.get(name, 0))
+    yield overflow
+
+
+def aeron_metrics(readings: Iterable[aeron.CounterReading]) -> Iterator[Metric]:
+    """The media driver's own counters, and how many publications, subscriptions and clients it has."""
+    total = CounterMetricFamily("tensorpool_aeron", "A counter of the media driver.", labels=["counter"])
+    level = GaugeMetricFamily("tensorpool_aeron_level", "A level that the media driver keeps.", labels=["counter"])
+    resources = GaugeMetricFamily(
+        "tensorpool_aeron_resources",
+        "Publications, subscribed images and clients of the media driver.",
+        labels=["kind"],
+    )
+    kinds = {"publications": 0, "images": 0, "clients": 0}
+    of_type = {12: "publications", 4: "images", 11: "clients"}
+    for reading in readings:
+        if reading.type_id == AERON_SYSTEM_COUNTERS:
+            label = _VERSIONED.sub("", reading.label)
+            family = level if _AERON_GAUGES.search(label) else total
+            family.add_metric([re.sub(r"[^a-z0-9]+", "_", label.lower()).strip("_")], reading.value)
+        elif reading.type_id in of_type:
+            kinds[of_type[reading.type_id]] += 1
+    for kind, count in kinds.items():
+        resources.add_metric([kind], count)
+    yield from (total, level, resources)
+
+
+def _states(
+    name: str, text: str, kinds: type[StreamState] | type[ConsumerState], found: Iterable[StreamState | ConsumerState]
+) -> Metric:
+    family = GaugeMetricFamily(name, text, labels=["state"])
+    counted = list(found)
+    for state in kinds:
+        family.add_metric([str(state)], counted.count(state))
+    return family
+
+
+def _consumer_labels(consumer: ConsumerStatus) -> list[str]:
+    return [str(consumer.stream_id), consumer.stream_name or "", str(consumer.consumer_id)]
+
+
+def _is_up(consumer: ConsumerStatus) -> bool:
+    return consumer.state not in (ConsumerState.EXPIRED, ConsumerState.STALE)
+
+
+def _seconds(age_ns: int | None) -> float | None:
+    return None if age_ns is None else age_ns / 1e9

@@ -1,0 +1,199 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Two hosts in one process: a bridge at each, frames of one in the memory of the other.
+
+What the specification demands of each end is in tests/conformance; here is what both do together, and what is ours.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import signal
+import urllib.request
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+
+import tensorpool as tp
+from tensorpool.bridge.bridge import Bridge
+from tensorpool.bridge.config import BridgeConfig
+from tests.support.bridge_sender import Link
+from tests.support.driver_process import DriverProcess
+from tests.support.processes import wait_until
+
+PROFILE = {
+    "header_nslots": 16,
+    "payload_pools": [{"pool_id": 1, "stride_bytes": 4096}, {"pool_id": 2, "stride_bytes": 1 << 20}],
+}
+POLICIES = {"announce_period_ms": 100, "lease_keepalive_interval_ms": 500}
+
+_stream_ids = itertools.count(20_000)
+
+
+class Hosts(NamedTuple):
+    source: tp.Local
+    dest: tp.Local
+
+
+@pytest.fixture(scope="module")
+def hosts() -> Iterator[Hosts]:
+    overrides = {"profiles.default": PROFILE} | {f"policies.{key}": value for key, value in POLICIES.items()}
+    with tp.local(overrides=overrides) as source, tp.local(overrides=overrides) as dest:
+        yield Hosts(source, dest)
+
+
+def tables(link: Link, role: str, *mappings: dict[str, Any], **keys: Any) -> dict[str, Any]:
+    section = {"instance_id": f"the-{role}", "role": role, "announce_period_ms": 100, **link.keys, **keys}
+    return {"bridge": section, "mappings": list(mappings)}
+
+
+def started(host: tp.Local, link: Link, role: str, *mappings: dict[str, Any], **keys: Any) -> Bridge:
+    config = BridgeConfig.load(environ={}, **tables(link, role, *mappings, **keys))
+    return Bridge(config, driver=host.config, aeron_dir=host.aeron_dir).start()
+
+
+def new_mapping() -> dict[str, int]:
+    return {"source_stream_id": next(_stream_ids), "dest_stream_id": next(_stream_ids)}
+
+
+def wait_ready(*bridges: Bridge) -> None:
+    wait_until(lambda: all(bridge.is_ready for bridge in bridges), "the bridges are ready")
+
+
+class Crossing(NamedTuple):
+    """A mapping at work: its producer, its bridges, a consumer on the other side."""
+
+    producer: tp.Producer
+    sender: Bridge
+    receiver: Bridge
+    consumer: tp.Consumer
+
+    def carry(self, array: Any, **given: Any) -> tp.Frame:
+        """Publish until a frame gets through, and return it: the first may be too early."""
+        found: list[tp.Frame] = []
+
+        def is_through() -> bool:
+            seq = self.producer.publish(array, **given)
+            while (frame := self.consumer.poll(timeout=0.2)) is not None:
+                if frame.seq == seq:
+                    found.append(frame)
+                    return True
+            return False
+
+        wait_until(is_through, "a frame gets through")
+        return found[0]
+
+    def counts(self, bridge: Bridge) -> dict[str, int]:
+        (name,) = (mapping.name for mapping in bridge.config.mappings)
+        return bridge.counters[name]
+
+
+@contextmanager
+def crossing(hosts: Hosts, receives: dict[str, Any] | None = None, **keys: Any) -> Iterator[Crossing]:
+    link, mapping = Link.unused(), new_mapping()
+    with ExitStack() as stack:
+        source, dest = (stack.enter_context(host.connect()) for host in hosts)
+        producer = stack.enter_context(source.producer(mapping["source_stream_id"], create=True))
+        receiver = stack.enter_context(started(hosts.dest, link, "receiver", mapping, **keys | (receives or {})))
+        sender = stack.enter_context(started(hosts.source, link, "sender", mapping, **keys))
+        wait_ready(sender, receiver)
+        consumer = stack.enter_context(dest.consumer(mapping["dest_stream_id"]))
+        yield Crossing(producer, sender, receiver, consumer)
+
+
+def test_frames_of_every_size_arrive_byte_for_byte(hosts: Hosts) -> None:
+    """Straight into their slots; seq, timestamp and meta_version are the source's, trace ids stay at home."""
+    random = np.random.default_rng(7)
+    with crossing(hosts) as it:
+        it.producer.set_metadata({"exposure_ms": 4}, tags=["lab1"])
+        for shape in [(1,), (1000,), (3, 700), (1063,), (64, 64, 8), (1 << 20,)]:
+            sent = random.integers(0, 255, shape, np.uint8)
+            frame = it.carry(sent, timestamp_ns=123, trace_id=9)
+            assert np.array_equal(frame.copy(), sent)
+            assert (frame.timestamp_ns, frame.meta_version, frame.trace_id) == (123, 1, 0)
+        empty = it.carry(np.empty((0, 4), np.float32))
+        assert (empty.shape, empty.dtype) == ((0, 4), np.float32)
+        wait_until(lambda: it.consumer.metadata(1) is not None, "the metadata are told on this side")
+        metadata = it.consumer.metadata(1)
+        assert metadata is not None
+        assert metadata.attributes["exposure_ms"] == 4
+        counts = it.counts(it.receiver)
+        assert counts["frames_in_place"] == counts["frames_received"]
+        assert counts["bytes_received"] == it.counts(it.sender)["bytes_sent"]
+
+
+def test_a_paused_bridge_counts_what_it_leaves_out(hosts: Hosts) -> None:
+    with crossing(hosts) as it:
+        it.carry(np.ones(10, np.uint8))
+        for bridge in (it.receiver, it.sender):
+            bridge.pause()
+            assert bridge.is_paused
+
+            def is_counted(bridge: Bridge = bridge) -> bool:
+                it.producer.publish(np.ones(10, np.uint8))
+                return it.counts(bridge).get("frames_dropped.paused", 0) > 0
+
+            wait_until(is_counted, "frames are left out")
+            bridge.resume()
+            it.carry(np.ones(10, np.uint8))
+        with pytest.raises(ValueError, match="expected one of"):
+            it.sender.pause("nobody")
+
+
+def test_a_frame_is_published_with_the_right_checksum_only(hosts: Hosts) -> None:
+    """The private extension: both ends have to use it."""
+    with crossing(hosts, crc32c=True) as it:
+        assert it.carry(np.arange(500, dtype=np.uint16)).nbytes == 1000
+        assert "frames_dropped.crc" not in it.counts(it.receiver)
+    with crossing(hosts, receives={"crc32c": True}) as it:
+
+        def is_counted() -> bool:
+            it.producer.publish(np.ones(10, np.uint8))
+            return it.counts(it.receiver).get("frames_dropped.crc", 0) > 0
+
+        wait_until(is_counted, "frames without a checksum are dropped")
+        assert it.consumer.poll() is None
+
+
+def test_a_destination_that_stays_taken_is_left_for_the_next_one(hosts: Hosts) -> None:
+    """Of the range, and only after a dead producer's lease would have ended."""
+    link, ids = Link.unused(), [next(_stream_ids) for _ in range(3)]
+    with hosts.dest.connect() as client, client.producer(ids[0], create=True):
+        mapping = {"source_stream_id": next(_stream_ids)}
+        with started(hosts.dest, link, "receiver", mapping, dest_stream_id_range=f"{ids[0]}-{ids[2]}") as bridge:
+            wait_ready(bridge)
+            assert list(bridge.destinations.values()) == [ids[1]]
+
+
+def test_the_command_serves_metrics_and_ends_in_order(hosts: Hosts, tmp_path: Path) -> None:
+    """One line when it is ready, one at the end with what it counted; exit code 0."""
+    link, mapping = Link.unused(), new_mapping()
+    port = int(Link.unused().payload[0].rpartition(":")[2])
+    base_dirs = json.dumps([str(hosts.dest.config.shm.base_dir)])
+    path = tmp_path / "bridge.toml"
+    section = tables(link, "receiver")["bridge"] | {"aeron_dir": hosts.dest.aeron_dir}
+    lines = [f"{key} = {json.dumps(value)}" for key, value in section.items()]
+    lines += [
+        f"allowed_base_dirs = {base_dirs}",
+        "[[mappings]]",
+        *(f"{key} = {value}" for key, value in mapping.items()),
+    ]
+    path.write_text("\n".join(["[bridge]", *lines]))
+    arguments = ("-m", "tensorpool", "bridge", "--config", str(path), "--json", "--log-level", "error")
+    with DriverProcess(*arguments, "--metrics", f"127.0.0.1:{port}") as process:
+        events = [json.loads(process.read_line()) for _ in range(2)]
+        assert [event["event"] for event in events] == ["started", "ready"]
+        assert events[1]["destinations"] == {
+            f"{mapping['source_stream_id']}->{mapping['dest_stream_id']}": mapping["dest_stream_id"]
+        }
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics") as answer:
+            text = answer.read().decode()
+        assert "tensorpool_bridge_ready 1.0" in text
+        process.send(signal.SIGTERM)
+        code, output = process.finish()
+    assert code == 0
+    assert json.loads(output.splitlines()[-1])["event"] == "stopped"

@@ -1,0 +1,200 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the sender forwards beside the chunks: announces, metadata, QoS and progress of its own stream, as they were."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+import tensorpool as tp
+from tensorpool import aeron
+from tensorpool.wire import Message
+from tensorpool.wire.control import (
+    DataSourceAnnounce,
+    DataSourceMeta,
+    FrameProgress,
+    FrameProgressState,
+    Mode,
+    QosConsumer,
+    QosProducer,
+    ShmPoolAnnounce,
+)
+from tests.bridge.sending import METADATA_ID, POOL, Rig, free_endpoint, pattern
+from tests.support.processes import wait_until
+
+SOURCE_CONTROL_ID = 61_000
+CONTROL_KEYS = {"source_control_stream_id": SOURCE_CONTROL_ID, "dest_control_stream_id": 61_001}
+
+
+@pytest.fixture(scope="module")
+def pool() -> Iterator[tp.Local]:
+    with tp.local(overrides=POOL) as pool:
+        yield pool
+
+
+@pytest.fixture(scope="module")
+def client(pool: tp.Local) -> Iterator[tp.Client]:
+    with pool.connect() as client:
+        yield client
+
+
+@pytest.fixture(scope="module")
+def link(pool: tp.Local) -> Iterator[aeron.Client]:
+    link = aeron.connect(pool.aeron_dir)
+    yield link
+    link.close()
+
+
+@pytest.fixture
+def make(pool: tp.Local, client: tp.Client, link: aeron.Client) -> Iterator[Callable[..., Rig]]:
+    rigs: list[Rig] = []
+
+    def made(**keys: Any) -> Rig:
+        rigs.append(Rig(pool, client, link, **keys))
+        rigs[-1].listen()
+        return rigs[-1]
+
+    yield made
+    for rig in rigs:
+        rig.close()
+
+
+def with_metadata(**keys: Any) -> dict[str, Any]:
+    channel = f"aeron:udp?endpoint={free_endpoint()}|term-length=64k"
+    return {"metadata_channel": channel, "metadata_stream_id": METADATA_ID, "source_metadata_stream_id": 1300, **keys}
+
+
+class Local:
+    """Somebody on the source host who says things on its control stream."""
+
+    def __init__(self, rig: Rig) -> None:
+        channel = rig.config.bridge.local_control_channel
+        self._publication = rig.link.add_publication(channel, SOURCE_CONTROL_ID, exclusive=True)
+        wait_until(lambda: self._publication.is_connected, "the sender listens")
+
+    def say(self, *messages: Message | bytes) -> None:
+        for message in messages:
+            data = message if isinstance(message, bytes) else message.encode()
+            wait_until(lambda data=data: self._publication.offer(data), "the log takes it")  # type: ignore[misc]
+
+
+def progress(stream_id: int, epoch: int, seq: int) -> FrameProgress:
+    return FrameProgress(
+        stream_id=stream_id, epoch=epoch, seq=seq, payload_bytes_filled=77, state=FrameProgressState.PROGRESS
+    )
+
+
+def qos(stream_id: int, consumer_id: int) -> QosConsumer:
+    return QosConsumer(
+        stream_id=stream_id,
+        consumer_id=consumer_id,
+        epoch=3,
+        last_seq_seen=9,
+        drops_gap=1,
+        drops_late=2,
+        mode=Mode.STREAM,
+    )
+
+
+@pytest.mark.spec("BRG-7.2-01")
+def test_announces_are_forwarded_as_they_were_and_again_every_period(make: Callable[..., Rig]) -> None:
+    rig = make()
+    rig.settle()
+    rig.until(lambda: len(rig.announced_epochs) >= 3, "the epoch is announced again and again")
+    announces = rig.told(ShmPoolAnnounce)
+    last = announces[-1]
+    assert {announce.stream_id for announce in announces} == {rig.stream_id}  # G10
+    assert last.epoch == rig.producer.epoch
+    assert [pool.stride_bytes for pool in last.payload_pools] == [4096, 262_144]
+    assert last.announce_timestamp_ns > announces[0].announce_timestamp_ns
+
+
+def test_receiver_that_comes_back_is_told_before_it_gets_a_chunk(make: Callable[..., Rig]) -> None:
+    """G16, also without a change of the epoch: nobody over there would take a chunk without an announce."""
+    rig = make()
+    rig.settle()
+    rig.deafen()
+    rig.until(lambda: not rig.sender._is_connected, "the receiver is gone")
+    rig.control.clear()
+    rig.listen()
+    rig.settle()
+    seq = rig.publish(pattern(500))
+    rig.until(lambda: rig.frames, "the frame has come")
+    assert [seq for _, seq in rig.frames] == [seq]
+    assert rig.announced_epochs
+
+
+@pytest.mark.spec("BRG-7.1-01", "BRG-7.1-02", "BRG-7.2-04")
+def test_metadata_go_over_their_own_channel_and_to_who_comes_later(make: Callable[..., Rig]) -> None:
+    rig = make(**with_metadata())
+    rig.settle()
+    rig.producer.set_metadata({"exposure_ms": 4}, tags=["lab1"])
+    rig.until(lambda: rig.told(DataSourceMeta) and rig.told(DataSourceAnnounce), "the metadata have come")
+    meta = rig.told(DataSourceMeta)[-1]
+    assert meta.stream_id == rig.stream_id
+    assert [attribute.key for attribute in meta.attributes] == ["exposure_ms", "tags"]
+    assert not any(data[2] in (DataSourceMeta.TEMPLATE_ID, DataSourceAnnounce.TEMPLATE_ID) for data in rig.control)
+    rig.deafen()
+    rig.metadata.clear()
+    rig.until(lambda: not rig.sender._is_connected, "the receiver is gone")
+    rig.listen()
+    rig.until(lambda: rig.told(DataSourceMeta) and rig.told(DataSourceAnnounce), "the metadata are told again")
+    assert rig.told(DataSourceMeta)[-1] == meta
+
+
+@pytest.mark.spec("BRG-7.1-06")
+def test_without_a_metadata_channel_metadata_stay_at_home(make: Callable[..., Rig]) -> None:
+    rig = make()
+    rig.settle()
+    rig.producer.set_metadata({"exposure_ms": 4})
+    rig.publish(pattern(100))
+    before = len(rig.announced_epochs)
+    rig.until(lambda: len(rig.announced_epochs) > before + 1, "announces go on")
+    assert not rig.told(DataSourceMeta)
+    assert not rig.counters["messages_forwarded", "metadata"]
+
+
+@pytest.mark.spec("BRG-7.2-05", "BRG-9-02", "BRG-9-04", "BRG-9-05", "BRG-9-07")
+def test_qos_and_progress_of_the_stream_use_the_control_channel(make: Callable[..., Rig]) -> None:
+    rig = make(forward_qos=True, forward_progress=True, mapping=CONTROL_KEYS)
+    rig.settle()
+    local = Local(rig)
+    produced = QosProducer(stream_id=rig.stream_id, producer_id=1, epoch=3, current_seq=10)
+    own = [qos(rig.stream_id, 5), produced, progress(rig.stream_id, 3, 11)]
+    malformed = progress(rig.stream_id, 3, 12).encode()[:-1]
+    local.say(qos(1, 6), progress(1, 3, 11), malformed, *own)
+    rig.until(lambda: rig.told(FrameProgress), "the progress has come")
+    told = rig.told(QosConsumer) + rig.told(QosProducer) + rig.told(FrameProgress)
+    assert told == own
+    assert rig.counters["messages_forwarded", "qos"] == 2
+    assert rig.counters["messages_forwarded", "progress"] == 1
+    assert rig.counters["messages_dropped", "malformed"] == 1
+
+
+@pytest.mark.parametrize(("flag", "kind"), [("forward_qos", QosConsumer), ("forward_progress", FrameProgress)])
+def test_only_what_is_enabled_is_forwarded(make: Callable[..., Rig], flag: str, kind: type[Message]) -> None:
+    rig = make(**{flag: True}, mapping=CONTROL_KEYS)
+    rig.settle()
+    Local(rig).say(qos(rig.stream_id, 5), progress(rig.stream_id, 3, 11), qos(rig.stream_id, 5))
+    rig.until(lambda: rig.told(kind), "what is enabled has come")
+    rig.until(lambda: rig.turn() == 0, "nothing is left to forward")
+    assert {type(message) for message in rig.told(QosConsumer) + rig.told(FrameProgress)} == {kind}
+
+
+def test_qos_that_nobody_hears_is_dropped_and_counted(make: Callable[..., Rig]) -> None:
+    """What was is not told later: a receiver that comes back hears of now."""
+    rig = make(forward_qos=True, mapping=CONTROL_KEYS)
+    rig.settle()
+    rig.deafen()
+    rig.until(lambda: not rig.sender._is_connected, "the receiver is gone")
+    Local(rig).say(qos(rig.stream_id, 5))
+    rig.until(lambda: rig.counters["messages_dropped", "qos"], "it is counted")
+
+
+def test_message_longer_than_the_log_takes_is_dropped_and_counted(make: Callable[..., Rig]) -> None:
+    rig = make(**with_metadata())
+    rig.settle()
+    rig.producer.set_metadata({"table": "x" * 10_000})
+    rig.until(lambda: rig.counters["messages_dropped", "metadata_too_long"], "it is counted")

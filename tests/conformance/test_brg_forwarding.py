@@ -1,0 +1,326 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a bridge carries beside frames: announces, metadata, QoS and progress, each where it belongs and rewritten.
+
+Bridge §7, §7.1, §7.2, §9; decisions G6, G7, G10-G13. The receiving half is told by a test sender, the sending half is
+heard by a test receiver.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tensorpool import aeron
+from tensorpool.wire.bridge import BridgeFrameChunk
+from tensorpool.wire.control import (
+    Attribute,
+    DataSourceAnnounce,
+    DataSourceMeta,
+    FrameProgress,
+    FrameProgressState,
+    QosConsumer,
+    QosProducer,
+    ShmPoolAnnounce,
+)
+from tests.support.bridge_rig import Host, Reception, Sending, serving_host
+from tests.support.bridge_sender import Link, noise
+from tests.support.driver_process import IPC
+from tests.support.wire_producer import new_stream_id
+
+ATTRIBUTES = (
+    Attribute(key="exposure_ms", format="text/plain", value=b"4"),
+    Attribute(key="mask", format="application/octet-stream", value=bytes(range(256))),
+)
+
+
+@pytest.fixture(scope="module")
+def host(shared_media_driver: aeron.MediaDriver) -> Iterator[Host]:
+    with serving_host(shared_media_driver.aeron_dir) as host:
+        yield host
+
+
+@pytest.fixture(scope="module")
+def link() -> Link:
+    return Link.unused()
+
+
+@pytest.fixture(scope="module")
+def reception(host: Host, link: Link) -> Iterator[Reception]:
+    """A receiver that forwards everything; a consumer hears the mapping's local control stream."""
+    control = new_stream_id()
+    mapping = {"source_control_stream_id": 1000, "dest_control_stream_id": control}
+    keys = {"forward_metadata": True, "forward_qos": True, "forward_progress": True}
+    with Reception(host, link=link.again(), mapping=mapping, **keys) as reception:
+        reception.listen((IPC, control))
+        yield reception.meet()
+
+
+def control_of(reception: Reception) -> tuple[str, int]:
+    return IPC, reception.tables["mappings"][0]["dest_control_stream_id"]
+
+
+def wait_qos(reception: Reception, since: int) -> QosProducer:
+    """The first that is told on the mapping's control stream; the bridge's own is on the driver's QoS stream."""
+    endpoint = control_of(reception)
+    reception.wait_until(lambda: reception.consumer.heard_on(endpoint, QosProducer, since), "QoS is forwarded")
+    return reception.consumer.heard_on(endpoint, QosProducer, since)[0]
+
+
+# --- metadata, received
+
+
+@pytest.mark.spec("BRG-7.1-01", "BRG-7.1-03", "BRG-7.1-04", "BRG-7.1-05")
+def test_metadata_are_told_to_local_consumers_under_the_destinations_id(reception: Reception, host: Host) -> None:
+    """G12: with the local epoch and producer; version, name, summary and attributes are the source's."""
+    descriptor = reception.deliver(b"frame").descriptor
+    since = reception.now
+    said = reception.sender.name("camera/front", meta_version=41, summary="left of the door")
+    heard = reception.wait_for(DataSourceAnnounce, since, stream_id=reception.dest_stream_id)
+    assert heard.stream_id == host.place.endpoints.metadata[1]
+    assert (heard.message.meta_version, heard.message.name, heard.message.summary) == (41, said.name, said.summary)
+    assert heard.message.epoch == descriptor.epoch
+    assert heard.message.producer_id != said.producer_id
+    said_meta = reception.sender.describe(meta_version=42, attributes=ATTRIBUTES)
+    heard_meta = reception.wait_for(DataSourceMeta, since, stream_id=reception.dest_stream_id)
+    assert heard_meta.stream_id == host.place.endpoints.metadata[1]
+    assert heard_meta.message.meta_version == 42
+    assert heard_meta.message.attributes == ATTRIBUTES
+    assert heard_meta.message.timestamp_ns == said_meta.timestamp_ns
+    assert not reception.consumer.heard(DataSourceMeta, stream_id=reception.sender.stream_id)
+
+
+@pytest.mark.spec("BRG-7.1-04")
+def test_metadata_that_are_rewritten_already_are_taken_too(reception: Reception) -> None:
+    """G10; those of strangers are not."""
+    since = reception.now
+    reception.sender.describe(stream_id=reception.sender.stream_id + 1_000_000, meta_version=43)
+    reception.sender.describe(stream_id=reception.dest_stream_id, meta_version=44)
+    reception.wait_for(DataSourceMeta, since, stream_id=reception.dest_stream_id, meta_version=44)
+    versions = [heard.message.meta_version for heard in reception.consumer.heard(DataSourceMeta, since)]
+    assert versions == [44]
+
+
+@pytest.mark.spec("BRG-7.1-04")
+def test_a_mapping_may_name_another_metadata_stream(host: Host, link: Link) -> None:
+    with Reception(host, link=link.again(), mapping={"metadata_stream_id": 28_000}) as reception:
+        reception.meet()
+        reception.wait_until(lambda: reception.sender.is_heard(reception.link.metadata), "metadata are listened to")
+        reception.sender.describe(meta_version=3)
+        reception.wait_for(DataSourceMeta, stream_id=28_000, meta_version=3)
+        reception.sender.name("elsewhere")
+        reception.wait_for(DataSourceAnnounce, stream_id=28_000, name="elsewhere")
+
+
+@pytest.mark.spec("BRG-7.2-04")
+def test_metadata_on_the_control_stream_are_none(reception: Reception) -> None:
+    since = reception.now
+    said = DataSourceMeta(stream_id=reception.sender.stream_id, meta_version=66, timestamp_ns=1)
+    reception.sender.send(said, reception.link.control)
+    reception.sender.qos()
+    wait_qos(reception, since)
+    reception.sender.describe(meta_version=67)
+    reception.wait_for(DataSourceMeta, since, meta_version=67)
+    assert not reception.consumer.heard(DataSourceMeta, since, meta_version=66)
+
+
+@pytest.mark.spec("BRG-7.1-06")
+def test_without_a_metadata_channel_frames_come_without_metadata(host: Host, link: Link) -> None:
+    with Reception(host, link=link.again(), metadata_channel=None, metadata_stream_id=None) as reception:
+        assert reception.meet().deliver(b"frame").payload == b"frame"
+        assert not reception.sender.is_heard(reception.link.metadata)
+
+
+# --- progress and QoS, received
+
+
+@pytest.mark.spec("BRG-9-03", "BRG-9-06", "BRG-9-07", "BRG-9-08", "BRG-7.2-05")
+def test_progress_is_told_under_the_destinations_id(reception: Reception) -> None:
+    """G6: epoch, seq, bytes and state are the source's, also of a frame whose chunks are still to come (G7)."""
+    states = [FrameProgressState.STARTED, FrameProgressState.PROGRESS, FrameProgressState.COMPLETE]
+    for filled, state in enumerate(states):
+        since = reception.now
+        seq = reception.sender.next_seq + 5
+        said = reception.sender.progress(seq, payload_bytes_filled=2**40 + filled, state=state)
+        heard = reception.wait_for(FrameProgress, since)
+        assert heard.stream_id == control_of(reception)[1]
+        told = (heard.message.epoch, heard.message.seq, heard.message.payload_bytes_filled, heard.message.state)
+        assert told == (said.epoch, seq, 2**40 + filled, state)
+        assert heard.message.stream_id == reception.dest_stream_id
+
+
+@pytest.mark.spec("BRG-9-09", "BRG-9-10")
+def test_progress_that_is_nobodys_is_dropped(reception: Reception) -> None:
+    """Of an unknown stream, another epoch, and a frame that is published already; the one behind them comes."""
+    sender = reception.sender
+    done = reception.fence()
+    since = reception.now
+    sender.progress(done + 1, stream_id=sender.stream_id + 1_000_000)
+    sender.progress(done + 1, stream_id=0)
+    sender.progress(done + 1, epoch=sender.epoch + 1)
+    sender.progress(done + 1, epoch=sender.epoch - 1)
+    sender.progress(done)
+    sender.progress(0)
+    sender.progress(done + 1, payload_bytes_filled=77)
+    reception.wait_for(FrameProgress, since, payload_bytes_filled=77)
+    assert len(reception.consumer.heard(FrameProgress, since)) == 1
+
+
+@pytest.mark.spec("BRG-9-13")
+def test_progress_alone_makes_no_frame(reception: Reception) -> None:
+    """COMPLETE says nothing about this host: there is no descriptor before the chunks are there."""
+    since = reception.now
+    (chunk,) = reception.sender.frame(b"complete")
+    reception.sender.progress(chunk["seq"], state=FrameProgressState.COMPLETE, payload_bytes_filled=8)
+    reception.wait_for(FrameProgress, since)
+    assert reception.seqs(since) == []
+    reception.accepts(chunk)
+
+
+@pytest.mark.spec("BRG-9-01", "BRG-9-02")
+def test_qos_of_the_source_is_told_on_the_mappings_control_stream(reception: Reception) -> None:
+    since = reception.now
+    said = reception.sender.qos(current_seq=4711, watermark=3)
+    heard = wait_qos(reception, since)
+    assert heard.stream_id == reception.dest_stream_id
+    assert (heard.current_seq, heard.watermark) == (said.current_seq, said.watermark)
+    since = reception.now
+    reception.sender.qos(stream_id=reception.sender.stream_id + 1_000_000, current_seq=1)
+    reception.sender.qos(current_seq=2)
+    assert wait_qos(reception, since).current_seq == 2
+
+
+@pytest.mark.spec("BRG-9-01", "BRG-9-03", "BRG-9-11")
+@pytest.mark.parametrize("flag", ["forward_qos", "forward_progress"])
+def test_only_what_is_to_be_forwarded_is(host: Host, link: Link, flag: str) -> None:
+    """Each has its own switch, whatever the sender says."""
+    control = new_stream_id()
+    mapping = {"source_control_stream_id": 1000, "dest_control_stream_id": control}
+    with Reception(host, link=link.again(), mapping=mapping, **{flag: True}) as reception:
+        reception.listen((IPC, control))
+        reception.meet()
+        sender, since = reception.sender, reception.now
+        say = [sender.qos, lambda: sender.progress(sender.next_seq + 1)]
+        kinds = [QosProducer, FrameProgress]
+        wanted = flag == "forward_progress"
+        say[not wanted]()
+        say[wanted]()
+        heard_on = reception.consumer.heard_on
+        reception.wait_until(lambda: heard_on((IPC, control), kinds[wanted], since), "one is forwarded")
+        assert heard_on((IPC, control), kinds[not wanted], since) == []
+
+
+# --- sent
+
+
+@pytest.fixture(scope="module")
+def sending_link() -> Link:
+    """Other channels: the test receiver's socket is not a bridge's."""
+    return Link.unused()
+
+
+@pytest.fixture
+def sending(shared_media_driver: aeron.MediaDriver, shm_dir: Path, sending_link: Link) -> Iterator[Sending]:
+    """A sender that forwards everything that its source's control and metadata streams say."""
+    keys = {"forward_metadata": True, "forward_qos": True, "forward_progress": True}
+    with Sending(
+        shm_dir, shared_media_driver.aeron_dir, link=sending_link.again(), has_control=True, **keys
+    ) as sending:
+        yield sending.meet()
+
+
+@pytest.mark.spec("BRG-7.2-01", "BRG-7.2-05", "BRG-7.1-02", "BRG-7-02", "BRG-3-04", "BRG-7.2-04")
+def test_everything_travels_on_its_own_stream(sending: Sending) -> None:
+    """Chunks alone on the payload stream, metadata alone on theirs; never a descriptor or a word of the driver's."""
+    producer, receiver = sending.producer, sending.receiver
+    sending.carry(noise(3000))
+    producer.say(DataSourceAnnounce, name="camera", meta_version=9)
+    producer.say(DataSourceMeta, meta_version=9, attributes=ATTRIBUTES)
+    producer.say(FrameProgress, seq=producer.next_seq, payload_bytes_filled=5)
+    producer.say(QosProducer, on=producer.endpoints.control)
+    announce = receiver.wait_for(ShmPoolAnnounce)
+    name, meta = receiver.wait_for(DataSourceAnnounce), receiver.wait_for(DataSourceMeta)
+    receiver.wait_for(FrameProgress)
+    receiver.wait_for(QosProducer)
+    sending.carry(noise(3000))
+    assert receiver.kinds(sending.link.payload) == {BridgeFrameChunk}
+    assert receiver.kinds(sending.link.metadata) == {DataSourceAnnounce, DataSourceMeta}
+    told = {ShmPoolAnnounce, FrameProgress, QosProducer}
+    assert told <= receiver.kinds(sending.link.control) <= told | {QosConsumer}
+    assert announce.message.payload_pools == producer.honest(ShmPoolAnnounce).payload_pools
+    assert (announce.message.stream_id, announce.message.epoch) == (producer.stream_id, producer.epoch)
+    assert (name.message.stream_id, name.message.meta_version, name.message.name) == (producer.stream_id, 9, "camera")
+    assert (meta.message.stream_id, meta.message.meta_version) == (producer.stream_id, 9)
+    assert meta.message.attributes == ATTRIBUTES
+
+
+@pytest.mark.spec("BRG-9-04", "BRG-9-05", "BRG-9-07")
+def test_progress_of_the_source_is_sent_as_it_was_said(sending: Sending) -> None:
+    """From the configured control stream, of this stream only."""
+    producer, receiver = sending.producer, sending.receiver
+    since = len(receiver.transcript)
+    producer.say(FrameProgress, stream_id=producer.stream_id + 1, seq=1, payload_bytes_filled=1)
+    producer.say(FrameProgress, seq=12, payload_bytes_filled=2**33, state=FrameProgressState.STARTED)
+    heard = receiver.wait_for(FrameProgress, since).message
+    assert (heard.stream_id, heard.epoch, heard.seq) == (producer.stream_id, producer.epoch, 12)
+    assert (heard.payload_bytes_filled, heard.state) == (2**33, FrameProgressState.STARTED)
+    assert len(receiver.heard(FrameProgress, since)) == 1
+
+
+@pytest.mark.spec("BRG-9-02")
+def test_qos_of_the_source_is_sent(sending: Sending) -> None:
+    producer, receiver = sending.producer, sending.receiver
+    since = len(receiver.transcript)
+    producer.say(QosProducer, on=producer.endpoints.control, stream_id=producer.stream_id + 1, current_seq=1)
+    producer.say(QosProducer, on=producer.endpoints.control, current_seq=99)
+    heard = receiver.wait_for(QosProducer, since).message
+    assert (heard.stream_id, heard.current_seq) == (producer.stream_id, 99)
+
+
+@pytest.mark.spec("BRG-7.1-02")
+def test_every_version_of_metadata_is_sent_in_order(sending: Sending) -> None:
+    """Frames refer to them by version: none may be passed over because another followed at once."""
+    since = len(sending.receiver.transcript)
+    for version in range(10, 30):
+        sending.producer.say(DataSourceMeta, meta_version=version, attributes=ATTRIBUTES)
+    sending.receiver.wait_for(DataSourceMeta, since, meta_version=29)
+    heard = [it.message.meta_version for it in sending.receiver.heard(DataSourceMeta, since)]
+    assert heard == list(range(10, 30))
+
+
+@pytest.mark.spec("BRG-9-01", "BRG-9-03", "BRG-9-11")
+@pytest.mark.parametrize("flag", ["forward_qos", "forward_progress"])
+def test_only_what_is_to_be_sent_is(
+    shared_media_driver: aeron.MediaDriver, shm_dir: Path, sending_link: Link, flag: str
+) -> None:
+    keys = {flag: True}
+    link, has_control = sending_link.again(), True
+    with Sending(shm_dir, shared_media_driver.aeron_dir, link=link, has_control=has_control, **keys) as sending:
+        producer, receiver = sending.meet().producer, sending.receiver
+        wanted = flag == "forward_progress"
+        for kind in [FrameProgress, QosProducer] if not wanted else [QosProducer, FrameProgress]:
+            fields = {"seq": 1, "payload_bytes_filled": 5} if kind is FrameProgress else {}
+            producer.say(kind, on=producer.endpoints.control, **fields)
+        receiver.wait_for([QosProducer, FrameProgress][wanted])
+        assert not receiver.heard([QosProducer, FrameProgress][not wanted])
+
+
+@pytest.mark.spec("BRG-9-11", "BRG-7.1-06", "BRG-7.2-01")
+def test_only_the_announce_is_sent_unasked(
+    shared_media_driver: aeron.MediaDriver, shm_dir: Path, sending_link: Link
+) -> None:
+    """With metadata, QoS and progress off, whatever the source says."""
+    keys = {"forward_metadata": False}
+    with Sending(shm_dir, shared_media_driver.aeron_dir, link=sending_link.again(), **keys) as sending:
+        sending.meet()
+        producer, receiver = sending.producer, sending.receiver
+        producer.say(DataSourceMeta, meta_version=5)
+        producer.say(FrameProgress, seq=1, payload_bytes_filled=5)
+        producer.say(QosProducer, on=producer.endpoints.control)
+        since = len(receiver.transcript)
+        receiver.wait_for(ShmPoolAnnounce, since)
+        sending.carry(b"frame")
+        receiver.wait_for(ShmPoolAnnounce, len(receiver.transcript))
+        assert receiver.kinds(sending.link.control) == {ShmPoolAnnounce}
+        assert receiver.kinds(sending.link.metadata) == set()
