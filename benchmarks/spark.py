@@ -24,7 +24,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
@@ -280,8 +280,9 @@ def film(settings: dict[str, Any], shape: tuple[int, ...], rate_hz: float, pipe:
             time.sleep(max(0.0, began_s + count / rate_hz - time.monotonic()))
             producer.publish(pictures[count % 16])
             count += 1
-        pipe.send(producer.stats.published)
-        pipe.poll(60)
+        with suppress(BrokenPipeError):  # nobody wants to know
+            pipe.send(producer.stats.published)
+            pipe.poll(60)
 
 
 def measure_batches(spark: SparkSession, site: Site) -> float:
