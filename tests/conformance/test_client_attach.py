@@ -239,7 +239,7 @@ def test_a_refusal_is_told_in_the_drivers_words_or_overcome(
     for _ in range(10):
         peer.refuse(code, "not on Sundays")
     with pytest.raises(tp.AttachRefused, match="not on Sundays") as caught:
-        start(client, peer, role, timeout=0.25)
+        start(client, peer, role, timeout=0.6)
     assert (caught.value.code, caught.value.stream, caught.value.role) == (code.name, peer.stream_id, role.name)
     peer.lies.clear()
     peer.refuse(code)
@@ -353,7 +353,7 @@ def test_regions_that_may_not_be_mapped_are_not_and_the_caller_learns_why(
     peer.announces = False
     peer.lies.extend([lambda honest: lie(peer, honest)] * 20)
     with pytest.raises(tp.TensorPoolError) as caught:
-        start(client, peer, role, timeout=0.15)
+        start(client, peer, role, timeout=0.6)
     assert not isinstance(caught.value, tp.DriverUnreachable)
     assert any(word in str(caught.value) for word in ("7.pool", "shm:", "epoch")), caught.value
     assert not any(peer.mapped_at_attach[asked:])

@@ -211,7 +211,7 @@ def test_an_answer_that_comes_late_is_dropped(bench: Bench, provider: WireProvid
     since = provider.now
     provider.always = lambda honest: ()
     with pytest.raises(tp.DriverUnreachable):
-        client.discover(timeout=0.3)
+        client.discover(timeout=1.0)
     late = [heard.message for heard in provider.requests[since:]]
     assert late
     provider.results = [bench.own_result()]
@@ -251,7 +251,7 @@ def test_the_header_alone_decides_what_is_an_answer(bench: Bench, provider: Wire
     assert [stream.driver_instance_id for stream in client.discover()] == [OWN]
     provider.always = lambda honest: struct.pack("<4H", *HEADERS["version 2"]) + honest.encode()[8:]
     with pytest.raises(tp.DriverUnreachable):
-        client.discover(timeout=0.3)
+        client.discover(timeout=1.0)
 
 
 def test_bytes_that_are_no_answer_are_passed_over(bench: Bench, provider: WireProvider, client: Client) -> None:
@@ -300,7 +300,7 @@ def test_a_result_that_is_invalid_is_ignored(
     assert [stream.driver_instance_id for stream in client.discover()] == [OWN]
     since = bench.other.now
     with pytest.raises(tp.TensorPoolError):
-        client.consumer(name, timeout=0.3)
+        client.consumer(name, timeout=1.0)
     assert attaches(bench.other, since) == []
 
 
@@ -335,7 +335,7 @@ def test_names_are_compared_by_the_client_too(bench: Bench, provider: WireProvid
     assert client.discover(name=name) == []
     since = bench.other.now
     with pytest.raises(tp.TensorPoolError, match=name):
-        client.consumer(name, timeout=0.3)
+        client.consumer(name, timeout=1.0)
     assert attaches(bench.other, since) == []
     provider.always = lambda honest: changed_fields(honest, results=(*lies, bench.other_result(name)))
     assert [stream.data_source_name for stream in client.discover(name=name)] == [name]
@@ -501,7 +501,7 @@ def test_what_the_driver_grants_is_validated_as_ever(
     other.announces = False
     try:
         with pytest.raises(tp.TensorPoolError):
-            client.consumer(name, timeout=0.4)
+            client.consumer(name, timeout=1.0)
         assert mapped_files(other.folder) == []
     finally:
         other.lies.clear()
@@ -522,7 +522,7 @@ def test_a_driver_may_refuse_what_discovery_shows(
     for _ in range(20):
         other.refuse(ResponseCode.REJECTED, "members only")
     with pytest.raises(tp.AttachRefused, match="members only"):
-        client.consumer(name, timeout=0.4)
+        client.consumer(name, timeout=1.0)
     assert mapped_files(other.folder) == []
     assert len(client.discover(name=name)) == 1
 
@@ -553,7 +553,7 @@ def test_an_authority_that_cannot_be_reached_is_an_error(
     provider.results = [bench.other_result(name, driver_control_channel=channel)]
     since = bench.own.now, bench.other.now
     with pytest.raises(tp.TensorPoolError):
-        client.consumer(name, timeout=0.4)
+        client.consumer(name, timeout=1.0)
     assert attaches(bench.own, since[0]) == attaches(bench.other, since[1]) == []
     provider.results = [bench.own_result(name)]
     with client.consumer(name) as consumer:

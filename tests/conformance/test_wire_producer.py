@@ -720,7 +720,7 @@ def test_a_producer_writes_only_into_files_that_are_there(
         for index in range(3 * NSLOTS):
             producer.publish(np.full(index * 1000, index, np.uint8))
         with pytest.raises(tp.AttachRefused) as refused:
-            connected.producer(producer.stream_id, timeout=0.3)
+            connected.producer(producer.stream_id, timeout=1.0)
         assert refused.value.code == "REJECTED"
         assert refused.value.stream == producer.stream_id
         assert tree(Path(folder).parent) == before
