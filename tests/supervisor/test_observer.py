@@ -147,11 +147,15 @@ def test_a_client_of_ours_is_seen_from_attach_to_detach() -> None:
                     consumer.poll(0.001)
                     return next((it for it in observer.snapshot().consumers), None)
 
-                wait_until(lambda: (it := status()) and it.rate_hz and it.lag is not None, "it is seen to read")
-                found = status()
-                assert found is not None
-                assert (found.consumer_id, found.lease_id) == (consumer.consumer_id, consumer.lease_id)
-                assert (found.state, found.mode, found.epoch) == (ConsumerState.OK, "STREAM", consumer.epoch)
+                def reads_well() -> bool:
+                    found = status()
+                    if found is None or not found.rate_hz or found.lag is None:
+                        return False
+                    whose = (found.consumer_id, found.lease_id, found.epoch)
+                    ours = (consumer.consumer_id, consumer.lease_id, consumer.epoch)
+                    return whose == ours and (found.state, found.mode) == (ConsumerState.OK, "STREAM")
+
+                wait_until(reads_well, "it is seen to read")
                 held = {"CONSUMER": consumer.consumer_id, "PRODUCER": producer.producer_id}
                 wait_until(
                     lambda: {it.role: it.client_id for it in observer.snapshot().leases} == held, "both hold a lease"
