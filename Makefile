@@ -24,7 +24,7 @@ demo: setup
 
 test: setup
 	$(MAKE) --jobs 2 --output-sync=target check test-native
-	$(PY) -m pytest --numprocesses 3 --dist loadfile --no-loadscope-reorder
+	$(PY) -m pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder
 
 bench: setup
 	$(PY) -m benchmarks.core

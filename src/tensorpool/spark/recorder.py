@@ -301,7 +301,7 @@ class Recorder:
             self.poll()
             time.sleep(min(0.2, left_s))
 
-    def stop(self, timeout_s: float = 30.0) -> Totals:
+    def stop(self, timeout_s: float = 120.0) -> Totals:
         """Record everything that was published up to this call, commit it, and end. A paused one ends at once."""
         if self._service is not None:
             self._service.state = State.DRAINING
