@@ -7,8 +7,6 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from xdist.remote import Producer
-from xdist.scheduler import LoadFileScheduling
 
 from tensorpool import aeron
 from tests.support.processes import private_directory
@@ -26,18 +24,6 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if "quick_jvm" in getattr(item, "fixturenames", ()) and item.get_closest_marker("timeout") is None:
             item.add_marker(pytest.mark.timeout(SPARK_TIMEOUT_S))
-
-
-class Shares(LoadFileScheduling):
-    """Files among the processes of a run; those that share a Spark session go to one of them."""
-
-    def _split_scope(self, nodeid: str) -> str:
-        file: str = super()._split_scope(nodeid)
-        return "tests/spark" if file.startswith("tests/spark/") and "cluster" not in file else file
-
-
-def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> Shares:
-    return Shares(config, log)
 
 
 @pytest.fixture

@@ -236,8 +236,7 @@ def test_no_chunk_leaves_before_the_announce_did(
         assert receiver.chunks() == []
         receiver.listen("control")
         sending.meet(forgets=False)
-        kinds = [type(heard.message) for heard in receiver.transcript]
-        assert kinds.index(ShmPoolAnnounce) < kinds.index(BridgeFrameChunk)
+        receiver.wait_for(ShmPoolAnnounce)  # by another socket than the chunks: which arrives first says nothing
 
 
 @pytest.mark.spec("BRG-7.2-01", "BRG-8-01")
@@ -261,12 +260,11 @@ def test_frames_of_an_epoch_that_nobody_announced_stay_at_home(
         assert receiver.chunks(epoch=producer.epoch) == []
         producer.announces = True
         sending.meet(forgets=False)
-        announce = receiver.heard(ShmPoolAnnounce, epoch=producer.epoch)[0]
-        assert announce.index < receiver.heard(BridgeFrameChunk, epoch=producer.epoch)[0].index
+        receiver.wait_for(ShmPoolAnnounce, epoch=producer.epoch)
 
 
-@pytest.mark.spec("BRG-8-01", "BRG-7.2-01", "BRG-5.1-01")
-def test_an_epoch_change_is_announced_before_its_first_chunk(sending: Sending) -> None:
+@pytest.mark.spec("BRG-8-01", "BRG-5.1-01")
+def test_every_epoch_that_has_chunks_is_announced(sending: Sending) -> None:
     """With the layout of the new epoch; chunks carry the epoch that they were read in."""
     producer, receiver = sending.producer, sending.receiver
     sending.carry(noise(3000))
@@ -276,8 +274,6 @@ def test_an_epoch_change_is_announced_before_its_first_chunk(sending: Sending) -
         sending.meet(forgets=False)
         epoch = producer.epoch
         announce = receiver.wait_for(ShmPoolAnnounce, epoch=epoch)
-        first = receiver.heard(BridgeFrameChunk, epoch=epoch)[0]
-        assert announce.index < first.index
         assert announce.message.header_region_uri == producer.regions.layout["header_region_uri"]
         assert {chunk.epoch for chunk in receiver.chunks()} == {epoch}
 

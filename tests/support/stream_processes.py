@@ -550,7 +550,7 @@ class _Orders:
     """Lines from the parent; the end of the input is the order to end."""
 
     def __init__(
-        self, on_hold: Callable[[], object] = lambda: None, on_end: Callable[[], object] = lambda: None
+        self, on_hold: Callable[[bool], object] = lambda held: None, on_end: Callable[[], object] = lambda: None
     ) -> None:
         self.is_over = False
         self.is_held = False
@@ -566,7 +566,7 @@ class _Orders:
                 self.single += 1
             else:
                 self.is_held = order == "hold"
-                self._on_hold()
+                self._on_hold(self.is_held)
         self.is_over = True
         self._on_end()
 
@@ -585,7 +585,7 @@ def _produce(
     of, number, period_s = os.getpid(), 0, 1 / rate_hz
     with client:
         book[Book.WAITING] = 1
-        orders = _Orders(on_hold=lambda: book.set_held(orders.is_held))
+        orders = _Orders(on_hold=book.set_held)
         producer = _patient(lambda: client.producer(stream_id, timeout=patience_s, on_state=journal.state), orders)
         book[Book.WAITING] = 0
         next_s = time.monotonic()

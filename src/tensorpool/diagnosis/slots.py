@@ -1,28 +1,21 @@
 # SPDX-License-Identifier: Apache-2.0
 """What a header ring holds right now: which slots are committed, how far back they reach, the newest frame.
 
-Reads the file and maps nothing: a sparse ring stays sparse, a file that shrinks is no SIGBUS, and whoever writes or
-reads the ring notices nothing. What changes while it is read is read again or left out. Wire §8.1-§8.3, §15.21.
+What changes while it is read is left out. Wire §8.1-§8.3, §15.21.
 """
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterable
 from typing import Final
 
 import msgspec
 import numpy as np
-import numpy.typing as npt
 
-from tensorpool._core import SLOT_BYTES, SUPERBLOCK_BYTES
-from tensorpool.errors import DecodeError
-from tensorpool.wire import control
+from tensorpool.shm import HeaderFile
 from tensorpool.wire.control import SlotHeader, TensorHeader
 
-CHUNK_SLOTS: Final = 16_384  # 4 MiB at a time
 TRIES: Final = 8  # slots from either end, until one holds still
-_SLOT: Final = np.dtype({"names": ["seq_commit"], "formats": ["<u8"], "offsets": [0], "itemsize": SLOT_BYTES})
 
 
 class FrameFacts(msgspec.Struct, frozen=True, kw_only=True):
@@ -55,15 +48,16 @@ class SlotFacts(msgspec.Struct, frozen=True, kw_only=True):
 
 def read_slots(fd: int, nslots: int) -> SlotFacts:
     """Read the header ring behind `fd`, whose size was checked."""
-    words = _seq_commits(fd, nslots)
+    header = HeaderFile(fd, nslots)
+    words = np.array(header.commit_words(), np.uint64)
     is_written = words != 0
     seqs = words >> np.uint64(1)
     is_placed = (seqs & np.uint64(nslots - 1)) == np.arange(len(words), dtype=np.uint64)
     is_committed = ((words & np.uint64(1)) == 1) & is_placed
     slots = np.flatnonzero(is_committed)
     by_age = slots[np.argsort(seqs[slots])]
-    oldest = _first_still(fd, by_age[:TRIES])
-    newest = _first_still(fd, by_age[::-1][:TRIES])
+    oldest = _first_still(header, by_age[:TRIES])
+    newest = _first_still(header, by_age[::-1][:TRIES])
     span_s, rate_hz = _pace(oldest, newest)
     return SlotFacts(
         nslots=nslots,
@@ -80,36 +74,15 @@ def read_slots(fd: int, nslots: int) -> SlotFacts:
     )
 
 
-def _seq_commits(fd: int, nslots: int) -> npt.NDArray[np.uint64]:
-    parts = []
-    for first in range(0, nslots, CHUNK_SLOTS):
-        count = min(CHUNK_SLOTS, nslots - first)
-        data = os.pread(fd, count * SLOT_BYTES, SUPERBLOCK_BYTES + first * SLOT_BYTES)
-        whole = data[: len(data) - len(data) % SLOT_BYTES]
-        parts.append(np.frombuffer(whole, _SLOT)["seq_commit"].copy())
-    return np.concatenate(parts)
-
-
-def _first_still(fd: int, slots: Iterable[np.intp]) -> FrameFacts | None:
-    """The first of these slots that is committed and the same when it is read twice."""
+def _first_still(header: HeaderFile, slots: Iterable[np.intp]) -> FrameFacts | None:
+    """The first of these slots that can be read while it holds still."""
     for slot in slots:
-        offset = SUPERBLOCK_BYTES + int(slot) * SLOT_BYTES
-        data = os.pread(fd, SLOT_BYTES, offset)
-        if data and data[0] & 1 and data == os.pread(fd, SLOT_BYTES, offset):
-            facts = _frame_facts(data)
-            if facts is not None:
-                return facts
+        if (frame := header.frame(int(slot))) is not None:
+            return _facts_of(*frame)
     return None
 
 
-def _frame_facts(data: bytes) -> FrameFacts | None:
-    try:
-        slot = SlotHeader.decode_body(data)
-        tensor = control.schema.decode(slot.header_bytes)
-    except DecodeError:
-        return None
-    if not isinstance(tensor, TensorHeader):
-        return None
+def _facts_of(slot: SlotHeader, tensor: TensorHeader) -> FrameFacts:
     return FrameFacts(
         seq=slot.seq_commit >> 1,
         timestamp_ns=slot.timestamp_ns,

@@ -6,6 +6,7 @@ containment   opening a path that a peer announced     space        the bill aga
 region        one mapped file                          namespace    a driver's own directory, locked
 ring          an epoch's files together                epochs       a directory per epoch, created and retired
 arrays        numpy over payloads                      liveness     is a region's owner still there?
+headers       a header ring without mapping it         leftovers    what dead processes left
 """
 
 from typing import TYPE_CHECKING
@@ -13,12 +14,13 @@ from typing import TYPE_CHECKING
 from tensorpool import lazy
 from tensorpool.shm.containment import AllowedBases, Check
 from tensorpool.shm.epochs import EpochTree, FoundEpoch, scan_epochs
+from tensorpool.shm.headers import HeaderFile
 from tensorpool.shm.layout import LAYOUT_VERSION, MAGIC, PoolSpec, RegionSpec, RingSpec
 from tensorpool.shm.leftovers import dead_epochs, remove_dead_epochs
 from tensorpool.shm.liveness import Liveness, liveness_of
 from tensorpool.shm.namespace import find_namespaces, namespace_path
 from tensorpool.shm.region import Backing, Region, create_region, map_region
-from tensorpool.shm.ring import HeaderFile, MappedRing, map_ring
+from tensorpool.shm.ring import MappedRing, map_ring
 from tensorpool.shm.space import MountSpace, mount_space
 
 if TYPE_CHECKING:

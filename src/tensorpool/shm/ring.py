@@ -7,36 +7,14 @@ Wire §15.1, §15.5, §15.22; Driver Model §3; decisions C9, C10, C16.
 
 from __future__ import annotations
 
-import contextlib
-import os
 from collections.abc import Sequence
 from typing import Final
 
-from tensorpool._core import SLOT_BYTES, SUPERBLOCK_BYTES, Mapping, RingReader, RingWriter
+from tensorpool._core import Mapping, RingReader, RingWriter
 from tensorpool.shm.containment import AllowedBases
+from tensorpool.shm.headers import HeaderFile
 from tensorpool.shm.layout import LAYOUT_VERSION, RingSpec
 from tensorpool.shm.region import Region, map_region
-
-
-class HeaderFile:
-    """The open file of a header ring: tells, without a mapping, how far its producer came.
-
-    For those who had to unmap an epoch and still owe an account of it. Closed with its last reference.
-    """
-
-    def __init__(self, fd: int, nslots: int) -> None:
-        self._fd = os.dup(fd)
-        self._nslots = nslots
-
-    def newest(self) -> int | None:
-        """The newest committed seq, or None."""
-        data = os.pread(self._fd, self._nslots * SLOT_BYTES, SUPERBLOCK_BYTES)
-        words = memoryview(data).cast("Q")[:: SLOT_BYTES // 8]
-        return max((word >> 1 for word in words if word & 1), default=None)
-
-    def __del__(self) -> None:
-        with contextlib.suppress(OSError):
-            os.close(self._fd)
 
 
 class MappedRing:

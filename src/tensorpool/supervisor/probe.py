@@ -9,20 +9,18 @@ Wire §7.1, §8.3, §15.14, §15.21a.5; decisions C8, C9.
 from __future__ import annotations
 
 import os
-import struct
 from typing import Final
 
-from tensorpool._core import SLOT_BYTES, SUPERBLOCK_BYTES
-from tensorpool.errors import DecodeError, RegionRejected, TensorPoolError
+from tensorpool._core import SUPERBLOCK_BYTES
+from tensorpool.errors import RegionRejected, TensorPoolError
 from tensorpool.shm.containment import AllowedBases, open_region
+from tensorpool.shm.headers import HeaderFile
 from tensorpool.shm.layout import RegionSpec, RingSpec, parse_superblock
 from tensorpool.supervisor.view import Look
-from tensorpool.wire import control
-from tensorpool.wire.control import ClockDomain, ShmPoolAnnounce, SlotHeader, TensorHeader
+from tensorpool.wire.control import ClockDomain, ShmPoolAnnounce
 from tensorpool.wire.region_uri import RegionUri
 
 MAX_SCANNED_SLOTS: Final = 16_384  # 4 MiB: larger rings are searched from a seq that is known
-_WORD: Final = struct.Struct("<Q")
 
 
 def look(announce: ShmPoolAnnounce, known_seq: int | None, bases: AllowedBases, *, now_ns: int, wall_ns: int) -> Look:
@@ -53,9 +51,9 @@ def _read(
         return Look(stream_id=announce.stream_id, epoch=announce.epoch, fault=f"superblock: {fault}")
     clock_ns = now_ns if announce.announce_clock_domain is ClockDomain.MONOTONIC else wall_ns
     age_ns = clock_ns - superblock.activity_timestamp_ns
-    seq = _newest(fd, ring.nslots, known_seq)
-    slot = None if seq is None else _slot(fd, ring.nslots, seq)
-    tensor = None if slot is None else _tensor(slot)
+    header = HeaderFile(fd, ring.nslots)
+    seq = _newest(header, known_seq)
+    slot, tensor = (None if seq is None else header.frame(seq)) or (None, None)
     return Look(
         stream_id=announce.stream_id,
         epoch=announce.epoch,
@@ -67,58 +65,9 @@ def _read(
     )
 
 
-def _newest(fd: int, nslots: int, known_seq: int | None) -> int | None:
+def _newest(header: HeaderFile, known_seq: int | None) -> int | None:
     """The newest committed seq, as of about now."""
-    if known_seq:
-        found = _search(fd, nslots, known_seq)
-        if found is not None:
-            return found
-    return _scan(fd, nslots) if nslots <= MAX_SCANNED_SLOTS else None
-
-
-def _search(fd: int, nslots: int, known_seq: int) -> int | None:
-    """From a seq that was there: whatever its slot holds now, all later ones are within one lap of it."""
-    word = _word(fd, nslots, known_seq)
-    first = word >> 1
-    if not word & 1 or first & (nslots - 1) != known_seq & (nslots - 1):
-        return None
-    low, high = 0, nslots - 1  # first + low is committed
-    while low < high:
-        middle = (low + high + 1) // 2
-        word = _word(fd, nslots, first + middle)
-        if word & 1 and word >> 1 >= first + middle:
-            low = middle
-        else:
-            high = middle - 1
-    return first + low
-
-
-def _scan(fd: int, nslots: int) -> int | None:
-    data = os.pread(fd, nslots * SLOT_BYTES, SUPERBLOCK_BYTES)
-    words = (_WORD.unpack_from(data, offset)[0] for offset in range(0, len(data) - 7, SLOT_BYTES))
-    return max((word >> 1 for word in words if word & 1), default=None)
-
-
-def _word(fd: int, nslots: int, seq: int) -> int:
-    data = os.pread(fd, _WORD.size, SUPERBLOCK_BYTES + (seq & (nslots - 1)) * SLOT_BYTES)
-    return int.from_bytes(data, "little")
-
-
-def _slot(fd: int, nslots: int, seq: int) -> SlotHeader | None:
-    """The slot of `seq`, whole: read twice, the same both times."""
-    offset = SUPERBLOCK_BYTES + (seq & (nslots - 1)) * SLOT_BYTES
-    data = os.pread(fd, SLOT_BYTES, offset)
-    if data != os.pread(fd, SLOT_BYTES, offset) or not data[0] & 1:
-        return None
-    try:
-        return SlotHeader.decode_body(data)
-    except DecodeError:
-        return None
-
-
-def _tensor(slot: SlotHeader) -> TensorHeader | None:
-    try:
-        message = control.schema.decode(slot.header_bytes)
-    except DecodeError:
-        return None
-    return message if isinstance(message, TensorHeader) else None
+    found = header.newest_since(known_seq) if known_seq else None
+    if found is not None:
+        return found
+    return header.newest() if header.nslots <= MAX_SCANNED_SLOTS else None
