@@ -5,7 +5,8 @@
 //
 // A shared object with one function, for a Python process that does nothing but call it (pyaeron's library needs one):
 //
-//   bare_aeron("pub"|"sub", library, aeron_dir, channel, stream_id, frame_bytes, chunk_bytes, first_bytes, frames, stop)
+//   bare_aeron("pub"|"sub", library, aeron_dir, channel, stream_id, frame_bytes, depth, chunk_bytes, first_bytes, frames,
+//              stop)
 //
 // The publisher waits for a subscriber; both go on until *stop is not 0, the subscriber counting whole frames in *frames.
 // Returns 0, or 1 with what went wrong on stderr.
@@ -23,7 +24,6 @@ using namespace tensorpool;
 namespace {
 
 constexpr std::size_t kHeadBytes = 57;  // of a BridgeFrameChunk without its payload
-constexpr std::size_t kRing = 8;        // frames
 constexpr std::size_t kFragmentLimit = 256;
 
 // Yields, then naps: what the bridge's own ends do.
@@ -53,10 +53,10 @@ struct Shared {
 };
 
 struct Frames {
-    Frames(std::size_t frame, std::size_t chunk, std::size_t first)
-        : frame_bytes(frame), chunk_bytes(chunk), first_bytes(first), memory(kRing * frame, 1) {}
-    std::uint8_t* at(std::uint64_t number) { return memory.data() + number % kRing * frame_bytes; }
-    std::size_t frame_bytes, chunk_bytes, first_bytes;
+    Frames(std::size_t frame, std::size_t ring_depth, std::size_t chunk, std::size_t first)
+        : frame_bytes(frame), depth(ring_depth), chunk_bytes(chunk), first_bytes(first), memory(depth * frame, 1) {}
+    std::uint8_t* at(std::uint64_t number) { return memory.data() + number % depth * frame_bytes; }
+    std::size_t frame_bytes, depth, chunk_bytes, first_bytes;
     std::vector<std::uint8_t> memory;
 };
 
@@ -115,15 +115,15 @@ void subscribe(aeron::Subscription& subscription, Frames frames, const Shared& s
 }  // namespace
 
 extern "C" int bare_aeron(const char* role, const char* library, const char* dir, const char* channel,
-                          std::int32_t stream_id, std::uint64_t frame_bytes, std::uint64_t chunk_bytes,
-                          std::uint64_t first_bytes, std::uint64_t* counted, const std::uint32_t* stop) {
+                          std::int32_t stream_id, std::uint64_t frame_bytes, std::uint64_t depth,
+                          std::uint64_t chunk_bytes, std::uint64_t first_bytes, std::uint64_t* counted, const std::uint32_t* stop) {
     try {
         const aeron::Api api = aeron::load({library});
         aeron::ClientOptions options;
         options.dir = dir;
         options.client_name = "bare_aeron";
         const auto client = std::make_shared<aeron::ClientCore>(api, options);
-        Frames frames(frame_bytes, chunk_bytes, first_bytes);
+        Frames frames(frame_bytes, depth, chunk_bytes, first_bytes);
         const Shared shared{counted, stop};
         const auto never = [] { return false; };
         if (std::strcmp(role, "pub") == 0)

@@ -161,7 +161,7 @@ def run_producer(job: Job, host: str, shared: Shared, ready: Connection) -> None
             now_s = time.monotonic()
             if number - shared.frames.value >= ahead:
                 if now_s - published_s < 0.1:
-                    time.sleep(0.0003)
+                    time.sleep(0.001)
                     continue
                 number = shared.frames.value  # something was lost on the way
             with producer.claim((job.size // 8,), np.uint64) as slot:
@@ -209,7 +209,7 @@ def run_bare(job: Job, host: str, shared: Shared, ready: Connection) -> None:
 
     is_sender = host == "a"
     call = ctypes.CDLL(f"{job.folder}/bare_aeron.so").bare_aeron
-    call.argtypes = (*[ctypes.c_char_p] * 4, ctypes.c_int32, *[ctypes.c_uint64] * 3, ctypes.c_void_p, ctypes.c_void_p)
+    call.argtypes = (*[ctypes.c_char_p] * 4, ctypes.c_int32, *[ctypes.c_uint64] * 4, ctypes.c_void_p, ctypes.c_void_p)
     channel = job.channel(0, sending=is_sender) + (f"|mtu={job.mtu}" if is_sender else "")
     texts = ("pub" if is_sender else "sub", str(library.library_paths()[0]), job.aeron_dir(host), channel)
     ready.send("ready")
@@ -217,6 +217,7 @@ def run_bare(job: Job, host: str, shared: Shared, ready: Connection) -> None:
         *(text.encode() for text in texts),
         PAYLOAD_ID + 7,
         job.size,
+        job.depth,
         job.mtu - 128,
         job.mtu - 345,
         ctypes.addressof(shared.frames),

@@ -23,6 +23,7 @@
 #include <utility>
 #include <vector>
 
+#include "chunk.hpp"
 #include "crc32c.hpp"
 #include "layout.hpp"
 #include "misuse.hpp"
@@ -30,25 +31,6 @@
 #include "tensor.hpp"
 
 namespace tensorpool {
-
-// Why a chunk was not used.
-enum class ChunkDrop : std::uint8_t {
-    NONE = 0,
-    FOREIGN,         // another message
-    MALFORMED,       // not decodable, or values that the schema does not have
-    UNKNOWN_STREAM,  // no mapping
-    CHUNK_COUNT,     // 0 or above 65535
-    CHUNK_INDEX,     // not below the count
-    HEADER,          // headerIncluded and headerBytes do not fit each other or the index
-    LENGTH,          // payloadBytes are not chunkLength
-    CHUNK_SIZE,      // above what the configuration allows
-    NO_ANNOUNCE,     // the source's pools are not known yet
-    EPOCH,           // not the announced one, or a higher one was seen
-    LATE,            // of a frame that is not above the last one published
-    DROPPED_FRAME,   // of a frame that was dropped
-    PAUSED,
-    COUNT_,
-};
 
 // Why a frame was not published. Reasons that are known before there is a frame count it at its chunk 0.
 enum class FrameLoss : std::uint8_t {
@@ -69,61 +51,6 @@ enum class FrameLoss : std::uint8_t {
     CRC,            // its checksum is wrong, or never came
     PAUSED,
     COUNT_,
-};
-
-// BridgeFrameChunk (schema 902, template 1) as it stands in a message.
-struct ArrivedChunk {
-    std::uint32_t stream_id = 0;
-    std::uint64_t epoch = 0;
-    std::uint64_t seq = 0;
-    std::uint32_t index = 0;
-    std::uint32_t count = 0;
-    std::uint32_t offset = 0;
-    std::uint32_t length = 0;
-    std::uint32_t payload_length = 0;
-    bool has_header = false;
-    std::span<const std::uint8_t> header;
-    std::span<const std::uint8_t> payload;
-
-    static constexpr std::uint32_t kMost = 65'535;                  // chunks of a frame, bytes of a chunk
-    static constexpr std::uint32_t kMostPayload = std::uint32_t{1} << 30;
-    static constexpr std::uint64_t kHeader = 0x0001'0386'0001'0029;  // block 41, template 1, schema 902, version 1
-    static constexpr std::size_t kLeastBytes = 8 + 41 + 4 + 4;
-
-    // What is wrong with the message or with the chunk by itself; the spans are views of the message.
-    ChunkDrop decode(std::span<const std::uint8_t> message) noexcept {
-        if (message.size() < 8) return ChunkDrop::MALFORMED;
-        const std::uint8_t* const at = message.data();
-        const auto head = load<std::uint64_t>(at);
-        if (head != kHeader)  // A6: of version 1 only this block is known
-            return (head ^ kHeader) >> 16 == 0 || (head >> 16 & 0xffff'ffff) == 0x0386'0001 ? ChunkDrop::MALFORMED
-                                                                                           : ChunkDrop::FOREIGN;
-        if (message.size() < kLeastBytes) return ChunkDrop::MALFORMED;
-        stream_id = load<std::uint32_t>(at + 8);
-        epoch = load<std::uint64_t>(at + 12);
-        seq = load<std::uint64_t>(at + 20);
-        index = load<std::uint32_t>(at + 28);
-        count = load<std::uint32_t>(at + 32);
-        offset = load<std::uint32_t>(at + 36);
-        length = load<std::uint32_t>(at + 40);
-        payload_length = load<std::uint32_t>(at + 44);
-        const std::uint8_t flag = at[48];
-        const auto header_length = load<std::uint32_t>(at + 49);
-        if (header_length > message.size() - kLeastBytes) return ChunkDrop::MALFORMED;
-        const std::size_t second = 53 + std::size_t{header_length};
-        const auto payload_bytes = load<std::uint32_t>(at + second);
-        if (payload_bytes != message.size() - second - 4 || flag > 1) return ChunkDrop::MALFORMED;
-        has_header = flag == 1;
-        header = message.subspan(53, header_length);
-        payload = message.subspan(second + 4);
-        if (count == 0 || count > kMost) return ChunkDrop::CHUNK_COUNT;
-        if (index >= count) return ChunkDrop::CHUNK_INDEX;
-        if (has_header != (index == 0) || header.size() != (has_header ? kSlotBytes : 0)) return ChunkDrop::HEADER;
-        if (payload.size() != length) return ChunkDrop::LENGTH;
-        if (length > kMost) return ChunkDrop::CHUNK_SIZE;
-        if (payload_length > kMostPayload || seq > kMaxSeq) return ChunkDrop::MALFORMED;
-        return ChunkDrop::NONE;
-    }
 };
 
 // Written by one thread, read by any.
@@ -149,8 +76,8 @@ public:
 };
 
 struct AssemblyLimits {
-    std::uint32_t max_chunk_bytes = ArrivedChunk::kMost;
-    std::uint32_t max_payload_bytes = ArrivedChunk::kMostPayload;
+    std::uint32_t max_chunk_bytes = kMaxChunkBytes;
+    std::uint32_t max_payload_bytes = kMaxBridgedBytes;
     std::uint32_t max_inflight = 16;
     std::uint64_t timeout_ns = 250'000'000;
     bool needs_checksum = false;
@@ -306,6 +233,7 @@ private:
         std::uint8_t* at = nullptr;
         std::unique_ptr<std::uint8_t[]> buffer;  // null: in its slot
         std::size_t pool = RingGeometry::npos;
+        bool is_streamed = false;
         std::uint32_t contiguous_bytes = 0;
         std::vector<std::uint32_t> starts;
         std::map<std::uint32_t, Piece> pieces;
@@ -381,6 +309,7 @@ private:
         if (chunk.index == 0 && in_slot(index) == nullptr) {
             frame->pool = ring.open_image(chunk.seq, chunk.payload_length);
             frame->at = RingGeometry::payload(ring.geometry().pools()[frame->pool], index);
+            frame->is_streamed = is_streamed(ring, frame->pool, chunk.payload_length);
         } else {
             frame->buffer = std::make_unique_for_overwrite<std::uint8_t[]>(std::max(chunk.payload_length, 1u));
             frame->at = frame->buffer.get();
@@ -452,7 +381,10 @@ private:
         if (loss == FrameLoss::NONE) loss = place(frame, chunk);
         if (loss != FrameLoss::NONE) return lose(frame, loss, now_ns_);
         if (chunk.index == 0) std::memcpy(frame.image.data(), chunk.header.data(), kSlotBytes);
-        copy_racing(frame.at + chunk.offset, chunk.payload.data(), chunk.length);
+        if (frame.is_streamed)  // the ring's fences stand around all chunks together
+            copy_streaming(frame.at + chunk.offset, chunk.payload.data(), chunk.length);
+        else
+            copy_racing(frame.at + chunk.offset, chunk.payload.data(), chunk.length);
         ++frame.received;
         frame.bytes += chunk.length;
         if (frame.received < frame.count) return;
@@ -534,13 +466,17 @@ private:
             if (frame.pool == RingGeometry::npos) return lose(frame, FrameLoss::NO_POOL, now_ns_);
             const Pool& pool = ring.geometry().pools()[frame.pool];
             copy_payload(RingGeometry::payload(pool, index), frame.at, frame.payload_length,
-                         prefers_streaming(frame.payload_length,
-                                           std::size_t{ring.geometry().nslots()} * pool.stride_bytes));
+                         is_streamed(ring, frame.pool, frame.payload_length));
         }
         count_published(frame, now_ns);  // before anybody can have seen it
         ring.commit_image(frame.seq, frame.pool, frame.image.data());
         outlet_->tell(frame.seq, load<std::uint32_t>(frame.image.data() + slot::kMetaVersion), frame.payload_length);
         advance_to(frame);
+    }
+
+    static bool is_streamed(const RingWriter& ring, std::size_t pool, std::uint32_t bytes) noexcept {
+        const RingGeometry& geometry = ring.geometry();
+        return prefers_streaming(bytes, std::size_t{geometry.nslots()} * geometry.pools()[pool].stride_bytes);
     }
 
     void count_published(const Frame& frame, std::uint64_t now_ns) noexcept {
@@ -606,6 +542,7 @@ private:
         spare_->received = spare_->contiguous_bytes = 0;
         spare_->bytes = 0;
         spare_->pool = RingGeometry::npos;
+        spare_->is_streamed = false;
     }
 
     void count(FrameLoss loss) noexcept { losses_[static_cast<std::size_t>(loss)].add(); }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Frames in chunks: how a payload is cut, what a BridgeFrameChunk looks like, and how one leaves the ring.
+// Frames in chunks: how a payload is cut, and how it leaves the ring.
 //
 // A chunk is one message of one fragment: claimed in the log, gathered there from shared memory by one memcpy, checked
 // against the slot's commit word, and only then committed. A frame that its producer overwrites meanwhile thus never
@@ -14,6 +14,7 @@
 #include <string>
 
 #include "aeron_api.hpp"
+#include "chunk.hpp"
 #include "copy.hpp"
 #include "crc32c.hpp"
 #include "layout.hpp"
@@ -22,11 +23,6 @@
 #include "wake.hpp"
 
 namespace tensorpool {
-
-inline constexpr std::uint32_t kMaxChunks = 65'535;                       // §5.2
-inline constexpr std::uint32_t kMaxChunkBytes = 65'535;                   // §11
-inline constexpr std::uint64_t kMaxBridgedBytes = std::uint64_t{1} << 30;  // §11
-inline constexpr std::size_t kChunkHeadBytes = 8 + 41 + 4 + 4;  // message header, block, the lengths of two varData
 
 // How payloads are cut: chunk 0 is smaller, because it carries the slot header too (G1).
 class ChunkPlan {
@@ -70,46 +66,6 @@ private:
 
     std::uint32_t first_bytes_;
     std::uint32_t next_bytes_;
-};
-
-// BridgeFrameChunk (schema 902, template 1), the part that is not payload.
-struct ChunkHead {
-    std::uint32_t stream_id = 0;
-    std::uint64_t epoch = 0;
-    std::uint64_t seq = 0;
-    std::uint32_t index = 0;
-    std::uint32_t count = 0;
-    std::uint32_t offset = 0;
-    std::uint32_t length = 0;
-    std::uint32_t payload_bytes = 0;
-
-    static constexpr std::uint64_t kHeader = 0x0001'0386'0001'0029;  // block 41, template 1, schema 902, version 1
-
-    std::size_t head_bytes() const noexcept { return kChunkHeadBytes + (index == 0 ? kSlotBytes : 0); }
-    std::size_t message_bytes() const noexcept { return head_bytes() + length; }
-
-    // Everything but headerBytes and payloadBytes; returns where each of them goes.
-    struct Places {
-        std::uint8_t* header;  // 256 bytes, for chunk 0 only
-        std::uint8_t* payload;
-    };
-    Places encode(std::uint8_t* at) const noexcept {
-        store<std::uint64_t>(at, kHeader);
-        store<std::uint32_t>(at + 8, stream_id);
-        store<std::uint64_t>(at + 12, epoch);
-        store<std::uint64_t>(at + 20, seq);
-        store<std::uint32_t>(at + 28, index);
-        store<std::uint32_t>(at + 32, count);
-        store<std::uint32_t>(at + 36, offset);
-        store<std::uint32_t>(at + 40, length);
-        store<std::uint32_t>(at + 44, payload_bytes);
-        store<std::uint8_t>(at + 48, index == 0 ? 1 : 0);
-        const std::uint32_t header_bytes = index == 0 ? kSlotBytes : 0;
-        store<std::uint32_t>(at + 49, header_bytes);
-        std::uint8_t* const header = at + 53;
-        store<std::uint32_t>(header + header_bytes, length);
-        return {header, header + header_bytes + 4};
-    }
 };
 
 // What became of a frame so far.
@@ -200,7 +156,7 @@ public:
 
 private:
     static constexpr std::uint64_t kYieldNs = 20'000;
-    static constexpr std::uint64_t kLongestNapNs = 200'000;
+    static constexpr std::uint64_t kLongestNapNs = 100'000;
 
     // Returns the checksum up to here.
     std::uint32_t fill(std::uint8_t* to) const noexcept {

@@ -43,22 +43,24 @@ public:
         return fragments;
     }
 
-    // Sleeps until there is something to poll, or the time is over: then false. The longer nothing came, the longer the
-    // naps; Aeron has nothing to wake us.
-    bool wait(aeron::Subscription& subscription, std::uint64_t timeout_ns) {
+    // Takes what comes, `limit` fragments at a time, and sleeps while nothing does: the longer nothing came, the longer the
+    // naps, for Aeron has nothing to wake us. Ends after `for_ns`, or as soon as one of `others` has something, which may
+    // be what the next chunks are judged by. Returns how many fragments there were.
+    int pump(aeron::Subscription& subscription, std::span<aeron::Subscription* const> others, std::size_t limit,
+             std::uint64_t for_ns) {
+        const Busy busy(*this);
         const std::uint64_t start_ns = monotonic_ns();
+        int taken = 0;
         while (true) {
-            if (subscription.has_fragment()) return true;
-            const std::uint64_t now_ns = monotonic_ns();
-            if (now_ns - start_ns >= timeout_ns) return false;
-            const std::uint64_t silence_ns = now_ns - polled_ns_;
-            if (silence_ns < kShortestNapNs) {
-                sched_yield();
-                continue;
-            }
-            const std::uint64_t nap_ns = std::clamp(silence_ns / 8, kShortestNapNs, kLongestNapNs);
-            const timespec duration{0, static_cast<long>(std::min(nap_ns, start_ns + timeout_ns - now_ns))};
-            nanosleep(&duration, nullptr);
+            if (std::any_of(others.begin(), others.end(), [](auto* other) { return other->has_fragment(); })) return taken;
+            now_ns_ = monotonic_ns();
+            if (now_ns_ - start_ns >= for_ns) return taken;
+            const int fragments = subscription.poll(*this, limit);
+            taken += fragments;
+            if (fragments > 0)
+                polled_ns_ = now_ns_;
+            else
+                rest(std::min(now_ns_ - polled_ns_, 8 * (start_ns + for_ns - now_ns_)));
         }
     }
 
@@ -114,6 +116,15 @@ private:
         for (const auto& assembler : assemblers_)
             if (assembler->stream_id() == stream_id) return assembler.get();
         return nullptr;
+    }
+
+    static void rest(std::uint64_t silence_ns) noexcept {
+        if (silence_ns < kShortestNapNs) {
+            sched_yield();
+            return;
+        }
+        const timespec nap{0, static_cast<long>(std::clamp(silence_ns / 8, kShortestNapNs, kLongestNapNs))};
+        nanosleep(&nap, nullptr);
     }
 
     void count(ChunkDrop drop) noexcept { drops_[static_cast<std::size_t>(drop)].add(); }

@@ -1280,14 +1280,23 @@ void bind_receiving(nb::module_& m) {
             },
             "subscription"_a, "limit"_a, "now_ns"_a, "Take at most `limit` fragments, without the GIL; how many there were.")
         .def(
-            "wait",
-            [](Intake& self, PySubscription& subscription, std::uint64_t timeout_ns) {
-                const std::shared_ptr<aeron::Subscription> kept = subscription.subscription;
+            "pump",
+            [](Intake& self, PySubscription& subscription, const std::vector<PySubscription*>& others, std::int64_t limit,
+               std::uint64_t for_ns) {
+                std::vector<std::shared_ptr<aeron::Subscription>> kept{subscription.subscription};
+                std::vector<aeron::Subscription*> watched;
+                for (const PySubscription* other : others) {
+                    kept.push_back(other->subscription);
+                    watched.push_back(other->subscription.get());
+                }
+                const std::size_t most = positive(limit);
                 const nb::gil_scoped_release release;
-                return self.wait(*kept, timeout_ns);
+                return self.pump(*kept.front(), watched, most, for_ns);
             },
-            "subscription"_a, "timeout_ns"_a,
-            "Sleep, without the GIL, until there is something to poll, or the time is over: then False.")
+            "subscription"_a, "others"_a, "limit"_a, "for_ns"_a,
+            nb::sig("def pump(self, subscription: Subscription, others: collections.abc.Sequence[Subscription], limit: int, "
+                    "for_ns: int) -> int"),
+            "Take what comes, and sleep while nothing does, without the GIL; until one of the others has something.")
         .def(
             "take",
             [](Intake& self, nb::handle message, std::uint64_t now_ns) {

@@ -3,15 +3,27 @@
 
 from __future__ import annotations
 
+import os
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 from tensorpool import aeron
-from tests.support.processes import private_directory
+from tensorpool.client import Client
+from tensorpool.control import Commander
+from tests.support.processes import ROOT, private_directory
 
 SPARK_TIMEOUT_S = 400  # a JVM takes its time to start on a loaded machine
+if sys.dont_write_bytecode:  # a process that finds its modules compiled starts in a fraction of the time
+    os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+    os.environ["PYTHONPYCACHEPREFIX"] = str(ROOT / "build" / "bytecode")
+
+settings.register_profile("patient", settings(), deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("patient")  # an example that stands still for a moment is none that fails
+
 LONG = ("tests/spark", "tests/fault", "tests/examples", "tests/integration", "tests/cli/test_demo.py")
 
 
@@ -24,6 +36,15 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if "quick_jvm" in getattr(item, "fixturenames", ()) and item.get_closest_marker("timeout") is None:
             item.add_marker(pytest.mark.timeout(SPARK_TIMEOUT_S))
+
+
+@pytest.fixture(scope="session", autouse=True)
+def patience() -> Iterator[None]:
+    """Whoever names no time waits for a minute: whether something comes about is tested, not how soon."""
+    with pytest.MonkeyPatch.context() as patch:
+        for method in (Client.producer, Client.consumer, Client.watch, Client.discover, Commander.send):
+            patch.setitem(method.__kwdefaults__, "timeout", 60.0)
+        yield
 
 
 @pytest.fixture

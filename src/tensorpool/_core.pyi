@@ -842,9 +842,9 @@ class Intake:
     def poll(self, subscription: Subscription, limit: int, now_ns: int) -> int:
         """Take at most `limit` fragments, without the GIL; how many there were."""
 
-    def wait(self, subscription: Subscription, timeout_ns: int) -> bool:
+    def pump(self, subscription: Subscription, others: Sequence[Subscription], limit: int, for_ns: int) -> int:
         """
-        Sleep, without the GIL, until there is something to poll, or the time is over: then False.
+        Take what comes, and sleep while nothing does, without the GIL; until one of the others has something.
         """
 
     def take(self, message: Buffer, now_ns: int) -> None:

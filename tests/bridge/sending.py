@@ -25,7 +25,7 @@ NSLOTS: Final = 4
 STRIDE_BYTES: Final = 262_144
 POOL: Final[dict[str, Any]] = {
     "driver.stream_id_range": [20_000, 20_999],
-    "policies.announce_period_ms": 300,
+    "policies.announce_period_ms": 1000,
     "policies.max_streams": 1000,
     "profiles.default": {
         "header_nslots": NSLOTS,
@@ -66,6 +66,7 @@ class Rig:
         bridge = {
             "instance_id": "test",
             "role": "sender",
+            "assembly_timeout_ms": 60_000,  # no frame is given up for a pause of this machine
             "payload_channel": base,
             "payload_stream_id": PAYLOAD_ID,
             "control_channel": base,
@@ -100,6 +101,15 @@ class Rig:
             if subscription is not None:
                 subscription.close()
         self._payload, self._others = None, []
+
+    def wait_until_unheard(self) -> None:
+        """Aeron notices a receiver that is gone after seconds, of each channel by itself."""
+        forwarder = self.sender._forwarder
+        outlets = [it for it in (forwarder._control, forwarder._metadata) if it is not None]
+        self.until(
+            lambda: not self.sender._publication.is_connected and not any(it.is_connected for it in outlets),
+            "the receiver is gone",
+        )
 
     @property
     def frames(self) -> dict[tuple[int, int], bytes]:

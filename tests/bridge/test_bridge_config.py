@@ -196,6 +196,33 @@ def test_destinations_are_chosen_where_the_driver_may_create_them() -> None:
     config = load({"source_stream_id": 1}, role="receiver", dest_stream_id_range="40000-40010")
     with pytest.raises(ConfigError, match=r"driver\.stream_id_range = 20000-29999"):
         config.driver({})
+    two = load({"source_stream_id": 1}, {"source_stream_id": 2}, role="receiver", dest_stream_id_range="29999-30010")
+    with pytest.raises(ConfigError, match=r"2 ids that the driver may create.* only 29999-29999"):
+        two.driver({})
+
+
+@pytest.mark.parametrize(
+    ("ids", "why"),
+    [("", "stream_id_range is empty"), ('stream_id_range = "30000-30010"', "allow_dynamic_streams is false")],
+)
+def test_no_destination_is_chosen_where_the_driver_creates_none(tmp_path: Path, ids: str, why: str) -> None:
+    """G29: refused at startup, by the mapping that has no id; those that name a stream of the driver are fine."""
+    path = tmp_path / "driver.toml"
+    path.write_text(f"""
+        [driver]
+        {ids}
+        [profiles.small]
+        payload_pools = [{{pool_id = 1, stride_bytes = 4096}}]
+        [streams.camera]
+        stream_id = 2000
+    """)
+    keys = {"driver_config": str(path), "dest_stream_id_range": "30000-30010"}
+    for mappings in ([MAPPING, {"source_stream_id": 1}], [MAPPING, {"source_stream_id": 1, "dest_stream_id": 0}]):
+        with pytest.raises(ConfigError, match=why) as raised:
+            load(*mappings, role="receiver", **keys).driver({})
+        assert (raised.value.key, raised.value.value) == ("mappings[1].dest_stream_id", 0)
+    assert load(MAPPING, role="receiver", **keys).driver({}).streams["camera"].stream_id == 2000
+    assert load({"source_stream_id": 1}, role="sender", **keys).driver({})
 
 
 @pytest.mark.parametrize(

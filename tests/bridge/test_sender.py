@@ -4,52 +4,18 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator
-from typing import Any
+from collections.abc import Callable
 
 import google_crc32c
 import numpy as np
 import pytest
 
 import tensorpool as tp
-from tensorpool import aeron
 from tensorpool.bridge.checksum import FrameChecksum
-from tests.bridge.sending import NSLOTS, POOL, Rig, pattern
+from tests.bridge.sending import NSLOTS, Rig, pattern
 from tests.support.processes import wait_until
 
 BIG = 200_000  # more than the receiver's window: without somebody who reads it has to wait
-
-
-@pytest.fixture(scope="module")
-def pool() -> Iterator[tp.Local]:
-    with tp.local(overrides=POOL) as pool:
-        yield pool
-
-
-@pytest.fixture(scope="module")
-def client(pool: tp.Local) -> Iterator[tp.Client]:
-    with pool.connect() as client:
-        yield client
-
-
-@pytest.fixture(scope="module")
-def link(pool: tp.Local) -> Iterator[aeron.Client]:
-    link = aeron.connect(pool.aeron_dir)
-    yield link
-    link.close()
-
-
-@pytest.fixture
-def make(pool: tp.Local, client: tp.Client, link: aeron.Client) -> Iterator[Callable[..., Rig]]:
-    rigs: list[Rig] = []
-
-    def made(**keys: Any) -> Rig:
-        rigs.append(Rig(pool, client, link, **keys))
-        return rigs[-1]
-
-    yield made
-    for rig in rigs:
-        rig.close()
 
 
 @pytest.fixture

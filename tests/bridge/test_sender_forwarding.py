@@ -3,13 +3,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 
-import tensorpool as tp
-from tensorpool import aeron
 from tensorpool.wire import Message
 from tensorpool.wire.control import (
     DataSourceAnnounce,
@@ -21,44 +19,23 @@ from tensorpool.wire.control import (
     QosProducer,
     ShmPoolAnnounce,
 )
-from tests.bridge.sending import METADATA_ID, POOL, Rig, free_endpoint, pattern
+from tests.bridge.sending import METADATA_ID, Rig, free_endpoint, pattern
 from tests.support.processes import wait_until
 
 SOURCE_CONTROL_ID = 61_000
 CONTROL_KEYS = {"source_control_stream_id": SOURCE_CONTROL_ID, "dest_control_stream_id": 61_001}
 
 
-@pytest.fixture(scope="module")
-def pool() -> Iterator[tp.Local]:
-    with tp.local(overrides=POOL) as pool:
-        yield pool
-
-
-@pytest.fixture(scope="module")
-def client(pool: tp.Local) -> Iterator[tp.Client]:
-    with pool.connect() as client:
-        yield client
-
-
-@pytest.fixture(scope="module")
-def link(pool: tp.Local) -> Iterator[aeron.Client]:
-    link = aeron.connect(pool.aeron_dir)
-    yield link
-    link.close()
-
-
 @pytest.fixture
-def make(pool: tp.Local, client: tp.Client, link: aeron.Client) -> Iterator[Callable[..., Rig]]:
-    rigs: list[Rig] = []
+def make(make: Callable[..., Rig]) -> Callable[..., Rig]:
+    """Somebody listens."""
 
     def made(**keys: Any) -> Rig:
-        rigs.append(Rig(pool, client, link, **keys))
-        rigs[-1].listen()
-        return rigs[-1]
+        rig = make(**keys)
+        rig.listen()
+        return rig
 
-    yield made
-    for rig in rigs:
-        rig.close()
+    return made
 
 
 def with_metadata(**keys: Any) -> dict[str, Any]:
@@ -116,14 +93,14 @@ def test_receiver_that_comes_back_is_told_before_it_gets_a_chunk(make: Callable[
     rig = make()
     rig.settle()
     rig.deafen()
-    rig.until(lambda: not rig.sender._is_connected, "the receiver is gone")
+    rig.wait_until_unheard()
     rig.control.clear()
     rig.listen()
     rig.settle()
     seq = rig.publish(pattern(500))
     rig.until(lambda: rig.frames, "the frame has come")
     assert [seq for _, seq in rig.frames] == [seq]
-    assert rig.announced_epochs
+    rig.until(lambda: rig.announced_epochs, "the epoch is announced")  # by another socket
 
 
 @pytest.mark.spec("BRG-7.1-01", "BRG-7.1-02", "BRG-7.2-04")
@@ -138,7 +115,7 @@ def test_metadata_go_over_their_own_channel_and_to_who_comes_later(make: Callabl
     assert not any(data[2] in (DataSourceMeta.TEMPLATE_ID, DataSourceAnnounce.TEMPLATE_ID) for data in rig.control)
     rig.deafen()
     rig.metadata.clear()
-    rig.until(lambda: not rig.sender._is_connected, "the receiver is gone")
+    rig.wait_until_unheard()
     rig.listen()
     rig.until(lambda: rig.told(DataSourceMeta) and rig.told(DataSourceAnnounce), "the metadata are told again")
     assert rig.told(DataSourceMeta)[-1] == meta
@@ -188,7 +165,7 @@ def test_qos_that_nobody_hears_is_dropped_and_counted(make: Callable[..., Rig]) 
     rig = make(forward_qos=True, mapping=CONTROL_KEYS)
     rig.settle()
     rig.deafen()
-    rig.until(lambda: not rig.sender._is_connected, "the receiver is gone")
+    rig.wait_until_unheard()
     Local(rig).say(qos(rig.stream_id, 5))
     rig.until(lambda: rig.counters["messages_dropped", "qos"], "it is counted")
 

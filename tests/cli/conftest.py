@@ -48,7 +48,7 @@ class Shell:
             [sys.executable, "-m", "tensorpool", *arguments],
             capture_output=True,
             text=True,
-            timeout=60,
+            timeout=180,
             env=os.environ | {"PYTHONPATH": str(ROOT)} | self.environment,
         )
         return Result(done.returncode, done.stdout, done.stderr)
@@ -73,7 +73,7 @@ class Shell:
 @pytest.fixture(scope="package")
 def shell() -> Iterator[Shell]:
     """One driver for all; use stream names of your own."""
-    with tp.local(overrides={"profiles.default": PROFILE, "policies.announce_period_ms": 200}) as pool:
+    with tp.local(overrides={"profiles.default": PROFILE, "policies.announce_period_ms": 300}) as pool:
         yield Shell(pool)
 
 

@@ -212,7 +212,7 @@ def test_demo_shows_a_table_that_fits_the_terminal(columns: int) -> None:
             is_stopped = True
             os.killpg(process.pid, signal.SIGINT)
     os.close(ours)
-    assert process.wait(30) == 0, shown
+    assert process.wait(120) == 0, shown
     lines = re.split(r"[\r\n]+", shown)
     table = [line for line in lines if re.match(r" {6,}frames +Hz", line)]
     assert table

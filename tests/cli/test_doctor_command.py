@@ -121,6 +121,6 @@ def on_terminal(answer: str, *arguments: str) -> tuple[int, str]:
     ) as process:
         os.close(theirs)
         os.write(ours, answer.encode())
-        output, _ = process.communicate(timeout=60)
+        output, _ = process.communicate(timeout=180)
         os.close(ours)
     return process.returncode, output

@@ -33,7 +33,7 @@ def test_a_stream_is_shown_with_all_that_is_known(shell: Shell, client: tp.Clien
     with client.consumer("inspect/one") as consumer:
         leases = shell.pool.conductor.lifecycle.leases
         held = {lease.lease_id for lease in leases}
-        code, output = shell.run_here("inspect", "inspect/one", "--json")
+        code, output = shell.run_here("inspect", "inspect/one", "--json", "--seconds", "2.5")
         assert {lease.lease_id for lease in leases} == held
         found = json.loads(output)
         assert code == 0
@@ -51,7 +51,7 @@ def test_a_stream_is_shown_with_all_that_is_known(shell: Shell, client: tp.Clien
         assert [each["consumer_id"] for each in found["consumers"]] == [consumer.consumer_id]
         assert found["status"]["meta_version"] == 1
 
-        code, output = shell.run_here("inspect", str(producer.stream_id))
+        code, output = shell.run_here("inspect", str(producer.stream_id), "--seconds", "2.5")
         assert code == 0
         for line in (
             rf"^inspect/one  stream {producer.stream_id}  driver driver-01  tags lab1$",

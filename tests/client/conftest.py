@@ -18,6 +18,7 @@ from tensorpool import aeron
 from tensorpool._core import DropReason, Feed, ReceivedFrame
 from tensorpool.client import Client, Consumer, Frame, Producer
 from tensorpool.client.mapped import MappedEpoch
+from tensorpool.driver import DriverConfig
 from tensorpool.shm import AllowedBases, MappedRing, PoolSpec, RingSpec, layout_of, map_ring
 from tensorpool.wire import Message, control, decode, driver
 from tensorpool.wire.control import ClockDomain, ConsumerHello, FrameDescriptor, Mode, ShmPoolAnnounce
@@ -133,6 +134,19 @@ def hello(consumer_id: int = 1, stream_id: int = STREAM, **changed: Any) -> Cons
         "control_stream_id": 0,
     }
     return ConsumerHello(**fields | changed)
+
+
+class StillConductor:
+    """As much of a conductor as a session without a link needs."""
+
+    def __init__(self) -> None:
+        self.config = DriverConfig.load(environ={}, overrides=SMALL)
+
+    def new_client_id(self) -> int:
+        return 1
+
+    def new_correlation_id(self) -> int:
+        return 1
 
 
 # --- memory and descriptors, without a driver and without a client
@@ -362,18 +376,22 @@ class Outsider:
             name: self._client.add_publication(endpoint.channel, endpoint.stream_id, exclusive=True)
             for name, endpoint in (("control", driver.control), ("qos", driver.qos), ("metadata", driver.metadata))
         }
-        self._subscription = self._client.add_subscription(driver.metadata.channel, driver.metadata.stream_id)
+        self._subscriptions = [
+            self._client.add_subscription(driver.metadata.channel, driver.metadata.stream_id),
+            self._client.add_subscription(f"{driver.control.channel}|tether=false", driver.control.stream_id),
+        ]
         self.heard: list[Message] = []
 
     def say(self, name: str, message: Message) -> None:
         wait_until(lambda: self._publications[name].offer(message.encode()), "somebody takes a message")
 
     def wait_for[M: Message](self, kind: type[M], is_it: Callable[[M], bool]) -> M:
-        """Of the metadata stream."""
+        """Of the metadata or the control stream."""
         found: list[M] = []
 
         def is_there() -> bool:
-            self._subscription.poll(lambda data, _: self.heard.append(decode(data)), 100)
+            for subscription in self._subscriptions:
+                subscription.poll(lambda data, _: self.heard.append(decode(data)), 100)
             found.extend(it for it in self.heard if isinstance(it, kind) and is_it(it))
             return bool(found)
 

@@ -19,7 +19,7 @@ from tensorpool.wire.control import (
     FrameProgressState,
     Mode,
 )
-from tests.client.conftest import FRAME, Outsider, Pair, new_name, paired
+from tests.client.conftest import FRAME, SECOND_NS, Outsider, Pair, hello, new_name, paired
 from tests.support.processes import wait_until
 
 _private_ids = itertools.count(33_000)
@@ -210,6 +210,85 @@ def test_a_private_stream_is_throttled_as_asked(client: Client) -> None:
     assert consumer.poll() is None
     assert consumer.stats.drops_gap == 0
     assert producer.stats.published == 6
+
+
+class Answers:
+    """What is said to a consumer by whoever answers its hellos: the producer, or the driver."""
+
+    def __init__(self, outsider: Outsider, consumer: Consumer, wish: Endpoint) -> None:
+        self._outsider = outsider
+        self._consumer = consumer
+        self._wish = wish
+        self._nobody = itertools.count(700_000)
+
+    def after(self, decree: ConsumerConfig) -> list[ConsumerConfig]:
+        """The next three, from one on that was made when the decree had been heard."""
+        self._outsider.say("control", decree)
+        nobody = hello(next(self._nobody), decree.stream_id, descriptor_stream_id=31_000)
+        if not self._wish.stream_id:
+            nobody = msgspec.structs.replace(nobody, descriptor_stream_id=0, descriptor_channel=self._wish.channel)
+        self._outsider.say("control", nobody)
+        self._outsider.wait_for(ConsumerConfig, lambda it: it.consumer_id == nobody.consumer_id)
+        self._outsider.heard.clear()
+
+        def is_ours(message: ConsumerConfig) -> bool:
+            return message.consumer_id == self._consumer.consumer_id
+
+        def said() -> list[ConsumerConfig]:
+            self._outsider.wait_for(ConsumerConfig, is_ours)
+            return [it for it in self._outsider.heard if isinstance(it, ConsumerConfig) and is_ours(it)]
+
+        wait_until(lambda: len(said()) >= 3, "the consumer was answered three times more")
+        return said()[:3]
+
+
+@pytest.mark.parametrize("by", ["producer", "driver"])
+@pytest.mark.spec("WIRE-10.1.3-03", "WIRE-10.1.3-04")
+def test_who_answers_hellos_does_not_undo_what_others_decreed(client: Client, outsider: Outsider, by: str) -> None:
+    """A mode and a redirection stay, with the streams that the consumer has, until they are taken back."""
+    wish = Endpoint("aeron:ipc?term-length=64k", next(_private_ids) if by == "producer" else 0)
+    producer = client.producer(new_name(), create=True)
+    consumer = client.consumer(producer.stream_id, max_rate_hz=20, private_descriptors=wish)
+    wait_until(lambda: consumer._session._private is not None, "the consumer has a stream of its own")
+    endpoint = consumer._session._private
+    assert endpoint is not None
+    (private,) = producer._session.fan_out.descriptors
+    wait_until(lambda: private.publication.is_connected, "the consumer listens to it")
+    answers = Answers(outsider, consumer, wish)
+    plain = ConsumerConfig(
+        stream_id=consumer.stream_id,
+        consumer_id=consumer.consumer_id,
+        use_shm=True,
+        mode=Mode.STREAM,
+        descriptor_stream_id=endpoint.stream_id,
+        control_stream_id=0,
+        descriptor_channel=endpoint.channel,
+    )
+    limited = msgspec.structs.replace(plain, mode=Mode.RATE_LIMITED)
+    assert answers.after(limited) == [limited] * 3
+    wait_until(lambda: consumer.mode is Mode.RATE_LIMITED, "the consumer obeys")
+    wait_until(lambda: private._interval_ns == SECOND_NS // 20, "the producer keeps the consumer's rate")
+    for _ in range(3):
+        for _ in range(3):
+            producer.publish(FRAME)
+        wait_until(lambda: producer.publish(FRAME) is not None and consumer.poll(0.02), "a frame comes")
+    assert consumer.stats.drops[DropReason.RATE_LIMITED] > 0
+    assert consumer.stats.drops_gap == 0
+    redirected = msgspec.structs.replace(plain, use_shm=False, payload_fallback_uri="bridge://lab")
+    assert answers.after(redirected) == [redirected] * 3
+    wait_until(lambda: consumer.state is State.FALLBACK, "the consumer falls back")
+    assert consumer.fallback_uri == "bridge://lab"
+    assert answers.after(plain) == [plain] * 3
+    wait_until(lambda: consumer.is_active and consumer.mode is Mode.STREAM, "the consumer is back")
+    wait_until(lambda: private._interval_ns == 0, "the producer leaves nothing out")
+    wait_until(lambda: producer.publish(FRAME) is not None and consumer.poll(0.05), "frames flow again")
+    while consumer.poll() is not None:
+        pass
+    pair = Pair(producer, consumer)
+    for _ in range(5):
+        pair.publish()
+    assert private in producer._session.fan_out.descriptors
+    assert consumer.stats.drops_gap == 0
 
 
 @pytest.mark.parametrize("uri", ["aeron:udp?endpoint=host:1|stream=5", "bridge://lab", "", "http://x"])

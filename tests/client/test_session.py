@@ -16,7 +16,7 @@ from tensorpool.client.producer_session import ProducerSession
 from tensorpool.client.session import MAX_EVENTS
 from tensorpool.driver import Driver, DriverConfig
 from tensorpool.wire.driver import Role, ShmDetachRequest
-from tests.client.conftest import FRAME, SMALL, STREAM, Pair, new_name
+from tests.client.conftest import FRAME, SMALL, STREAM, Pair, StillConductor, new_name
 from tests.support.processes import wait_until
 from tests.support.wire_producer import WireProducer
 
@@ -113,8 +113,8 @@ def test_everything_comes_back_with_the_driver(media_driver: aeron.MediaDriver, 
     """It ends and another one begins: no exception in between, and every frame is accounted for."""
     overrides = SMALL | {
         "shm.base_dir": str(shm_dir / "regions"),
-        "policies.announce_period_ms": 100,
-        "policies.lease_keepalive_interval_ms": 100,
+        "policies.announce_period_ms": 400,
+        "policies.lease_keepalive_interval_ms": 400,
     }
     config = DriverConfig.load(environ={}, overrides=overrides)
     driver = Driver(config, aeron_dir=media_driver.aeron_dir)
@@ -172,7 +172,7 @@ def test_an_answer_with_an_impossible_layout_is_given_back(
 
 def test_states_are_told_once_each_and_the_end_is_for_good() -> None:
     """Whoever waits is woken; nothing comes after CLOSED."""
-    session = ProducerSession(_Conductor(), Wish(STREAM, Role.PRODUCER), None)  # type: ignore[arg-type]
+    session = ProducerSession(StillConductor(), Wish(STREAM, Role.PRODUCER), None)  # type: ignore[arg-type]
     assert (session.state, session.is_closed) == (State.ATTACHING, False)
     session.set_state(State.ACTIVE, "attached", 5)
     session.set_state(State.ACTIVE, "attached", 6)  # in another epoch: news
@@ -195,22 +195,9 @@ def test_states_are_told_once_each_and_the_end_is_for_good() -> None:
 
 def test_events_that_nobody_takes_do_not_pile_up() -> None:
     """Without a callback they are passed over; without a poll the oldest go."""
-    session = ProducerSession(_Conductor(), Wish(STREAM, Role.PRODUCER), None)  # type: ignore[arg-type]
+    session = ProducerSession(StillConductor(), Wish(STREAM, Role.PRODUCER), None)  # type: ignore[arg-type]
     for epoch in range(2 * MAX_EVENTS):
         session.set_state(State.ACTIVE, "attached", epoch)
     assert len(session.events) == MAX_EVENTS
     session.take_events(None)
     assert not session.events
-
-
-class _Conductor:
-    """As much of one as a session without a link needs."""
-
-    def __init__(self) -> None:
-        self.config = DriverConfig.load(environ={}, overrides=SMALL)
-
-    def new_client_id(self) -> int:
-        return 1
-
-    def new_correlation_id(self) -> int:
-        return 1

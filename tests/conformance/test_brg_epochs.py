@@ -62,7 +62,7 @@ def test_a_new_source_epoch_is_a_new_local_epoch(reception: Reception) -> None:
     paths = {epoch: set(reception.mapped(epoch).paths.values()) for epoch in (old.epoch, new.epoch)}
     assert not paths[old.epoch] & paths[new.epoch]
     requests = reception.consumer.heard(ShmAttachRequest, since, stream_id=reception.dest_stream_id)
-    assert [heard.message.role for heard in requests] == [Role.PRODUCER]
+    assert {heard.message.role for heard in requests} == {Role.PRODUCER}
     epochs = [descriptor.epoch for descriptor in reception.published(since)]
     assert epochs == sorted(epochs)
 
@@ -126,7 +126,7 @@ def test_an_epoch_that_is_not_announced_yet_ends_the_one_before(reception: Recep
 @pytest.mark.spec("BRG-8-03", "BRG-8-01")
 def test_a_source_whose_epochs_begin_anew_is_heard_again(host: Host, link: Link) -> None:
     """G17: once the higher epoch has been silent for three announce periods."""
-    with Reception(host, link=link.again(), sender={"epoch": 77}, announce_period_ms=20) as reception:
+    with Reception(host, link=link.again(), sender={"epoch": 77}, announce_period_ms=400) as reception:
         old = reception.meet().deliver(b"old").descriptor
         reception.sender.epoch = 3
         reception.sender.next_seq = 0

@@ -127,18 +127,17 @@ def test_nobody_gets_a_stream_of_his_own(host: Host, link: Link) -> None:
 @pytest.mark.spec("BRG-4-08", "BRG-3-04")
 def test_a_receiver_publishes_on_local_streams_and_nowhere_else(host: Host, link: Link) -> None:
     """Every publication that it adds is IPC, on the driver's streams or the mapping's control stream."""
-    control = new_stream_id()
+    control, own = new_stream_id(), link.again()
     mapping = {"source_control_stream_id": 1000, "dest_control_stream_id": control}
     keys = {"forward_qos": True, "forward_progress": True, "forward_metadata": True}
-    with (
-        closing(aeron.connect(host.aeron_dir)) as client,
-        Reception(host, link=link.again(), mapping=mapping, **keys) as reception,
-    ):
+    with closing(aeron.connect(host.aeron_dir)) as client, BridgeSender(host.aeron_dir, own) as sender:
         before = publications(client)
-        reception.meet()
-        added = publications(client) - before
-        assert added
-        assert {stream_id for _, stream_id in added} <= {stream_id for _, stream_id in host.place.endpoints} | {control}
+        with Reception(host, link=own, sender=sender, mapping=mapping, **keys) as reception:
+            reception.meet()
+            added = publications(client) - before
+        stream_ids = {stream_id for _, stream_id in added}
+        assert control in stream_ids
+        assert stream_ids <= {stream_id for _, stream_id in host.place.endpoints} | {control}
         assert all(channel.startswith("aeron:ipc") for channel, _ in added)
 
 

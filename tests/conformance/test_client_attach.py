@@ -41,7 +41,7 @@ from tests.support.wire_consumer import separate
 from tests.support.wire_producer import RING, Grant, Said, WireProducer, altered
 
 PERIOD_MS = 1000  # as the client is told; the peer announces far more often
-SHORT_PERIOD_MS = 100
+SHORT_PERIOD_MS = 300
 KEEPALIVE_MS = 100
 FRAME = np.arange(6, dtype=np.float32)
 
@@ -215,9 +215,9 @@ def test_without_an_answer_there_is_no_session(bench: Bench, peer: WireProducer,
     client = bench.connect()
     peer.answers = False
     with pytest.raises(tp.DriverUnreachable) as caught:
-        start(client, peer, role, timeout=0.6)
+        start(client, peer, role, timeout=2)
     assert caught.value.channel == peer.endpoints.control[0]
-    assert caught.value.waited_ns >= 600_000_000
+    assert caught.value.waited_ns >= 2_000_000_000
     times = [heard.received_ns for heard in peer.heard(ShmAttachRequest)]
     gaps = [later - earlier for earlier, later in itertools.pairwise(times)]
     assert len(gaps) >= 2
@@ -239,7 +239,7 @@ def test_a_refusal_is_told_in_the_drivers_words_or_overcome(
     for _ in range(10):
         peer.refuse(code, "not on Sundays")
     with pytest.raises(tp.AttachRefused, match="not on Sundays") as caught:
-        start(client, peer, role, timeout=0.6)
+        start(client, peer, role, timeout=1.5)
     assert (caught.value.code, caught.value.stream, caught.value.role) == (code.name, peer.stream_id, role.name)
     peer.lies.clear()
     peer.refuse(code)
@@ -353,7 +353,7 @@ def test_regions_that_may_not_be_mapped_are_not_and_the_caller_learns_why(
     peer.announces = False
     peer.lies.extend([lambda honest: lie(peer, honest)] * 20)
     with pytest.raises(tp.TensorPoolError) as caught:
-        start(client, peer, role, timeout=0.6)
+        start(client, peer, role, timeout=1.2)
     assert not isinstance(caught.value, tp.DriverUnreachable)
     assert any(word in str(caught.value) for word in ("7.pool", "shm:", "epoch")), caught.value
     assert not any(peer.mapped_at_attach[asked:])
@@ -428,7 +428,8 @@ def test_a_lease_is_not_used_after_its_deadline(bench: Bench, peer: WireProducer
     session = start(client, peer, role)
     wait_works(session, peer, client)
     lease_id = session.lease_id
-    last = peer.wait_for(ShmLeaseKeepalive, lease_id=lease_id)
+    peer.wait_for(ShmLeaseKeepalive, lease_id=lease_id)
+    last = peer.heard(ShmLeaseKeepalive, lease_id=lease_id)[-1]  # nobody turns the conductor any more
     wait_until(lambda: time.monotonic_ns() > last.received_ns + 2 * peer.lease_ns, "the deadline is over")
     assert not works(session, peer)
     wait_works(session, peer, client)
@@ -437,7 +438,7 @@ def test_a_lease_is_not_used_after_its_deadline(bench: Bench, peer: WireProducer
 
 @pytest.mark.spec("DRV-4.4-02", "DRV-4.2-30")
 @both_roles
-@pytest.mark.parametrize(("interval_ms", "lease_ms"), [(100, 500), (1000, 300)], ids=["longer", "shorter"])
+@pytest.mark.parametrize(("interval_ms", "lease_ms"), [(200, 2000), (3000, 1200)], ids=["longer", "shorter"])
 def test_keepalives_come_before_each_deadline(
     bench: Bench, peer: WireProducer, role: Role, interval_ms: int, lease_ms: int
 ) -> None:
@@ -447,7 +448,7 @@ def test_keepalives_come_before_each_deadline(
     session = start(client, peer, role)
     wait_works(session, peer)
     lease_id = session.lease_id
-    wait_until(lambda: len(peer.heard(ShmLeaseKeepalive, lease_id=lease_id)) >= 8, "eight keepalives", timeout_s=5.0)
+    wait_until(lambda: len(peer.heard(ShmLeaseKeepalive, lease_id=lease_id)) >= 5, "five keepalives")
     times = [heard.received_ns for heard in peer.heard(ShmLeaseKeepalive, lease_id=lease_id)]
     gaps = sorted(later - earlier for earlier, later in itertools.pairwise(times))
     assert gaps[len(gaps) // 2] < peer.lease_ns  # the median: this machine may pause a thread for longer than that
@@ -469,7 +470,7 @@ def test_a_lease_without_deadline_is_kept_alive_until_it_is_revoked(
     wait_until(lambda: len(peer.heard(ShmLeaseKeepalive, lease_id=grant.lease_id)) >= 8, "eight keepalives")
     times = [heard.received_ns for heard in peer.heard(ShmLeaseKeepalive, lease_id=grant.lease_id)]
     gaps = sorted(later - earlier for earlier, later in itertools.pairwise(times))
-    assert KEEPALIVE_MS * 500_000 < gaps[len(gaps) // 2] < KEEPALIVE_MS * 1_500_000
+    assert KEEPALIVE_MS * 500_000 < gaps[len(gaps) // 2] < KEEPALIVE_MS * 5_000_000  # half the default at most
     assert session.lease_id == grant.lease_id
     peer.answers = False
     peer.revoke(grant)
@@ -718,7 +719,8 @@ def test_clients_outlive_a_driver_that_is_killed_and_started_again(
     shared_media_driver: aeron.MediaDriver, shm_dir: Path
 ) -> None:
     """Producer and consumer reattach by themselves, in a higher epoch, under leases of the new driver."""
-    deployment = separate(Deployment(shm_dir, shared_media_driver.aeron_dir))
+    policies = {"announce_period_ms": 500, "lease_keepalive_interval_ms": 500}
+    deployment = separate(Deployment(shm_dir, shared_media_driver.aeron_dir, policies=policies))
     with DriverClient(deployment) as observer:
         process = deployment.start()
         try:

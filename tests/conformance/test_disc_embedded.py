@@ -198,7 +198,7 @@ def test_a_stream_is_found_and_read_by_the_name_that_its_producer_gave_it(deploy
         assert (found.producer_id, found.epoch) == (producer.producer_id, producer.epoch)
         with second.consumer(name) as consumer:
             producer.publish(array)
-            frame = consumer.poll(timeout=10)
+            frame = consumer.poll(timeout=60)
             assert frame is not None
             assert np.array_equal(frame.copy(), array)
 

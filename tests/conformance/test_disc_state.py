@@ -20,7 +20,7 @@ from tests.support.disc_fleet import LONG_PERIOD_MS, AnnouncedDriver, Fleet, ser
 from tests.support.driver_client import new_client_id
 from tests.support.wire_producer import new_stream_id
 
-PERIOD_MS = 200
+PERIOD_MS = 400
 WINDOW_NS = 3 * PERIOD_MS * 1_000_000
 
 
@@ -56,8 +56,12 @@ def test_one_stream_id_of_two_drivers_is_two_streams(fleet: Fleet) -> None:
     """Each with the layout and the authority of its own driver, and forgotten on its own."""
     first, _, steady = fleet.drivers
     stream_id = steady.announce(epoch=7, producer_id=1)
-    first.announce(stream_id, epoch=3, producer_id=2)
-    response = fleet.peer.wait_answer(lambda it: len(it.results) == 2, "both are listed", stream_id=stream_id)
+
+    def are_two(response: DiscoveryResponse) -> bool:
+        first.announce(stream_id, epoch=3, producer_id=2)
+        return len(response.results) == 2
+
+    response = fleet.peer.wait_answer(are_two, "both are listed", stream_id=stream_id)
     found = {result.driver_instance_id: result for result in response.results}
     assert set(found) == {first.instance_id, steady.instance_id}
     for driver, epoch, producer_id in ((first, 3, 2), (steady, 7, 1)):
@@ -74,12 +78,12 @@ def test_the_metadata_of_one_driver_is_not_anothers(fleet: Fleet) -> None:
     """Two drivers, one stream id, one of them named."""
     _, other, steady = fleet.drivers
     stream_id = steady.source("steady/camera", ("steady",))
-    other.announce(stream_id)
-    response = fleet.peer.wait_answer(
-        lambda it: {result.data_source_name for result in it.results} == {"", "steady/camera"},
-        "both are listed, one with its name",
-        stream_id=stream_id,
-    )
+
+    def are_both(response: DiscoveryResponse) -> bool:
+        other.announce(stream_id)
+        return {result.data_source_name for result in response.results} == {"", "steady/camera"}
+
+    response = fleet.peer.wait_answer(are_both, "both are listed, one with its name", stream_id=stream_id)
     nameless = next(result for result in response.results if not result.data_source_name)
     assert (nameless.driver_instance_id, nameless.tags) == (other.instance_id, ())
 

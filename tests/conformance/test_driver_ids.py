@@ -173,7 +173,8 @@ def test_without_ranges_a_request_is_declined_and_the_attach_goes_on(
 ) -> None:
     """No range: empty channels and id 0, so that the consumer stays on the shared streams; its lease is untouched."""
     with private_directory() as folder:
-        deployment = Deployment(folder, shared_media_driver.aeron_dir, streams=[STATIC])
+        policies = {"lease_expiry_grace_intervals": 100}
+        deployment = Deployment(folder, shared_media_driver.aeron_dir, streams=[STATIC], policies=policies)
         with deployment.start() as process, DriverClient(deployment) as client:
             client.meet(process)
             lease = client.attach(STATIC)

@@ -28,7 +28,7 @@ from tests.support.processes import private_directory, wait_until
 from tests.support.wire_producer import RING, Regions, WireProducer, altered
 
 PERIOD_MS = 1000  # as the consumer is told: fresh is what is younger than 3 s
-SHORT_PERIOD_MS = 100  # for what has to become stale: fresh for 0.3 s, alive for 0.4 s
+SHORT_PERIOD_MS = 250  # for what has to become stale: fresh for 0.75 s, alive for 1 s
 POOL = 7
 
 type Connect = Callable[..., Client]
@@ -511,7 +511,7 @@ def test_what_is_let_go_is_unmapped(
     assert mapped_files(peer.folder)
     reason(peer, consumer)
     wait_waiting(consumer)
-    wait_until(lambda: consumer.poll() is None and not mapped_files(peer.folder), "nothing is mapped", timeout_s=3.0)
+    wait_until(lambda: consumer.poll() is None and not mapped_files(peer.folder), "nothing is mapped")
 
 
 # --- files

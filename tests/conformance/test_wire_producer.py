@@ -47,7 +47,7 @@ from tests.support.wire_producer import DTYPES, Endpoint, committed
 
 NSLOTS = 8
 POOLS = {1: 256, 7: 4096, 9: 1 << 18}
-PERIOD_MS = 200
+PERIOD_MS = 300
 STREAMS = range(12_000, 12_050)
 IPC = "aeron:ipc?term-length=64k"
 STARTED, PROGRESS, COMPLETE = (FrameProgressState(number) for number in (1, 2, 3))
@@ -202,7 +202,7 @@ def test_nothing_is_told_of_a_frame_before_its_bytes_are_there(
     peer: WireConsumer, producer: Producer, mapped: MappedStream
 ) -> None:
     """At a descriptor the slot is committed, at a COMPLETE the payload is whole, the moment that they are heard."""
-    peer.say_hello(producer.stream_id, supports_progress=True)
+    peer.repeated.append(peer.say_hello(producer.stream_id, supports_progress=True))
     fence(peer, producer)
     shape, count = (64, 1024), 300
     described, completed = set(), set()
@@ -607,21 +607,22 @@ def test_a_rate_caps_a_private_stream_and_never_the_shared_one(peer: WireConsume
     listening = [peer.listen(limited), peer.listen(unlimited)]
     wish = {"mode": Mode.RATE_LIMITED}
     for endpoint, rate in ((limited, 50), (unlimited, 0)):
-        peer.say_hello(producer.stream_id, consumer_id=new_client_id(), max_rate_hz=rate, **wish, **asked(endpoint))
+        own = {"consumer_id": new_client_id(), "max_rate_hz": rate}
+        peer.repeated.append(peer.say_hello(producer.stream_id, **own, **wish, **asked(endpoint)))
     peer.say_hello(producer.stream_id, consumer_id=new_client_id(), max_rate_hz=1, **wish)  # without a stream
     peer.wait_until(lambda: all(it.is_connected for it in listening), "the producer publishes there")
     fence(peer, producer)
     start_ns = time.monotonic_ns()
     seqs = []
-    for index in range(100):
-        busy_until(start_ns + index * 3_000_000)
+    for _ in range(100):
+        busy_until(time.monotonic_ns() + 3_000_000)
         seqs.append(producer.publish(np.zeros(3)))
         peer.poll()
     elapsed_s = (time.monotonic_ns() - start_ns) / 1e9
     assert [it.seq for it in descriptors(peer, producer, seqs[-1])] == seqs
     peer.wait_until(lambda: len(peer.heard_on(unlimited, FrameDescriptor)) == 100, "the unlimited one has them all")
     assert [it.seq for it in peer.heard_on(unlimited, FrameDescriptor)] == seqs
-    assert elapsed_s * 50 / 2 <= len(peer.heard_on(limited, FrameDescriptor)) <= elapsed_s * 50 + 2
+    assert 0.3 * 50 / 2 <= len(peer.heard_on(limited, FrameDescriptor)) <= elapsed_s * 50 + 2
 
 
 @pytest.mark.spec("WIRE-5-03", "WIRE-5-04", "WIRE-10.1.3-11", "WIRE-10.1.2-02")
@@ -658,7 +659,7 @@ def test_private_streams_end_with_the_silence_of_their_consumer(peer: WireConsum
     peer.wait_until(is_silent_closed, "the silent consumer's streams are closed")
     silence_ms = (time.monotonic_ns() - said_ns) / 1e6
     assert silence_ms >= 3 * PERIOD_MS
-    assert silence_ms <= 5 * PERIOD_MS + 1000  # the media driver takes its time to tell
+    assert silence_ms <= 5 * PERIOD_MS + 5000  # media driver and machine take their time to tell
     end_ns = said_ns + 8 * PERIOD_MS * 1_000_000
 
     def is_long_past() -> bool:
@@ -705,6 +706,16 @@ def test_another_layout_version_is_told_not_to_use_shared_memory(peer: WireConsu
     assert config_of(peer, anything).use_shm
 
 
+def test_what_a_producer_answered_before_is_no_decree(peer: WireConsumer, producer: Producer) -> None:
+    """It hears its own words on the control stream: a consumer that comes with another layout version is served."""
+    hello = peer.say_hello(producer.stream_id, expected_layout_version=2)
+    assert not config_of(peer, hello).use_shm
+    fence(peer, producer)
+    peer.transcript.clear()
+    hello = peer.say_hello(producer.stream_id, expected_layout_version=1, **asked(unused_endpoint()))
+    assert config_of(peer, hello).use_shm
+
+
 # --- files
 
 
@@ -720,7 +731,7 @@ def test_a_producer_writes_only_into_files_that_are_there(
         for index in range(3 * NSLOTS):
             producer.publish(np.full(index * 1000, index, np.uint8))
         with pytest.raises(tp.AttachRefused) as refused:
-            connected.producer(producer.stream_id, timeout=1.0)
+            connected.producer(producer.stream_id, timeout=2.0)
         assert refused.value.code == "REJECTED"
         assert refused.value.stream == producer.stream_id
         assert tree(Path(folder).parent) == before

@@ -38,7 +38,7 @@ from tests.support.wire_producer import WireProducer
 
 TOKEN = "s3cret"
 REDIRECTED = 4_242_424
-PERIOD_MS = 100
+PERIOD_MS = 500
 CONTROL, STATUS = ("aeron:ipc?term-length=4m", 61_400), ("aeron:ipc?term-length=4m", 61_401)
 
 

@@ -242,7 +242,7 @@ def peer_command(bench: Bench, key: str, correlation_id: int) -> bytes:
 def test_more_commands_than_the_rate_are_counted_drops(make_bench: MakeBench) -> None:
     """A flood to its own tag costs a service what its configuration allows."""
     bench = make_bench(commands_per_s=5)
-    service = served(bench)
+    service = served(bench, clock=ManualClock(SECOND_NS, SECOND_NS))
     peer = bench.peer()
     sent = [peer.command(TAG, "double", b"\x01", Format.INT8) for _ in range(40)]
     peer.until(lambda: service.counts["mine"] + service.counts["over_rate"] == 40, "all were read")

@@ -35,7 +35,7 @@ os.umask(0)
 profile = {"header_nslots": 4, "payload_pools": [{"pool_id": 1, "stride_bytes": 4096}]}
 config = tp.DriverConfig.load(environ={}, overrides={"shm.base_dir": sys.argv[4], "profiles.default": profile})
 with tp.Driver(config, aeron_dir=sys.argv[3]) as driver, tp.connect(driver.aeron_dir, config=config) as client:
-    with client.producer("shared", create=True) as producer:
+    with client.producer("shared", create=True, timeout=60) as producer:
         producer.publish(np.arange(6, dtype=np.uint16))
         print("ready", flush=True)
         sys.stdin.readline()

@@ -6,6 +6,7 @@ from __future__ import annotations
 import sys
 from typing import Any
 
+import msgspec
 import pytest
 
 from tensorpool.driver import lifecycle as module
@@ -1111,6 +1112,36 @@ def test_ids_come_back_with_the_end_of_the_lease(ending: str) -> None:
         case "revoke":
             lifecycle.revoke(500, "", 1)
     assert outline(lifecycle.on_consumer_hello(hello(4, control=ANY), LEASE_NS)) == ["ids 0 32000"]
+
+
+def test_what_others_told_a_borrower_of_ids_is_repeated() -> None:
+    """Wire §10.1.3: with every answer, until it wishes otherwise or is gone; nothing is kept of anybody else."""
+    lifecycle = serving()
+    lifecycle.on_attach(attach(3), 0)
+    asked = hello(3, control=ANY)
+    plain = only_message(lifecycle.on_consumer_hello(asked, 0))
+    decree = ConsumerConfig(
+        stream_id=FRONT,
+        consumer_id=3,
+        use_shm=False,
+        mode=Mode.STREAM,
+        descriptor_stream_id=0,
+        control_stream_id=0,
+        payload_fallback_uri="bridge://lab",
+    )
+    lifecycle.on_consumer_config(decree)
+    lifecycle.on_consumer_config(msgspec.structs.replace(decree, consumer_id=4))
+    told = msgspec.structs.replace(plain, use_shm=False, mode=Mode.STREAM, payload_fallback_uri="bridge://lab")
+    for _ in range(2):
+        assert only_message(lifecycle.on_consumer_hello(asked, 1)) == told
+    declined = only_message(lifecycle.on_consumer_hello(hello(4, control=ANY), 1))
+    assert (declined.use_shm, declined.mode, declined.payload_fallback_uri) == (True, Mode.RATE_LIMITED, "")
+    other_wish = msgspec.structs.replace(asked, mode=Mode.STREAM)
+    assert only_message(lifecycle.on_consumer_hello(other_wish, 1)) == msgspec.structs.replace(plain, mode=Mode.STREAM)
+    lifecycle.on_consumer_config(decree)
+    lifecycle.on_detach(detach(500, 3), 1)
+    assert only_message(lifecycle.on_consumer_hello(asked, 2)) == plain
+    assert len(lifecycle._decrees) == 0
 
 
 def test_ids_come_back_from_a_consumer_that_is_not_heard_of_any_more() -> None:

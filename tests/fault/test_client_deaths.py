@@ -27,9 +27,9 @@ _stream_ids = iter(STREAMS)
 
 @pytest.fixture(scope="module")
 def shared_site() -> Iterator[Site]:
-    """Leases of 1.5 s; a driver that says nothing for 1.5 s counts as gone."""
-    policies = {"announce_period_ms": 500, "lease_keepalive_interval_ms": 500}
-    with private_directory() as folder, Site(folder, STREAMS, policies=policies) as site:
+    """Leases of 2 s; a driver that says nothing for 2.1 s counts as gone; rings of five seconds."""
+    policies = {"announce_period_ms": 700, "lease_keepalive_interval_ms": 500, "lease_expiry_grace_intervals": 4}
+    with private_directory() as folder, Site(folder, STREAMS, nslots=1024, policies=policies) as site:
         yield site
         site.shut_down()
 

@@ -21,7 +21,7 @@ SEED = int(os.environ.get("TENSORPOOL_CHAOS_SEED", time.time_ns() % 1_000_000_00
 STREAMS = range(35_000, 35_003)
 
 
-@pytest.mark.timeout(60 + ROUNDS)
+@pytest.mark.timeout(240 + ROUNDS)
 def test_random_kills_leave_no_file_no_lease_and_no_failed_attach(
     shared_media_driver: aeron.MediaDriver, shm_dir: Path
 ) -> None:

@@ -23,7 +23,7 @@ from tests.support.driver_process import Deployment, DriverProcess
 SECONDS = float(os.environ.get("TENSORPOOL_FUZZ_SECONDS", "6"))
 SEED = int(os.environ.get("TENSORPOOL_FUZZ_SEED", time.time_ns() % 1_000_000_007))
 FIRST, SECOND, THIRD = STREAMS = range(34_000, 34_003)
-MAX_LEASES = 1000
+MAX_LEASES = 400
 MAX_MESSAGE_BYTES = 4 * 2**20 // 8  # an eighth of the term
 MIB = 1 << 20
 GROWTH_BYTES = 16 * MIB
@@ -36,7 +36,12 @@ def deployment(shared_media_driver: aeron.MediaDriver, shm_dir: Path) -> Deploym
         shared_media_driver.aeron_dir,
         streams=STREAMS,
         driver={"descriptor_stream_id_range": "50000-59999", "control_stream_id_range": "60000-69999"},
-        policies={"max_leases": MAX_LEASES, "shutdown_token": TOKEN, "lease_expiry_grace_intervals": 10},
+        policies={
+            "max_leases": MAX_LEASES,
+            "shutdown_token": TOKEN,
+            "lease_keepalive_interval_ms": 400,
+            "lease_expiry_grace_intervals": 10,
+        },
     )
 
 
@@ -99,7 +104,7 @@ def assert_kept(client: DriverClient, leases: list[Lease]) -> None:
     assert (announce.epoch, announce.producer_id) == (leases[0].epoch, leases[0].client_id)
 
 
-@pytest.mark.timeout(SECONDS + 90)
+@pytest.mark.timeout(SECONDS + 240)
 def test_no_message_moves_a_lease_or_costs_memory(
     deployment: Deployment, process: DriverProcess, client: Listener, nursery: Nursery, log: Path
 ) -> None:
@@ -120,7 +125,7 @@ def test_no_message_moves_a_lease_or_costs_memory(
         latencies.append(time.monotonic() - asked_s)
         assert client.detach(granted[-1]).message.code is ResponseCode.OK
     after_bytes, ended = own_bytes(process.pid), nursery.diary(flood)[-1]
-    rate = (ended["count"] - begun["count"]) / (ended["ns"] - begun["ns"]) * 1e9
+    rate = (ended["count"] - begun["count"]) / max(ended["ns"] - begun["ns"], 1) * 1e9
     nursery.kill(flood)
     print(
         f"{rate:.0f} messages a second, {len(granted)} attaches, the slowest {max(latencies) * 1e3:.0f} ms, "
@@ -208,8 +213,8 @@ def test_a_flood_of_hellos_keeps_nobody_waiting(
     wish = {"descriptor_channel": "aeron:ipc", "control_channel": "aeron:ipc"}
     write_messages(messages, (hello(FIRST, consumer_id, **wish).encode() for consumer_id in range(1, 20_001)))
     flood = nursery.flood(messages, rounds=1)
-    latencies = []
-    while not nursery.diary(flood):
+    latencies: list[float] = []
+    while not latencies or not nursery.diary(flood):
         asked_s = time.monotonic()
         lease = client.attach(THIRD)
         latencies.append(time.monotonic() - asked_s)

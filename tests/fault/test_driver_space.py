@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import os
 import re
@@ -54,7 +55,7 @@ def deployment(shared_media_driver: aeron.MediaDriver, shm_dir: Path, mount: Pat
         shared_media_driver.aeron_dir,
         streams=[SMALL, MIDDLE, SECOND_MIDDLE, LARGE],
         shm={"base_dir": str(mount / "shm")},
-        policies={"epoch_gc_keep": 1, "shutdown_token": TOKEN},
+        policies={"epoch_gc_keep": 1, "shutdown_token": TOKEN, "lease_keepalive_interval_ms": 700},
         profiles={f"of{nslots}": profile(nslots) for nslots in set(SLOTS.values())},
     )
     for stream_id, nslots in SLOTS.items():
@@ -74,8 +75,12 @@ def process(deployment: Deployment) -> Iterator[DriverProcess]:
 
 @pytest.fixture
 def client(deployment: Deployment, process: DriverProcess) -> Iterator[DriverClient]:
+    """When every stream has its first epoch: from now on nothing is taken of the mount unasked."""
     with DriverClient(deployment) as client:
-        yield client.meet(process)
+        client.meet(process)
+        for stream_id in (SMALL, *SLOTS):
+            client.next_announce(stream_id)
+        yield client
 
 
 def free_bytes(mount: Path) -> int:
@@ -86,10 +91,16 @@ def free_bytes(mount: Path) -> int:
 def fill(mount: Path, leave_bytes: int = 0) -> Path:
     """Another program takes what is free."""
     hog = mount / "hog"
-    fd = os.open(hog, os.O_CREAT | os.O_RDWR)
-    os.posix_fallocate(fd, 0, free_bytes(mount) - leave_bytes)
-    os.close(fd)
+    with hog.open("wb", buffering=0) as file, contextlib.suppress(OSError):
+        while (more := min(free_bytes(mount) - leave_bytes, 1 << 20)) > 0:
+            file.write(bytes(more))
     return hog
+
+
+def told_free_bytes(mount: Path, refusal: ShmAttachResponse) -> int:
+    found = re.search(rf"{mount} has (\d+) bytes", refusal.error_message)
+    assert found is not None, refusal
+    return int(found[1])
 
 
 def assert_whole(deployment: Deployment) -> None:
@@ -110,7 +121,7 @@ def test_an_epoch_that_does_not_fit_is_refused_with_its_bill(
     refusal = client.refused(attach_request(LARGE, Role.PRODUCER))
     assert refusal.code is ResponseCode.INTERNAL_ERROR
     assert f"needs {epoch_bytes(64)} bytes" in refusal.error_message
-    assert f"{mount} has {free} bytes" in refusal.error_message
+    assert free >= told_free_bytes(mount, refusal) >= free_bytes(mount)
     assert re.search(rf"remount,size=\d+m {mount}.*--shm-size=\d+m", refusal.error_message)
     assert deployment.epochs(LARGE) == [announced], "not even a directory was made"
 
@@ -133,7 +144,7 @@ def test_the_same_attach_succeeds_once_there_is_space(
     refusal = client.refused(request)
     assert refusal.code is ResponseCode.INTERNAL_ERROR
     assert f"needs {epoch_bytes(32)} bytes" in refusal.error_message
-    assert f"{mount} has {free} bytes" in refusal.error_message
+    assert told_free_bytes(mount, refusal) == free
     assert free_bytes(mount) == free, "what was refused takes nothing"
     hog.unlink()
     lease = client.granted(request)
@@ -178,7 +189,8 @@ def test_without_a_single_page_the_driver_lives_on(
     lease = client.attach(SMALL, Role.PRODUCER)
     hog = fill(mount)
     assert free_bytes(mount) == 0
-    assert client.detach(lease).message.code is ResponseCode.OK  # which calls for a new epoch
+    detached = client.detach(lease)  # which calls for a new epoch
+    assert detached.message.code is ResponseCode.OK
     for role in Role:
         refusal = client.refused(attach_request(SMALL, role))
         assert refusal.code is ResponseCode.INTERNAL_ERROR
@@ -188,7 +200,7 @@ def test_without_a_single_page_the_driver_lives_on(
     assert not process.has_ended
     assert_whole(deployment)
     client.poll()
-    assert not client.heard(ShmPoolAnnounce, lease.heard.index + 2, stream_id=SMALL, epoch=lease.epoch)[1:]
+    assert not client.heard(ShmPoolAnnounce, detached.index, stream_id=SMALL, epoch=lease.epoch)
     hog.unlink()
     again = client.next_announce(SMALL).message
     assert again.epoch > lease.epoch
@@ -201,7 +213,7 @@ def test_without_a_single_page_the_driver_lives_on(
 BIG, OTHERS = 33_000, range(33_001, 33_004)
 BIG_SLOTS = 2048
 PERIOD_NS = 50_000_000
-BOUND_NS = 1_500_000_000  # blocked for the whole creation it would be many times that
+BOUND_NS = 1_500_000_000  # or half the creation, where everything takes longer; blocked it would be all of it
 
 
 def test_making_two_gibibytes_holds_up_nobody(shared_media_driver: aeron.MediaDriver, shm_dir: Path) -> None:
@@ -214,7 +226,11 @@ def test_making_two_gibibytes_holds_up_nobody(shared_media_driver: aeron.MediaDr
         shm_dir,
         shared_media_driver.aeron_dir,
         streams=[BIG, *OTHERS],
-        policies={"announce_period_ms": PERIOD_NS // 1_000_000, "epoch_gc_keep": 1},
+        policies={
+            "announce_period_ms": PERIOD_NS // 1_000_000,
+            "lease_keepalive_interval_ms": 500,
+            "epoch_gc_keep": 1,
+        },
         profiles={"big": profile(BIG_SLOTS)},
     )
     deployment.tables["streams"][f"s{BIG}"]["profile"] = "big"
@@ -260,9 +276,10 @@ def test_making_two_gibibytes_holds_up_nobody(shared_media_driver: aeron.MediaDr
             "slowest attach": max(latencies),
         }
         print(", ".join(f"{name} {duration / 1e6:.0f} ms" for name, duration in figures.items()))
-        assert making < PERIOD_NS + BOUND_NS
-        assert letting_go < PERIOD_NS + BOUND_NS
-        assert max(latencies) < BOUND_NS
+        bound_ns = max(BOUND_NS, creation_ns // 2)
+        assert making < PERIOD_NS + bound_ns
+        assert letting_go < PERIOD_NS + bound_ns
+        assert max(latencies) < bound_ns
         client.fence()
         assert not client.heard(ShmLeaseRevoked, lease_id=kept.lease_id)
         client.kept.clear()

@@ -16,7 +16,7 @@ IPC = "aeron:ipc?term-length=64k"
 
 
 def start(directory: str) -> Process:
-    process = Process("-m", "tensorpool", "media-driver", "--aeron-dir", directory, "--set", "driver_timeout_ms=1000")
+    process = Process("-m", "tensorpool", "media-driver", "--aeron-dir", directory, "--set", "driver_timeout_ms=3000")
     try:
         assert process.read_line() == f"media driver at {directory}"
     except BaseException:
@@ -29,7 +29,7 @@ def test_a_killed_media_driver_is_noticed_and_replaced(shm_dir: Path) -> None:
     """After kill -9 the client reports the loss instead of ending the process, offers fail, and a new driver serves."""
     directory = str(shm_dir / "aeron")
     with start(directory) as driver:
-        client = aeron.connect(directory, driver_timeout_ms=1000)
+        client = aeron.connect(directory, driver_timeout_ms=3000)
         publication = client.add_publication(IPC, 1)
         subscription = client.add_subscription(IPC, 1)
         wait_until(lambda: publication.is_connected, "connected")
@@ -44,7 +44,7 @@ def test_a_killed_media_driver_is_noticed_and_replaced(shm_dir: Path) -> None:
         assert subscription.poll(lambda *_: None) == 0
         client.close()
     with start(directory):
-        client = aeron.connect(directory, driver_timeout_ms=1000)
+        client = aeron.connect(directory, driver_timeout_ms=3000)
         assert client.add_publication(IPC, 1).max_message_length > 0
         client.close()
 

@@ -22,7 +22,7 @@ SEED = int(os.environ.get("TENSORPOOL_STRESS_SEED", time.time_ns() % 1_000_000_0
 
 @pytest.mark.spec("WIRE-15.13-02", "WIRE-8.3-04", "WIRE-8.3-06", "WIRE-8.3-15", "WIRE-8.3-17")  # whole frames only
 @pytest.mark.spec("WIRE-8.3-09", "WIRE-15.3-02")  # what changed during the read is dropped, once, as late
-@pytest.mark.timeout(SECONDS + 60)
+@pytest.mark.timeout(SECONDS + 240)
 @pytest.mark.parametrize(
     ("edits", "share"),
     [
@@ -36,7 +36,7 @@ def test_no_torn_read_is_accepted_while_every_slot_is_overwritten(edits: tuple[E
         build("torn_reads", edits),
         *("--seconds", str(SECONDS * share)),
         *("--seed", str(SEED)),
-        timeout=SECONDS + 30,
+        timeout=SECONDS + 120,
     )
     report = result.report
     print(report)
@@ -70,7 +70,7 @@ def built_mutants() -> None:
         list(pool.map(lambda mutant: build(mutant.program, mutant.edits), MUTANTS))
 
 
-@pytest.mark.timeout(240)
+@pytest.mark.timeout(400)
 @pytest.mark.usefixtures("built_mutants")
 @pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.name)
 def test_a_known_mistake_is_caught(mutant: Mutant) -> None:

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from tensorpool import aeron
+from tests.support.disc_client import unused_udp_channel
 from tests.support.processes import Process, wait_until
 
 MESSAGE_BYTES = 1_000_000
@@ -34,15 +35,15 @@ client.close()
 
 
 @pytest.mark.parametrize(
-    "channel",
-    [
-        "aeron:ipc?term-length=16m",
-        "aeron:udp?endpoint=127.0.0.1:40461|term-length=16m",
-        "aeron:udp?endpoint=127.0.0.1:40462|term-length=16m|mtu=8k|so-rcvbuf=2m|rcv-wnd=2m",
-    ],
+    ("media", "parameters"),
+    [("ipc", ""), ("udp", ""), ("udp", "|mtu=8k|so-rcvbuf=2m|rcv-wnd=2m")],
+    ids=["IPC", "UDP", "UDP in large datagrams"],
 )
-def test_two_processes_exchange_megabytes_without_loss(shared_media_driver: aeron.MediaDriver, channel: str) -> None:
+def test_two_processes_exchange_megabytes_without_loss(
+    shared_media_driver: aeron.MediaDriver, media: str, parameters: str
+) -> None:
     """Every message of 1 MB arrives once, in order and byte-identical."""
+    channel = "aeron:ipc?term-length=16m" if media == "ipc" else f"{unused_udp_channel()}|term-length=16m{parameters}"
     client = aeron.connect(shared_media_driver.aeron_dir)
     subscription = client.add_subscription(channel, 77)
     digest = hashlib.sha256()

@@ -51,7 +51,7 @@ Bytes message_of(std::uint64_t seq, std::uint32_t index, std::uint32_t count, st
     const Bytes header = index == 0 ? header_of(seq, total) : Bytes{};
     Bytes message(57 + header.size() + slice.size());
     std::uint8_t* const at = message.data();
-    store<std::uint64_t>(at, ArrivedChunk::kHeader);
+    store<std::uint64_t>(at, kChunkHeader);
     store<std::uint32_t>(at + 8, kStream);
     store<std::uint64_t>(at + 12, kEpoch);
     store<std::uint64_t>(at + 20, seq);
@@ -125,6 +125,39 @@ TEST(assembler, any_order_gives_the_same_frame) {
     CHECK_EQ(receiving.assembler.frames(), std::uint64_t{300});
     CHECK_EQ(receiving.outlet->told.size(), std::size_t{300});
     CHECK_EQ(receiving.assembler.inflight(), std::size_t{0});
+}
+
+// §6, step 11: who hears of a frame finds it, whole, from the moment it was told.
+TEST(assembler, a_frame_is_told_when_its_slot_is_committed) {
+    struct Looking final : Outlet {
+        explicit Looking(const HeapRing& heap) : writer(heap.geometry()), reader(heap.geometry()) {}
+        RingWriter& ring() noexcept override { return writer; }
+        void tell(std::uint64_t seq, std::uint32_t, std::uint64_t bytes) override {
+            ++told;
+            SlotFrame frame;
+            CHECK_EQ(reader.read(seq, frame), Drop::NONE);
+            CHECK_EQ(std::uint64_t{frame.values_len_bytes}, bytes);
+            Bytes found(frame.values_len_bytes);
+            CHECK(reader.copy(frame, found.data()));
+            CHECK(found == payload_of(seq, bytes));
+        }
+        RingWriter writer;
+        RingReader reader;
+        std::uint64_t told = 0;
+    };
+    HeapRing ring(4, {{5, 4096}});
+    Looking outlet(ring);
+    Assembler assembler(kStream, {});
+    assembler.set_source(kEpoch, {{1, 4096}});
+    assembler.bind(&outlet, kForeverNs);
+    for (std::uint64_t seq = 0; seq < 40; ++seq) {
+        std::vector<Bytes> chunks = chunks_of(seq, payload_of(seq, 3000 + seq), 700);
+        if (seq % 2 != 0) std::reverse(chunks.begin(), chunks.end());  // into a buffer, and copied
+        for (const Bytes& message : chunks) take(assembler, message);
+    }
+    assembler.bind(nullptr, 0);
+    CHECK_EQ(outlet.told, std::uint64_t{40});
+    CHECK_EQ(assembler.in_place(), std::uint64_t{20});
 }
 
 TEST(assembler, the_most_chunks_in_reverse) {

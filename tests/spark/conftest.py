@@ -41,7 +41,7 @@ PROFILES: Final = {
     "large": (16, 16 << 20, 6),
 }
 FIRST_ID: Final = {"default": 20_000, "tiny": 10_000, "deep": 11_000, "large": 12_000}
-ANNOUNCE_MS: Final = 300
+ANNOUNCE_MS: Final = 1000
 LOOK_EVERY_S: Final = 0.05
 QUIET: Final = {
     "spark.driver.extraJavaOptions": "-Dderby.system.home=/tmp",
@@ -101,7 +101,7 @@ def end(spark: SparkSession) -> None:
     spark.stop()
     gateway.shutdown()
     gateway.proc.stdin.close()
-    gateway.proc.wait(30)
+    gateway.proc.wait(180)
 
 
 @pytest.fixture(scope="session")

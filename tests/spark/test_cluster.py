@@ -94,7 +94,7 @@ class Cluster:
         for process in reversed(self._processes):
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, 15)
-            process.wait(30)
+            process.wait(180)
 
     def _start(self, name: str, kind: str, *arguments: str) -> None:
         environment = os.environ | {"SPARK_LOCAL_IP": "127.0.0.1", "SPARK_DAEMON_JAVA_OPTS": quick_options()}
@@ -130,6 +130,9 @@ def run_application(
         **QUIET,
         "spark.executor.memory": "512m",
         "spark.executor.cores": "1",
+        "spark.cores.max": "2",
+        "spark.scheduler.minRegisteredResourcesRatio": "1.0",  # nothing begins before both are there
+        "spark.scheduler.maxRegisteredResourcesWaitingTime": "180s",
         "spark.executor.extraJavaOptions": quick_options(),
         "spark.driver.host": "127.0.0.1",
         "spark.executorEnv.PYTHONPATH": str(ROOT),

@@ -41,8 +41,9 @@ def send(server: HttpServer, data: bytes) -> bytes:
     """Raw bytes, to the end of the answer."""
     host, _, port = server.address.rpartition(":")
     with socket.create_connection((host, int(port)), timeout=30) as connection:
-        connection.sendall(data)
-        connection.shutdown(socket.SHUT_WR)
+        with contextlib.suppress(OSError):  # who has heard enough may hang up
+            connection.sendall(data)
+            connection.shutdown(socket.SHUT_WR)
         found = b""
         with contextlib.suppress(ConnectionResetError):
             while part := connection.recv(65536):

@@ -31,7 +31,7 @@ TAG = "service:supervisor:desk"
 
 @pytest.fixture(scope="module")
 def pool() -> Iterator[tp.Local]:
-    settings = {"profiles.default": PROFILE, "policies.announce_period_ms": 100, "policies.shutdown_token": TOKEN}
+    settings = {"profiles.default": PROFILE, "policies.announce_period_ms": 500, "policies.shutdown_token": TOKEN}
     with tp.local(overrides=settings) as pool:
         yield pool
 
@@ -132,13 +132,13 @@ def test_it_serves_its_view_and_is_a_service(pool: tp.Local, client: tp.Client) 
         wait_until(lambda: {it["tag"] for it in view()["services"]} == tags, "both services are")
         with contextlib.closing(aeron.connect(pool.aeron_dir)) as transport:
             commander = Commander(transport, pool.config.control)
-            assert commander.send(TAG, "ping", timeout=20).value == "pong"
-            figures = commander.send(TAG, "view", timeout=20).json
+            assert commander.send(TAG, "ping", timeout=60).value == "pong"
+            figures = commander.send(TAG, "view", timeout=60).json
             assert figures["streams"] >= 1
             assert figures["stream_states"]
-            status = commander.send(TAG, "status", timeout=20).json
+            status = commander.send(TAG, "status", timeout=60).json
             assert (status["state"], status["told"]) == ("running", 0)
-            assert commander.send(TAG, "drain", timeout=20).value == "draining"
+            assert commander.send(TAG, "drain", timeout=60).value == "draining"
         wait_until(lambda: not desk.is_running, "it ended in order")
         assert producer.is_active
 
@@ -146,7 +146,7 @@ def test_it_serves_its_view_and_is_a_service(pool: tp.Local, client: tp.Client) 
 def test_without_a_token_no_driver_is_asked_to_end(pool: tp.Local) -> None:
     """The command is refused, and so is the call."""
     config = config_of(pool)
-    policies = type(config.policies)(announce_period_ms=100)
+    policies = type(config.policies)(announce_period_ms=500)
     config = SupervisorConfig(
         supervisor=config.supervisor, control=config.control, driver=config.driver, policies=policies
     )
@@ -156,14 +156,14 @@ def test_without_a_token_no_driver_is_asked_to_end(pool: tp.Local) -> None:
         with contextlib.closing(aeron.connect(pool.aeron_dir)) as transport:
             commander = Commander(transport, pool.config.control)
             with pytest.raises(CommandRejected, match="shutdown_token is not configured"):
-                commander.send(TAG, "shutdown-driver", timeout=20)
+                commander.send(TAG, "shutdown-driver", timeout=60)
 
 
 def test_the_driver_ends_when_it_is_asked_with_its_token() -> None:
     """By a command to the supervisor; the view tells the end."""
     settings = {
         "profiles.default": PROFILE,
-        "policies.announce_period_ms": 100,
+        "policies.announce_period_ms": 500,
         "policies.shutdown_timeout_ms": 100,
         "policies.shutdown_token": TOKEN,
     }
@@ -177,7 +177,7 @@ def test_the_driver_ends_when_it_is_asked_with_its_token() -> None:
         def is_ended() -> bool:
             """Asked again: a driver passes over what may have been in the log before it was."""
             if pool.is_running and not desk.observer.snapshot().changes:
-                assert commander.send(TAG, "shutdown-driver", "ADMIN", timeout=20).value == "asked"
+                assert commander.send(TAG, "shutdown-driver", "ADMIN", timeout=60).value == "asked"
             return not pool.is_running
 
         wait_until(is_ended, "the driver ended")

@@ -39,6 +39,8 @@ from tests.support.wire_producer import Endpoint, Endpoints, WireProducer
 
 RANGE: Final = (20_000, 29_999)  # the streams that a host's driver creates
 ANNOUNCE_PERIOD_MS: Final = 50
+PATIENT_PERIOD_MS: Final = 5_000  # as clients are told: nobody gives its driver up for a pause of this machine
+ASSEMBLY_TIMEOUT_MS: Final = 60_000  # no frame is given up for one either
 PROBE: Final = b"are you there?"
 PROBE_EVERY_S: Final = 0.05
 IDLE_S: Final = 0.0005
@@ -65,7 +67,7 @@ class Place(NamedTuple):
         tables: dict[str, Any] = {"driver": {}, "shm": {"base_dir": str(producer.folder)}}
         for key, value in producer.endpoints.settings.items():
             tables["driver"][key.removeprefix("driver.")] = value
-        tables["policies"] = {"announce_period_ms": ANNOUNCE_PERIOD_MS}
+        tables["policies"] = {"announce_period_ms": PATIENT_PERIOD_MS}
         tables["profiles.any"] = {"header_nslots": 8, "payload_pools": [{"pool_id": 1, "stride_bytes": 64}]}
         tables["streams.any"] = {"stream_id": producer.stream_id}
         return cls(aeron_dir, write_toml(config_path, tables), producer.endpoints)
@@ -82,6 +84,8 @@ class Place(NamedTuple):
 
 class Host(Deployment):
     """A host: an SHM driver in this process that creates small streams on demand.
+
+    The file that is there for its clients tells of a driver that announces less often.
 
     >>> with Host(folder, aeron_dir) as host, WireConsumer(host) as consumer: ...      # doctest: +SKIP
     """
@@ -124,8 +128,8 @@ class Host(Deployment):
 
     @property
     def config(self) -> DriverConfig:
-        assert self._driver is not None
-        return self._driver.config
+        """What its clients are told."""
+        return DriverConfig.load(self.config_path, environ={})
 
     def pool_for(self, length: int) -> int:
         """The smallest pool that takes so many bytes."""
@@ -139,7 +143,9 @@ class Host(Deployment):
     def __enter__(self) -> Self:
         self.folder.mkdir(parents=True, exist_ok=True)
         self._write()
-        self._driver = Driver(DriverConfig.load(self.config_path, environ={}), aeron_dir=self.aeron_dir)
+        self._driver = Driver(self.config, aeron_dir=self.aeron_dir)
+        self.tables["policies"]["announce_period_ms"] = PATIENT_PERIOD_MS
+        self._write()
         return self
 
     def __exit__(
@@ -150,7 +156,8 @@ class Host(Deployment):
 
 def bridge_tables(place: Place, link: Link, mappings: Iterable[Mapping[str, Any]], **keys: Any) -> dict[str, Any]:
     """A configuration as tables; a key of None is left out."""
-    bridge = {"instance_id": f"bridge-{next(_instances)}", **link.keys, **place.keys} | keys
+    own = {"instance_id": f"bridge-{next(_instances)}", "assembly_timeout_ms": ASSEMBLY_TIMEOUT_MS}
+    bridge = own | link.keys | place.keys | keys
     return {
         "bridge": {key: value for key, value in bridge.items() if value is not None},
         "mappings": [dict(mapping) for mapping in mappings],

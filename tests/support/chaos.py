@@ -46,7 +46,7 @@ from tensorpool.wire.driver import (
 from tests.support import driver_client
 from tests.support.driver_client import DriverClient, Heard, Lease, attach_request
 from tests.support.driver_process import Deployment, DriverProcess
-from tests.support.processes import ROOT, Process, wait_until
+from tests.support.processes import ROOT, Process, wait_until, whole_lines
 
 ANSWER_WITHIN_S: Final = 1.0  # then a holder asks anew
 FRAME_BYTES: Final = 200
@@ -73,7 +73,7 @@ def start_logged(deployment: Deployment, log: Path) -> DriverProcess:
 
 def events_of(log: Path, name: str) -> list[dict[str, Any]]:
     """What a driver has logged under this name."""
-    entries = [json.loads(line) for line in log.read_text().splitlines() if line.startswith("{")]
+    entries = [json.loads(line) for line in whole_lines(log) if line.startswith("{")]
     return [entry for entry in entries if entry["event"] == name]
 
 
@@ -156,7 +156,7 @@ class Nursery:
 
     >>> with Nursery(deployment) as nursery:               # doctest: +SKIP
     ...     pid = nursery.hold(Role.PRODUCER, 10_000)
-    ...     lease = nursery.wait_for(pid, "granted")
+    ...     lease = nursery.wait_for(pid, "granted", client)
     ...     nursery.kill(pid)
     """
 
@@ -179,8 +179,8 @@ class Nursery:
         """A client that sends the messages of a file, in an order of its own, so often, or until it is killed."""
         return self._order("flood", str(messages), seed, rounds)
 
-    def wait_for(self, pid: int, event: str) -> dict[str, Any]:
-        """What a client entered in the diary, the first time."""
+    def wait_for(self, pid: int, event: str, meanwhile: DriverClient) -> dict[str, Any]:
+        """What a client entered in the diary, the first time; another one keeps its leases alive."""
         found: list[dict[str, Any]] = []
 
         def is_entered() -> bool:
@@ -188,12 +188,12 @@ class Nursery:
             found.extend(entry for entry in self.diary(pid) if entry["event"] == event)
             return bool(found)
 
-        wait_until(is_entered, f"{event} of client {pid}")
+        meanwhile.wait_until(is_entered, f"{event} of client {pid}")
         return found[0]
 
     def diary(self, pid: int | None = None) -> list[dict[str, Any]]:
         """What the clients entered, in order; of one only or of all."""
-        entries = [json.loads(line) for line in self._diary.read_text().splitlines()]
+        entries = [json.loads(line) for line in whole_lines(self._diary)]
         return [entry for entry in entries if pid is None or entry["pid"] == pid]
 
     def kill(self, pid: int) -> None:
@@ -567,7 +567,7 @@ class Chaos:
         """Once the killing is over: everybody has a lease again; then all clients die, and nothing of them is left."""
         observer, deployment = self._observer, self._deployment
         wait_until(lambda: self._observe() or self._is_everybody_back(), "every client has a lease again")
-        assert set(self._producers.values()) & {0} == set(), self._producers
+        wait_until(lambda: self._observe() or all(self._producers.values()), "every stream has a producer")
         for pid in self._holders:
             self._nursery.kill(pid)
         wait_until(lambda: self._observe() or not any(self._producers.values()), "the producers' leases expire")
@@ -575,14 +575,16 @@ class Chaos:
 
         most = int(deployment.tables["policies"]["max_leases"])
         before = dict(self.epochs)
-        leases = [observer.attach(id, Role.PRODUCER) for id in self.epochs]
-        leases += [observer.attach(next(iter(self.epochs))) for _ in range(most - len(leases))]
+        leases = observer.kept  # alive while others are asked for
+        for stream_id in self.epochs:
+            leases.append(observer.attach(stream_id, Role.PRODUCER))
+        while len(leases) < most:
+            leases.append(observer.attach(next(iter(self.epochs))))
         refusal = observer.refused(attach_request(next(iter(self.epochs))))
         assert "max_leases" in refusal.error_message, "as many as there may be: none was left"
         assert all(lease.epoch > before[lease.stream_id] for lease in leases[: len(before)])
-        observer.kept += leases
-        for lease in leases:
-            observer.kept.remove(lease)
+        for lease in leases.copy():
+            leases.remove(lease)
             assert observer.detach(lease).message.code is ResponseCode.OK
         self._pass_time(3 * int(deployment.tables["policies"]["announce_period_ms"]) / 1e3)
         wait_until(lambda: self._observe() or self._has_current_epochs_only(), "old epochs are removed by policy")

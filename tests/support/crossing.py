@@ -34,7 +34,7 @@ LARGEST: Final = 16 << 20
 NSLOTS: Final = 8
 AGAIN_S: Final = 1.0
 CHECK_EVERY_S: Final = 0.3
-WITHIN_S: Final = 60.0
+WITHIN_S: Final = 90.0
 
 
 class Ledger(NamedTuple):
@@ -102,7 +102,11 @@ class Way:
         def has_arrived() -> bool:
             nonlocal again_s
             self.check()
-            if self._is_of_this_producer() and self.consumer.last[1] == self.producer.last[1]:
+            if (
+                self.producer.is_still
+                and self._is_of_this_producer()
+                and self.consumer.last[1] == self.producer.last[1]
+            ):
                 return True
             if time.monotonic() > again_s:  # the last one was lost
                 again_s = time.monotonic() + AGAIN_S

@@ -26,6 +26,11 @@ def wait_until(condition: Callable[[], object], what: str, *, timeout_s: float =
         time.sleep(0.002)
 
 
+def whole_lines(path: Path) -> list[str]:
+    """Of a file to which somebody appends: a line that is still on its way is none yet."""
+    return path.read_text(encoding="utf-8").split("\n")[:-1]
+
+
 def terminal_environment() -> dict[str, str]:
     """For a child on a terminal of its own, whose size counts."""
     kept = {name: value for name, value in os.environ.items() if name not in ("COLUMNS", "LINES")}
@@ -66,7 +71,7 @@ class Process:
     def send(self, number: signal.Signals) -> None:
         self._popen.send_signal(number)
 
-    def finish(self, *, stdin: str | None = None, timeout_s: float = 120.0) -> tuple[int, str]:
+    def finish(self, *, stdin: str | None = None, timeout_s: float = 200.0) -> tuple[int, str]:
         """Wait for the end: exit code (negative: the signal) and the rest of the output."""
         output, _ = self._popen.communicate(stdin, timeout=timeout_s)
         return self._popen.returncode, output
@@ -91,7 +96,7 @@ class Process:
         self.reap()
 
 
-def run_script(text: str, *arguments: str, timeout_s: float = 60.0, **environment: str) -> tuple[int, str]:
+def run_script(text: str, *arguments: str, timeout_s: float = 200.0, **environment: str) -> tuple[int, str]:
     """Run a script in a process of its own: exit code and output. A negative code is a signal: a crash."""
     with Process("-X", "faulthandler", "-c", text, *arguments, **environment) as process:
         return process.finish(timeout_s=timeout_s)

@@ -24,7 +24,7 @@ from tests.support.stream_processes import ClientProcess, Consuming, Producing, 
 
 SHORTEST_S: Final = 0.2
 LONGEST_S: Final = 8.0
-WITHIN_S: Final = 45.0  # everybody is back: Aeron alone takes 10 s to believe that a stopped media driver is gone
+WITHIN_S: Final = 90.0  # everybody is back: Aeron alone takes 10 s to believe that a stopped media driver is gone
 KINDS: Final = {"producer": 4, "consumer": 4, "driver": 2, "media driver": 2}  # how often each is hit
 
 

@@ -36,7 +36,7 @@ import tensorpool as tp
 from tensorpool.client import Consumer, Producer, StateChange
 from tensorpool.errors import AttachRefused, DriverUnreachable, RegionRejected, TransportError
 from tests.support.driver_process import Deployment, DriverProcess
-from tests.support.processes import wait_until
+from tests.support.processes import wait_until, whole_lines
 
 type Bytes = npt.NDArray[np.uint8]
 
@@ -98,7 +98,7 @@ def _noise(nbytes: int) -> Bytes:
 class Book:
     """Counters, and a count for each epoch, in a mapped file."""
 
-    BUSY, LINES, TOTAL, EPOCH, SEQ, HELD, LONGEST_NS, SPOILT, WAITING, OF = range(10)
+    BUSY, LINES, TOTAL, EPOCH, SEQ, HELD, LONGEST_NS, SPOILT, WAITING, OF, OBEYED = range(11)
     FIRST_LINE: Final = 16
     MAX_LINES: Final = 2000
 
@@ -122,9 +122,9 @@ class Book:
             words[self._line] = epoch
             words[self.LINES] += 1
         words[self._line + 1] += 1
-        words[self.EPOCH] = epoch
-        words[self.SEQ] = seq
         words[self.TOTAL] += 1
+        words[self.EPOCH] = epoch
+        words[self.SEQ] = seq  # who sees this one finds it counted
 
     def set_held(self, is_held: bool) -> None:
         """Of a producer that is still waiting for its lease; once it has one it says so itself."""
@@ -191,7 +191,7 @@ class ClientProcess(DriverProcess):
         return self.book[Book.EPOCH], self.book[Book.SEQ]
 
     def journal(self, event: str | None = None) -> list[dict[str, Any]]:
-        entries = [json.loads(line) for line in self._journal_path.read_text().splitlines()]
+        entries = [json.loads(line) for line in whole_lines(self._journal_path)]
         return [entry for entry in entries if event is None or entry["event"] == event]
 
     def wait_for(self, event: str, **wanted: Any) -> dict[str, Any]:
@@ -206,13 +206,12 @@ class ClientProcess(DriverProcess):
         wait_until(is_there, f"{self.name}: {event} {wanted or ''}")
         return found[0]
 
-    def wait_for_more(self, frames: int = 1, *, timeout_s: float = 30.0) -> None:
+    def wait_for_more(self, frames: int = 1) -> None:
         """So many more frames than now."""
         before = self.total
         wait_until(
             lambda: self.check() or self.total >= before + frames,
             f"{self.name}: {frames} more frames than {before}",
-            timeout_s=timeout_s,
         )
 
     def stacks(self) -> str:
@@ -257,6 +256,8 @@ class ClientProcess(DriverProcess):
 class Producing(ClientProcess):
     """A producer at some rate, with the truth about what it published."""
 
+    _singles = 0
+
     def hold(self) -> None:
         """Publish no more; returns when the book is final."""
         self.write_line("hold")
@@ -271,7 +272,13 @@ class Producing(ClientProcess):
 
     def once(self) -> None:
         """A single frame, while it holds."""
+        self._singles += 1
         self.write_line("once")
+
+    @property
+    def is_still(self) -> bool:
+        """While it holds: whether no single frame is to come."""
+        return self.book[Book.OBEYED] == self._singles or bool(self.book[Book.WAITING])
 
     @property
     def was_killed_amid_a_publish(self) -> bool:
@@ -386,7 +393,8 @@ class Site:
             def is_there(consumer: Consuming = consumer, mine: list[Producing] = mine) -> bool:
                 nonlocal again_s
                 consumer.check()
-                if consumer.last == max((producer.last for producer in mine), default=(0, 0)):
+                is_still = all(producer.is_still for producer in mine)
+                if is_still and consumer.last == max((producer.last for producer in mine), default=(0, 0)):
                     return True
                 if time.monotonic() > again_s:  # the last descriptor was lost, or a new epoch came
                     again_s = time.monotonic() + 2.0
@@ -554,7 +562,7 @@ class _Orders:
     ) -> None:
         self.is_over = False
         self.is_held = False
-        self.single = 0
+        self.singles = 0
         self._on_hold = on_hold
         self._on_end = on_end
         threading.Thread(target=self._read, daemon=True).start()
@@ -563,7 +571,7 @@ class _Orders:
         for line in sys.stdin:
             order = line.strip()
             if order == "once":
-                self.single += 1
+                self.singles += 1
             else:
                 self.is_held = order == "hold"
                 self._on_hold(self.is_held)
@@ -590,16 +598,17 @@ def _produce(
         book[Book.WAITING] = 0
         next_s = time.monotonic()
         while not orders.is_over:
-            book[Book.HELD] = orders.is_held
-            if orders.is_held and not orders.single:
+            is_held = orders.is_held
+            book[Book.HELD] = is_held
+            if is_held and orders.singles == book[Book.OBEYED]:
                 time.sleep(0.005)
                 continue
-            orders.single = max(orders.single - 1, 0)
             data = frame_bytes(number, of, largest)
             if _publish(producer, data, chance, book):
                 number += 1
+            book[Book.OBEYED] = min(book[Book.OBEYED] + 1, orders.singles)
             now_s = time.monotonic()
-            next_s = max(next_s + period_s, now_s - 1.0)
+            next_s = max(next_s + period_s, now_s - 0.1)
             time.sleep(max(next_s - now_s, 0))
         stats = producer.stats
         producer.close()

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import mmap
 import struct
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final, NamedTuple, Self
@@ -25,6 +26,7 @@ from tests.support.driver_process import IPC, Deployment, path_of
 from tests.support.processes import wait_until
 from tests.support.wire_producer import DTYPES, SLOT, SLOT_FIELDS, Endpoint
 
+HELLO_EVERY_S: Final = 0.1
 NUMPY: Final = {int(number): dtype for dtype, number in DTYPES.items()} | {13: np.dtype(np.uint8)}
 
 
@@ -128,6 +130,8 @@ class WireConsumer(DriverClient):
         super().__init__(deployment)
         self.consumer_id = new_client_id()
         self.observers: list[Callable[[Heard[Any]], None]] = []  # called as each message comes
+        self.repeated: list[ConsumerHello] = []  # said again and again while this consumer waits
+        self._next_hello_s = 0.0
         self.endpoints = {name: endpoint_of(deployment, name) for name in ("descriptor", "qos", "metadata")}
         for endpoint in dict.fromkeys(self.endpoints.values()):
             self.listen(endpoint)
@@ -174,6 +178,13 @@ class WireConsumer(DriverClient):
         return message
 
     # --- hearing
+
+    def poll(self) -> None:
+        if self.repeated and time.monotonic() >= self._next_hello_s:
+            self._next_hello_s = time.monotonic() + HELLO_EVERY_S
+            for message in self.repeated:
+                self.send(message)
+        super().poll()
 
     def heard_on[M: Message](self, endpoint: Endpoint, kind: type[M], since: int = 0) -> list[M]:
         """The messages of a kind that came on one stream."""

@@ -162,8 +162,8 @@ class AgentRunner:
         """Start the thread and wait until the agent's `on_start` has returned; its exception is raised here."""
         if not self._running:
             raise LocalProtocolError(f"agent {self._thread.name} was closed; make a new runner")
+        library.close_at_exit(self)  # first: a signal's exception may leave `Thread.start` when the thread is there
         self._thread.start()
-        library.close_at_exit(self)
         self._ready.wait()
         if self._start_failure is not None:
             self._thread.join()
@@ -187,6 +187,11 @@ class AgentRunner:
             raise failure
 
     def _run(self) -> None:
+        if self._running:  # else closed before it began: the interpreter may be ending, and then nobody may be in C++
+            self._turn()
+        self._ready.set()
+
+    def _turn(self) -> None:
         # Exceptions are kept for start() and close(): a thread has no caller.
         try:
             self._invoker.start()

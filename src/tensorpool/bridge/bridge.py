@@ -33,6 +33,7 @@ RETRY_NS: Final = 1_000_000_000  # when something could not be opened
 LOOK_EVERY_NS: Final = 500_000_000
 WAIT_NS: Final = 5_000_000  # for frames or chunks, between looks at everything else
 PROGRESS_WAIT_NS: Final = 1_000_000  # where everything else includes progress
+SHARED_WAIT_NS: Final = 200_000  # for chunks, while frames may have to be sent
 
 
 class Worker(Protocol):
@@ -215,14 +216,17 @@ class Bridge:
     ) -> None:
         self.close()
 
-    def wait(self, timeout_ns: int) -> bool:
-        """Sleep until frames or chunks come, but no longer; False where several are waited for, or none."""
+    def wait(self, timeout_ns: int, work_count: int = 0) -> bool:
+        """Sleep until there is a frame to send, or take chunks as they come, in native code.
+
+        False where several things are waited for and the last turn found none of them.
+        """
         try:
-            if self._reception is None and len(self._senders) == 1:
-                return self._senders[0].wait(timeout_ns)
-            if self._reception is None or self._senders:
+            if self._reception is None:
+                return len(self._senders) == 1 and self._senders[0].wait(timeout_ns)
+            if self._senders and not work_count:
                 return False
-            self._reception.wait(timeout_ns)
+            self._reception.wait(SHARED_WAIT_NS if self._senders else timeout_ns)
         except (TransportError, Closed):
             return False  # the next turn finds out
         return True
@@ -342,5 +346,5 @@ class _Idle:
         self._backoff = aeron.BackoffIdle(max_yields=5, max_park_ns=500_000)
 
     def idle(self, work_count: int) -> None:
-        if work_count > 0 or not self._bridge.wait(self._wait_ns):
+        if not self._bridge.wait(self._wait_ns, work_count):
             self._backoff.idle(work_count)

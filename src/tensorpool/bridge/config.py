@@ -342,15 +342,28 @@ def check_against_driver(settings: BridgeConfig, driver: DriverConfig) -> None:
     allowed = section.stream_id_range
     if allowed and not ids.overlaps(allowed):
         raise ConfigError(key, str(ids), f"ids of driver.stream_id_range = {allowed}: the driver creates no others")
+    wanting = [index for index, it in enumerate(settings.mappings) if not it.is_sent and not it.dest_stream_id]
+    if not wanting:
+        return
+    if not driver.policies.allow_dynamic_streams:
+        why = "policies.allow_dynamic_streams is false" if allowed else "driver.stream_id_range is empty"
+        accepted = f"the id of a stream that the local driver has: {why} there, so that it creates none"
+        raise ConfigError(f"mappings[{wanting[0]}].dest_stream_id", 0, accepted)
+    possible = allocatable(settings, driver)
+    if len(wanting) > len(possible):
+        accepted = (
+            f"{len(wanting)} ids that the driver may create, one for each mapping without a dest_stream_id; only "
+            f"{possible} is in driver.stream_id_range = {allowed} too"
+        )
+        raise ConfigError(key, str(ids), accepted)
 
 
 def allocatable(settings: BridgeConfig, driver: DriverConfig) -> Range:
     """The destination ids that this bridge may choose and the driver may create (G29)."""
     ids, allowed = settings.bridge.dest_stream_id_range, driver.driver.stream_id_range
-    if not ids or not allowed:
-        return ids
-    first, last = max(ids.first, allowed.first), min(ids.last, allowed.last)
-    return Range(first, last) if first <= last else Range()
+    if not driver.policies.allow_dynamic_streams or not ids.overlaps(allowed):
+        return Range()
+    return Range(max(ids.first, allowed.first), min(ids.last, allowed.last))
 
 
 def _mtu_of(key: str, channel: str) -> int | None:

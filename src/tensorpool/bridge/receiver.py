@@ -108,8 +108,9 @@ class Reception:
         return work
 
     def wait(self, timeout_ns: int) -> None:
-        """Sleep until chunks come, but no longer. Raises TransportError, Closed."""
-        self._intake.wait(self._payload, timeout_ns)
+        """Take chunks as they come, without Python, until something else is heard. Raises TransportError, Closed."""
+        others = (self._control,) if self._metadata is None else (self._control, self._metadata)
+        self._intake.pump(self._payload, others, FRAGMENT_LIMIT, timeout_ns)
 
     def close(self) -> None:
         for receiver in self.receivers:

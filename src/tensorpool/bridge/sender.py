@@ -29,7 +29,7 @@ from tensorpool.errors import TensorPoolError
 from tensorpool.logs import get_logger
 
 ATTACH_TIMEOUT_S: Final = 2.0
-PATIENCE_NS: Final = 200_000  # for room in the log, natively and without the GIL, before others have their turn
+PATIENCE_NS: Final = 2_000_000  # for room in the log, natively and without the GIL, before others have their turn
 TURN_FRAMES: Final = 64
 TURN_BYTES: Final = 2 << 20
 
@@ -44,6 +44,7 @@ class Sender:
         self.mapping = mapping
         self.paused = False
         self._section = section
+        self._patience_ns = PATIENCE_NS // len(config.mappings)
         self._counters = counters
         self._plan = ChunkPlan(section.first_chunk_bytes, section.effective_chunk_bytes)
         self._log = get_logger("bridge", mapping=mapping.name, role="sender")
@@ -75,7 +76,7 @@ class Sender:
         return self._attaching.failure
 
     def invoke(self, now_ns: int) -> int:
-        """One turn; at most PATIENCE_NS are spent waiting. Raises TransportError, Closed."""
+        """One turn; at most PATIENCE_NS are spent waiting, by all senders together. Raises TransportError, Closed."""
         consumer = self._consumer
         if consumer is None:
             consumer = self._consumer = self._attaching.poll(now_ns)
@@ -169,14 +170,14 @@ class Sender:
             self._held = frame  # the consumer has gone to another epoch just now
         else:
             self._began_ns = now_ns
-            self._settle(self._sender_of(frame._mapped).send(frame._slot, PATIENCE_NS), now_ns)
+            self._settle(self._sender_of(frame._mapped).send(frame._slot, self._patience_ns), now_ns)
 
     def _go_on(self, now_ns: int) -> int:
         """A turn in which no chunk found room is none: let the host idle."""
         assert self._frames is not None
         sender = self._frames.sender
         before = sender.chunks
-        self._settle(sender.resume(PATIENCE_NS), now_ns)
+        self._settle(sender.resume(self._patience_ns), now_ns)
         return sender.chunks - before
 
     def _settle(self, result: Sending, now_ns: int) -> None:

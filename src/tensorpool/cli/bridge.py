@@ -12,7 +12,14 @@ import msgspec
 
 from tensorpool import logs
 from tensorpool.bridge.config import BridgeConfig
-from tensorpool.cli.options import overrides
+from tensorpool.cli.options import (
+    aeron_dir_option,
+    config_option,
+    overrides,
+    print_settings,
+    service_options,
+    set_option,
+)
 from tensorpool.cli.signals import StopSignals
 from tensorpool.errors import ConfigError
 
@@ -21,21 +28,11 @@ if TYPE_CHECKING:
 
 
 @click.command(name="bridge")
-@click.option("--config", "path", type=click.Path(path_type=Path), required=True, help="A TOML file: docs/bridge.md.")
-@click.option("--aeron-dir", help="The media driver's directory.  [default: bridge.aeron_dir, AERON_DIR, Aeron's own]")
-@click.option(
-    "--set",
-    "settings",
-    metavar="KEY=VALUE",
-    multiple=True,
-    help="A key of the configuration; over file and environment.",
-)
+@config_option("A TOML file: docs/bridge.md.", is_required=True)
+@aeron_dir_option("bridge.aeron_dir")
+@set_option()
 @click.option("--metrics", metavar="HOST:PORT", help="Serve Prometheus metrics there.")
-@click.option("--check", is_flag=True, help="Validate the configuration, print it, and end.")
-@click.option(
-    "--json", "as_json", is_flag=True, help="Print JSON: with --check every setting, else one line per event."
-)
-@click.option("--log-level", type=click.Choice(logs.LEVELS), default="info", show_default=True)
+@service_options(json="Print JSON: with --check every setting, else one line per event.")
 def command(
     path: Path,
     aeron_dir: str | None,
@@ -52,7 +49,7 @@ def command(
     config = BridgeConfig.load(path, overrides=overrides(settings))
     config.driver()
     if check:
-        _print_settings(config, as_json=as_json)
+        print_settings(config.dump(), as_json=as_json, warnings=config.warnings())
         return
     from tensorpool.bridge.bridge import Bridge
 
@@ -103,14 +100,3 @@ def _serve_metrics(address: str, bridge: Bridge) -> Any:
         thread.join()
 
     return end
-
-
-def _print_settings(config: BridgeConfig, *, as_json: bool) -> None:
-    values, warnings = config.dump(), config.warnings()
-    if as_json:
-        click.echo(msgspec.json.encode({"settings": values, "warnings": warnings}))
-        return
-    for key, value in values.items():
-        click.echo(f"{key} = {msgspec.json.encode(value).decode()}")
-    for warning in warnings:
-        click.echo(f"warning: {warning}")

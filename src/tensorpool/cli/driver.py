@@ -9,24 +9,16 @@ import click
 import msgspec
 
 from tensorpool import logs, shm
-from tensorpool.cli.options import overrides
+from tensorpool.cli.options import aeron_dir_option, config_option, load_config, service_options, set_option
 from tensorpool.cli.signals import StopSignals
 from tensorpool.driver import Driver, DriverConfig
 
 
 @click.command(name="driver")
-@click.option("--config", "path", type=click.Path(path_type=Path), help="A TOML file; the built-in defaults without.")
-@click.option("--aeron-dir", help="The media driver's directory.  [default: driver.aeron_dir, AERON_DIR, Aeron's own]")
-@click.option(
-    "--set",
-    "settings",
-    metavar="KEY=VALUE",
-    multiple=True,
-    help="A key of the configuration; over file and environment.",
-)
-@click.option("--check", is_flag=True, help="Validate the configuration, print the memory bill, and end.")
-@click.option("--json", "as_json", is_flag=True, help="With --check: the bill and every setting in effect as JSON.")
-@click.option("--log-level", type=click.Choice(logs.LEVELS), default="info", show_default=True)
+@config_option("A TOML file; the built-in defaults without.")
+@aeron_dir_option("driver.aeron_dir")
+@set_option()
+@service_options(check="print the memory bill", json="With --check: the bill and every setting in effect as JSON.")
 def command(
     path: Path | None,
     aeron_dir: str | None,
@@ -40,7 +32,7 @@ def command(
     Embeds a media driver unless one is alive at the Aeron directory. SIGTERM and Ctrl-C drain: clients are told, memory
     is removed; a second signal ends at once.
     """
-    config = DriverConfig.load(path, overrides=overrides(settings))
+    config = load_config(path, settings)
     if check:
         _print_bill(config, as_json=as_json)
         return

@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the options of several commands have in common: shapes, dtypes, and how a command reaches a running driver."""
+"""What the options of several commands have in common.
+
+Shapes, dtypes, how a command reaches a running driver, and how a service is configured, checked and logs.
+"""
 
 from __future__ import annotations
 
@@ -7,12 +10,14 @@ import contextlib
 import re
 import signal
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
 import click
+import msgspec
 
+from tensorpool import logs
 from tensorpool.driver import DriverConfig
 from tensorpool.errors import ConfigError
 
@@ -38,14 +43,53 @@ def count_option[F: Callable[..., None]](things: str) -> Callable[[F], F]:
 
 def connection_options[F: Callable[..., None]](command: F) -> F:
     """--aeron-dir, --config and --set: which driver a command talks to. See `load_config`."""
-    place = "[default: driver.aeron_dir, AERON_DIR, Aeron's own]"
-    for option in (
-        click.option("--set", "settings", metavar="KEY=VALUE", multiple=True, help="A key of the configuration."),
-        click.option("--config", "path", type=click.Path(path_type=Path), help="The driver's TOML file."),
-        click.option("--aeron-dir", metavar="DIR", help=f"The media driver's directory.  {place}"),
-    ):
-        command = option(command)
-    return command
+    command = set_option("A key of the configuration.")(command)
+    command = config_option("The driver's TOML file.")(command)
+    return aeron_dir_option("driver.aeron_dir")(command)
+
+
+def aeron_dir_option[F: Callable[..., None]](*keys: str) -> Callable[[F], F]:
+    """--aeron-dir DIR; without it, what these keys of the configuration say, and then what Aeron says."""
+    places = ", ".join((*keys, "AERON_DIR", "Aeron's own"))
+    return click.option("--aeron-dir", metavar="DIR", help=f"The media driver's directory.  [default: {places}]")
+
+
+def config_option[F: Callable[..., None]](words: str, *, is_required: bool = False) -> Callable[[F], F]:
+    """--config FILE."""
+    return click.option("--config", "path", type=click.Path(path_type=Path), required=is_required, help=words)
+
+
+def set_option[F: Callable[..., None]](
+    words: str = "A key of the configuration; over file and environment.",
+) -> Callable[[F], F]:
+    """--set KEY=VALUE, several times. See `overrides`."""
+    return click.option("--set", "settings", metavar="KEY=VALUE", multiple=True, help=words)
+
+
+def service_options[F: Callable[..., None]](*, json: str, check: str = "print it") -> Callable[[F], F]:
+    """--check, --json and --log-level: what `json` prints, and what `check` does once the configuration is fine."""
+
+    def add(command: F) -> F:
+        for option in (
+            click.option("--log-level", type=click.Choice(logs.LEVELS), default="info", show_default=True),
+            click.option("--json", "as_json", is_flag=True, help=json),
+            click.option("--check", is_flag=True, help=f"Validate the configuration, {check}, and end."),
+        ):
+            command = option(command)
+        return command
+
+    return add
+
+
+def print_settings(values: Mapping[str, object], *, as_json: bool, warnings: Sequence[str] | None = None) -> None:
+    """Every setting in effect, for --check; and what is allowed and probably not meant, where a service knows."""
+    if as_json:
+        click.echo(msgspec.json.encode({"settings": values} | ({} if warnings is None else {"warnings": warnings})))
+        return
+    for key, value in values.items():
+        click.echo(f"{key} = {msgspec.json.encode(value).decode()}")
+    for warning in warnings or ():
+        click.echo(f"warning: {warning}")
 
 
 def load_config(path: Path | None, settings: tuple[str, ...]) -> DriverConfig:

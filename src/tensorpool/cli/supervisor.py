@@ -14,32 +14,28 @@ import click
 import msgspec
 
 from tensorpool import logs
-from tensorpool.cli.options import overrides
+from tensorpool.cli.options import (
+    aeron_dir_option,
+    config_option,
+    overrides,
+    print_settings,
+    service_options,
+    set_option,
+)
 from tensorpool.cli.signals import StopSignals
 
 if TYPE_CHECKING:
-    from tensorpool.supervisor.config import SupervisorConfig
     from tensorpool.supervisor.snapshot import Change
 
 POLL_S: Final = 0.1
 
 
 @click.command(name="supervisor")
-@click.option(
-    "--config", "path", type=click.Path(path_type=Path), help="A TOML file, also the driver's own: docs/supervisor.md."
-)
+@config_option("A TOML file, also the driver's own: docs/supervisor.md.")
 @click.option("--http", "http", metavar="HOST:PORT", help='Where to serve; "" for nowhere.  [default: 127.0.0.1:9464]')
-@click.option("--aeron-dir", metavar="DIR", help="The media driver's directory.  [default: AERON_DIR, Aeron's own]")
-@click.option(
-    "--set",
-    "settings",
-    metavar="KEY=VALUE",
-    multiple=True,
-    help="A key of the configuration; over file and environment.",
-)
-@click.option("--check", is_flag=True, help="Validate the configuration, print it, and end.")
-@click.option("--json", "as_json", is_flag=True, help="One line of JSON when it is ready, and one for each change.")
-@click.option("--log-level", type=click.Choice(logs.LEVELS), default="info", show_default=True)
+@aeron_dir_option()
+@set_option()
+@service_options(json="One line of JSON when it is ready, and one for each change.")
 def command(
     path: Path | None,
     http: str | None,
@@ -59,7 +55,7 @@ def command(
     flags = overrides(settings) | ({} if http is None else {"supervisor.http": http})
     config = SupervisorConfig.load(path, overrides=flags)
     if check:
-        _print_settings(config, as_json=as_json)
+        print_settings(config.dump(), as_json=as_json)
         return
     from tensorpool.supervisor.supervisor import Supervisor
 
@@ -84,12 +80,3 @@ def _print_change(change: Change, time_ns: int) -> None:
     fields = {"event": "change", "time_ns": time_ns} | msgspec.structs.asdict(change)
     del fields["at_ns"]
     click.echo(msgspec.json.encode(fields))
-
-
-def _print_settings(config: SupervisorConfig, *, as_json: bool) -> None:
-    values = config.dump()
-    if as_json:
-        click.echo(msgspec.json.encode({"settings": values}))
-        return
-    for key, value in values.items():
-        click.echo(f"{key} = {msgspec.json.encode(value).decode()}")

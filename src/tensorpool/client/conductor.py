@@ -346,8 +346,9 @@ class ClientConductor:
                     if producer.stream_id == hello.stream_id and producer.attachment.is_attached:
                         producer.on_hello(hello, now_ns)
             case ConsumerConfig() as config:
+                is_own = self._link is not None and self._link.is_own(info)
                 for producer in self._producers:
-                    if producer.stream_id == config.stream_id:
+                    if producer.stream_id == config.stream_id and not is_own:
                         producer.on_consumer_config(config)
                 for consumer in self._consumers:
                     if consumer.stream_id == config.stream_id:

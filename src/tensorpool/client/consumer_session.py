@@ -335,6 +335,8 @@ class ConsumerSession(Session):
                 self.reception.switch(subscription, is_throttled=self.mode is Mode.RATE_LIMITED)
             elif not is_assigned:
                 self._leave_private()
+            elif self._private is not None and self.mode is Mode.RATE_LIMITED:
+                self.reception.set_throttled()
             has_control = bool(control.channel) and control.stream_id > 0 and control != endpoints.control
             if has_control and self.preferences.supports_progress and self.preferences.control is not None:
                 self.reception.switch_progress(control, lambda: self.conductor.subscribe(control))

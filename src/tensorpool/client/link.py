@@ -48,6 +48,10 @@ class Link:
         """The join time of the image that delivered a message (C7)."""
         return self._joined_ns.get(info.session_id, 0)
 
+    def is_own(self, info: aeron.MessageInfo) -> bool:
+        """Whether a message of the control stream is one that we said."""
+        return info.session_id == self.control.session_id
+
     def publish(self, endpoint: Endpoint, term: str | None = None) -> aeron.Publication:
         """A new publication with a log of its own; `term` makes the log of an IPC channel smaller."""
         channel = endpoint.channel

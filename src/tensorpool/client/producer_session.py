@@ -105,12 +105,20 @@ class _Heard:
 
     def __init__(self) -> None:
         self.hello: ConsumerHello | None = None
+        self.decree: ConsumerConfig | None = None  # the last that others told it
         self.heard_ns = 0
         self.epoch: int | None = None
         self.last_seq_seen = 0
         self.qos_ns = 0
         self.descriptors: PrivateStream | None = None
         self.control: PrivateStream | None = None
+
+    def mode(self, hello: ConsumerHello) -> Mode:
+        return hello.mode if self.decree is None else self.decree.mode
+
+    def max_rate_hz(self, hello: ConsumerHello) -> int:
+        """The cap of its descriptor stream: its own, where it is RATE_LIMITED by its wish or by decree (E26, E27)."""
+        return hello.max_rate_hz if self.mode(hello) is Mode.RATE_LIMITED else 0
 
     def close(self) -> None:
         for stream in (self.descriptors, self.control):
@@ -285,32 +293,40 @@ class ProducerSession(Session):
     def on_hello(self, hello: ConsumerHello, now_ns: int) -> None:
         heard = self._consumers.setdefault(hello.consumer_id, _Heard())
         is_new = heard.hello is None
+        if heard.hello is not None and heard.hello.mode is not hello.mode:
+            heard.decree = None  # what it was told was told to another wish
         heard.heard_ns = now_ns
         heard.hello = hello
         if is_new:
             self._next_ns = 0  # a newcomer hears at once what frames mean
             self._post_blobs()
         if hello.expected_layout_version not in (0, LAYOUT_VERSION):  # C20
-            self.send(self._config_for(hello, use_shm=False))
+            self.send(self._config_for(hello, heard, can_use_shm=False))
         elif hello.descriptor_channel or hello.control_channel or hello.descriptor_stream_id or hello.control_stream_id:
             if self._is_relay:
-                self.send(self._config_for(hello, use_shm=True))
+                self.send(self._config_for(hello, heard))
             else:
                 self._assign(hello, heard)
         self._spread()
 
     def on_consumer_config(self, config: ConsumerConfig) -> None:
-        """E24: streams that the driver allocated are opened here."""
+        """What somebody else told a consumer: streams that the driver allocated are opened here (E24).
+
+        §10.1.3: a central authority may force a mode or redirect, so our own answers repeat it from now on.
+        """
         heard = self._consumers.get(config.consumer_id)
-        if heard is None or heard.hello is None or heard.hello.descriptor_stream_id or heard.hello.control_stream_id:
+        if heard is None:
+            return
+        heard.decree = config
+        if heard.hello is None or heard.hello.descriptor_stream_id or heard.hello.control_stream_id:
             return  # of an explicit request the answer is our own
-        rate = heard.hello.max_rate_hz if heard.hello.mode is Mode.RATE_LIMITED else 0
+        rate = heard.max_rate_hz(heard.hello)
         endpoints = self.config.driver
         descriptors = Endpoint(config.descriptor_channel, config.descriptor_stream_id)
         control = Endpoint(config.control_channel, config.control_stream_id)
         if self._is_relay:
             if descriptors.channel or control.channel:
-                self.send(self._config_for(heard.hello, use_shm=True))
+                self.send(self._config_for(heard.hello, heard))
             return
         if descriptors != endpoints.descriptor:  # E25: the shared one is a no
             heard.descriptors = self._private(descriptors, heard.descriptors, rate)
@@ -413,12 +429,12 @@ class ProducerSession(Session):
         )
         if is_drivers:
             return
-        rate = hello.max_rate_hz if hello.mode is Mode.RATE_LIMITED else 0  # E27
+        rate = heard.max_rate_hz(hello)
         descriptors = Endpoint(hello.descriptor_channel, hello.descriptor_stream_id)
         control = Endpoint(hello.control_channel, hello.control_stream_id)
         heard.descriptors = self._private(descriptors, heard.descriptors, rate)
         heard.control = self._private(control, heard.control, 0)
-        self.send(self._config_for(hello, use_shm=True, heard=heard))
+        self.send(self._config_for(hello, heard))
 
     def _private(self, endpoint: Endpoint, current: PrivateStream | None, rate: int) -> PrivateStream | None:
         """A publication for it, or None: then the request is declined."""
@@ -454,16 +470,18 @@ class ProducerSession(Session):
             return True
         return place in {(check_channel("channel", it.channel).address, it.stream_id) for it in taken}
 
-    def _config_for(self, hello: ConsumerHello, *, use_shm: bool, heard: _Heard | None = None) -> ConsumerConfig:
-        descriptors = heard.descriptors.endpoint if heard and heard.descriptors else Endpoint("", 0)
-        control = heard.control.endpoint if heard and heard.control else Endpoint("", 0)
+    def _config_for(self, hello: ConsumerHello, heard: _Heard, *, can_use_shm: bool = True) -> ConsumerConfig:
+        descriptors = heard.descriptors.endpoint if heard.descriptors else Endpoint("", 0)
+        control = heard.control.endpoint if heard.control else Endpoint("", 0)
+        decree = heard.decree
         return ConsumerConfig(
             stream_id=hello.stream_id,
             consumer_id=hello.consumer_id,
-            use_shm=use_shm,
-            mode=hello.mode,
+            use_shm=can_use_shm and (decree is None or decree.use_shm),
+            mode=heard.mode(hello),
             descriptor_stream_id=descriptors.stream_id,
             control_stream_id=control.stream_id,
+            payload_fallback_uri="" if decree is None else decree.payload_fallback_uri,
             descriptor_channel=descriptors.channel,
             control_channel=control.channel,
         )

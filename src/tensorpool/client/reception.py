@@ -215,6 +215,18 @@ class Reception:
 
         self._change(change)
 
+    def set_throttled(self) -> None:
+        """B28: the stream that descriptors come from leaves frames out on purpose; counts until the next switch."""
+        if self._is_throttled:
+            return
+
+        def change() -> None:
+            self._is_throttled = True
+            if self.feed is not None:
+                self.feed.set_throttled(True)
+
+        self._change(change)
+
     def forget_seqs(self) -> None:
         """B29: the epoch is mapped again, and nothing is known about its seqs."""
         self._forget_seqs = True

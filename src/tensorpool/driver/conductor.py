@@ -21,7 +21,7 @@ from tensorpool.driver.memory import Created, Failed, Memory
 from tensorpool.errors import DecodeError, DecodeFault, TensorPoolError, TransportError
 from tensorpool.logs import get_logger
 from tensorpool.wire import Message, control, decode, driver, peek_header
-from tensorpool.wire.control import ConsumerHello
+from tensorpool.wire.control import ConsumerConfig, ConsumerHello
 from tensorpool.wire.driver import (
     ResponseCode,
     ShmAttachRequest,
@@ -41,6 +41,7 @@ CATCH_UP_AT_MOST_NS: Final = 1_000_000_000
 _REQUESTS: Final = frozenset(
     kind.TEMPLATE_ID for kind in (ShmAttachRequest, ShmDetachRequest, ShmLeaseKeepalive, ShmDriverShutdownRequest)
 )
+_OF_CONSUMERS: Final = frozenset(kind.TEMPLATE_ID for kind in (ConsumerHello, ConsumerConfig))
 _CORRELATION_ID: Final = struct.Struct("<8xq")  # the first field of an attach or detach request of any version (E33)
 
 
@@ -189,13 +190,18 @@ class DriverConductor:
             if header.schema_id == driver.schema.id:
                 if header.template_id in _REQUESTS:
                     self._perform(self._on_request(decode(data), now_ns))
-            elif header.schema_id == control.schema.id and header.template_id == ConsumerHello.TEMPLATE_ID:
-                hello = decode(data)
-                assert isinstance(hello, ConsumerHello)
-                self._perform(self.lifecycle.on_consumer_hello(hello, now_ns))
+            elif header.schema_id == control.schema.id and header.template_id in _OF_CONSUMERS:
+                self._on_consumer(decode(data), info, now_ns)
         except DecodeError as error:
             counts["malformed_messages"] += 1
             self._perform(self._on_malformed(data, error))
+
+    def _on_consumer(self, message: Message, info: aeron.MessageInfo, now_ns: int) -> None:
+        match message:
+            case ConsumerHello():
+                self._perform(self.lifecycle.on_consumer_hello(message, now_ns))
+            case ConsumerConfig() if self._link is not None and not self._link.is_own(info):
+                self.lifecycle.on_consumer_config(message)
 
     def _on_request(self, message: Message, now_ns: int) -> list[Effect]:
         match message:
@@ -308,6 +314,9 @@ class _Link:
     @property
     def is_lost(self) -> bool:
         return self.client.is_closed
+
+    def is_own(self, info: aeron.MessageInfo) -> bool:
+        return info.session_id == self.answers.session_id
 
     def is_from_before(self, info: aeron.MessageInfo) -> bool:
         """Whether a message was in its log before we were.

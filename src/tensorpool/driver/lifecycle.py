@@ -25,7 +25,7 @@ from tensorpool.driver.leases import Keepalive, Lease, LeaseTable
 from tensorpool.driver.streams import Epoch, IdPool, NoStream, Stream, StreamTable
 from tensorpool.shm.layout import LAYOUT_VERSION, RingSpec
 from tensorpool.wire import Message
-from tensorpool.wire.control import ClockDomain, ConsumerConfig, ConsumerHello, ShmPoolAnnounce
+from tensorpool.wire.control import ClockDomain, ConsumerConfig, ConsumerHello, Mode, ShmPoolAnnounce
 from tensorpool.wire.control import PayloadPool as AnnouncedPool
 from tensorpool.wire.driver import (
     HugepagesPolicy,
@@ -118,7 +118,9 @@ class Lifecycle:
         self._pending: list[Pending] = []
         self._descriptor_ids = IdPool(config.driver.descriptor_stream_id_range)
         self._control_ids = IdPool(config.driver.control_stream_id_range)
-        self._hello_ns: dict[tuple[int, int], int] = {}
+        self._hello_ns: dict[tuple[int, int], int] = {}  # of consumers that were lent ids
+        self._wishes: dict[tuple[int, int], Mode] = {}
+        self._decrees: dict[tuple[int, int], ConsumerConfig] = {}  # the last that others told them
         self._next_announce_ns = 0
         self._exit_ns = 0
         self._exit_notice = ShutdownReason.NORMAL, ""
@@ -217,6 +219,9 @@ class Lifecycle:
         owner = hello.stream_id, hello.consumer_id
         if owner in self._hello_ns:
             self._hello_ns[owner] = now_ns
+            if self._wishes[owner] is not hello.mode:
+                self._wishes[owner] = hello.mode
+                self._decrees.pop(owner, None)  # what it was told was told to another wish
         if self.streams.get(hello.stream_id) is None or not (wants_descriptor or wants_control):
             return []
         can_have_descriptor = wants_descriptor and _is_answerable(hello.descriptor_channel)
@@ -225,17 +230,26 @@ class Lifecycle:
         control_id = self._control_ids.lend(owner) if can_have_control else None
         if descriptor_id is not None or control_id is not None:
             self._hello_ns[owner] = now_ns
+            self._wishes[owner] = hello.mode
+        decree = self._decrees.get(owner)
         answer = ConsumerConfig(
             stream_id=hello.stream_id,
             consumer_id=hello.consumer_id,
-            use_shm=True,
-            mode=hello.mode,
+            use_shm=decree is None or decree.use_shm,
+            mode=hello.mode if decree is None else decree.mode,
             descriptor_stream_id=descriptor_id or 0,
             control_stream_id=control_id or 0,
+            payload_fallback_uri="" if decree is None else decree.payload_fallback_uri,
             descriptor_channel=hello.descriptor_channel if descriptor_id else "",
             control_channel=hello.control_channel if control_id else "",
         )
         return [Send(answer)]
+
+    def on_consumer_config(self, config: ConsumerConfig) -> None:
+        """Somebody else told a consumer a mode or a fallback (Wire §10.1.3): our own answers repeat it from now on."""
+        owner = config.stream_id, config.consumer_id
+        if owner in self._hello_ns:
+            self._decrees[owner] = config
 
     def on_shutdown_request(self, request: ShmDriverShutdownRequest, now_ns: int) -> list[Effect]:
         """Drain if the token is right; say nothing at all otherwise (§4.13, E30)."""
@@ -488,6 +502,8 @@ class Lifecycle:
 
     def _give_back_ids(self, owner: tuple[int, int]) -> None:
         self._hello_ns.pop(owner, None)
+        self._wishes.pop(owner, None)
+        self._decrees.pop(owner, None)
         self._descriptor_ids.give_back(owner)
         self._control_ids.give_back(owner)
 

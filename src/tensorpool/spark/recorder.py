@@ -239,6 +239,8 @@ class Recorder:
             ranges = self._ranges(msgspec.json.encode(Offsets(begin).to_json()).decode())
             query = self._sink(ranges.load(), f"{scratch}/lake", f"{scratch}/checkpoint", trigger_s=None)
             query.awaitTermination()
+        except PySparkException as error:  # whatever it is, the recording itself meets it too, and is restarted
+            self._log.warning("warm_up_failed", error=_last_words(str(error)))
         finally:
             shutil.rmtree(scratch, ignore_errors=True)
 

@@ -125,6 +125,8 @@ class _Server(ThreadingHTTPServer):
             slow = [request for request, since in self._open.items() if since < oldest]
         for request in slow:
             with self._lock:
+                if request not in self._open:
+                    continue  # it was answered meanwhile
                 self.counts["refused"] += 1
                 self._open[request] = float("inf")
             try:

@@ -1,0 +1,137 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A producer's answers to consumers, without a media driver: what others decree is repeated for as long as it holds.
+
+Wire §10.1.3, §10.5; decisions C20, E22-E28.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from tensorpool.client.attachment import Wish
+from tensorpool.client.producer_session import STALE_PERIODS, ProducerSession
+from tensorpool.wire import Message, decode
+from tensorpool.wire.control import ConsumerConfig, Mode
+from tensorpool.wire.driver import Role
+from tests.client.conftest import STREAM, StillConductor, hello, revoked
+
+HALF: dict[str, Any] = {"descriptor_stream_id": 31_000}  # a request that is answered, with a decline (E23)
+DECREES: dict[str, dict[str, Any]] = {
+    "a mode": {"mode": Mode.RATE_LIMITED},
+    "a redirection": {"use_shm": False, "payload_fallback_uri": "bridge://lab"},
+    "no shared memory": {"use_shm": False},
+    "everything": {"use_shm": False, "mode": Mode.RATE_LIMITED, "payload_fallback_uri": "aeron:udp?endpoint=host:1"},
+}
+
+
+class _Link:
+    """A control stream that keeps what is said."""
+
+    def __init__(self) -> None:
+        self.said: list[Message] = []
+
+    @property
+    def control(self) -> _Link:
+        return self
+
+    def offer(self, data: bytes) -> bool:
+        self.said.append(decode(data))
+        return True
+
+
+class Answers:
+    """A producer that answers hellos."""
+
+    def __init__(self, *, is_relay: bool = False) -> None:
+        wish = Wish(STREAM, Role.PRODUCER)
+        self.session = ProducerSession(StillConductor(), wish, None, is_relay=is_relay)  # type: ignore[arg-type]
+        self._link = _Link()
+        self.session.link = self._link  # type: ignore[assignment]
+
+    def to(self, consumer_id: int = 1, now_ns: int = 0, **wish: Any) -> ConsumerConfig:
+        """The answer to a hello."""
+        self._link.said.clear()
+        self.session.on_hello(hello(consumer_id, **HALF | wish), now_ns)
+        (answer,) = self._link.said
+        assert isinstance(answer, ConsumerConfig)
+        return answer
+
+    def decree(self, consumer_id: int = 1, **decree: Any) -> None:
+        self.session.on_consumer_config(config(consumer_id, **decree))
+
+
+def config(consumer_id: int = 1, **changed: Any) -> ConsumerConfig:
+    fields: dict[str, Any] = {
+        "stream_id": STREAM,
+        "consumer_id": consumer_id,
+        "use_shm": True,
+        "mode": Mode.STREAM,
+        "descriptor_stream_id": 0,
+        "control_stream_id": 0,
+    }
+    return ConsumerConfig(**fields | changed)
+
+
+@pytest.mark.parametrize("is_relay", [False, True], ids=["producer", "relay"])
+@pytest.mark.parametrize("decree", DECREES.values(), ids=DECREES)
+def test_what_others_told_a_consumer_is_repeated(decree: dict[str, Any], is_relay: bool) -> None:
+    """With every answer, to this consumer alone, until they tell it something else."""
+    answers = Answers(is_relay=is_relay)
+    assert answers.to(1) == config(1)
+    answers.decree(1, **decree)
+    assert [answers.to(1), answers.to(1)] == [config(1, **decree)] * 2
+    assert answers.to(2) == config(2)
+    answers.decree(1)
+    assert answers.to(1) == config(1)
+
+
+def test_a_decree_holds_for_one_wish() -> None:
+    """The hello that asks for another mode gets it, and asking for the first one again brings nothing back."""
+    answers = Answers()
+    answers.to(mode=Mode.RATE_LIMITED)
+    answers.decree(use_shm=False, mode=Mode.STREAM)
+    assert answers.to(mode=Mode.RATE_LIMITED, max_rate_hz=5) == config(use_shm=False, mode=Mode.STREAM)
+    assert answers.to(mode=Mode.STREAM) == config(mode=Mode.STREAM)
+    assert answers.to(mode=Mode.RATE_LIMITED) == config(mode=Mode.RATE_LIMITED)
+
+
+def test_a_decree_ends_with_the_lease_of_its_consumer() -> None:
+    """Who comes again is somebody else."""
+    answers = Answers()
+    answers.to()
+    answers.decree(mode=Mode.RATE_LIMITED)
+    answers.session.on_consumer_end(revoked(1, 1, Role.CONSUMER))
+    assert answers.to() == config()
+
+
+def test_a_decree_ends_with_the_silence_of_its_consumer() -> None:
+    """Once it is stale, and not before."""
+    answers = Answers()
+    answers.to()
+    answers.decree(mode=Mode.RATE_LIMITED)
+    window_ns = STALE_PERIODS * answers.session.config.announce_period_ns
+    answers.session._forget_stale(window_ns)
+    assert answers.to(now_ns=window_ns) == config(mode=Mode.RATE_LIMITED)
+    answers.session._forget_stale(2 * window_ns + 1)
+    assert answers.to() == config()
+
+
+def test_nothing_is_kept_of_consumers_that_were_never_heard() -> None:
+    """Whoever makes up ids fills no memory."""
+    answers = Answers()
+    for consumer_id in range(1000):
+        answers.decree(consumer_id, mode=Mode.RATE_LIMITED)
+    assert not answers.session._consumers
+    assert answers.to(1) == config(1)
+
+
+def test_no_decree_makes_another_layout_readable() -> None:
+    """C20: use_shm stays false; the rest of it is repeated."""
+    answers = Answers()
+    other = {"expected_layout_version": 2}
+    assert answers.to(**other) == config(use_shm=False)
+    answers.decree(use_shm=True, mode=Mode.RATE_LIMITED, payload_fallback_uri="bridge://lab")
+    told = config(use_shm=False, mode=Mode.RATE_LIMITED, payload_fallback_uri="bridge://lab")
+    assert answers.to(**other) == told
