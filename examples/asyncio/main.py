@@ -28,7 +28,7 @@ async def brightest(client: tp.Client) -> None:
 async def watchdog(client: tp.Client) -> None:
     """Waits with a timeout; the loop does other things meanwhile."""
     async with client.aio.consumer(STREAM) as consumer:
-        while (frame := await consumer.poll(timeout=1.0)) is not None and frame.seq < FRAMES - 1:
+        while (frame := await consumer.poll(timeout=5.0)) is not None and frame.seq < FRAMES - 1:
             continue
     print(f"watchdog: {'the stream fell silent' if frame is None else f'frames came until {frame.seq}'}")
 

@@ -58,7 +58,7 @@ def test_of_drivers_that_start_at_once_one_wins_and_stays_whole(shm_dir: Path) -
         starting = [
             stack.enter_context(Process("-m", "tensorpool", "media-driver", "--aeron-dir", directory)) for _ in range(4)
         ]
-        wait_until(lambda: sum(process.is_running for process in starting) == 1, "one driver is left", timeout_s=60)
+        wait_until(lambda: sum(process.is_running for process in starting) == 1, "one driver is left")
         (winner,) = (process for process in starting if process.is_running)
         assert winner.read_line() == f"media driver at {directory}"
         client = aeron.connect(directory)

@@ -41,7 +41,7 @@ def aio_threads() -> list[threading.Thread]:
 
 async def until(condition: Callable[[], object]) -> None:
     """The loop's own way of waiting for a condition."""
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(90):
         while not condition():
             await asyncio.sleep(0.002)
 
@@ -273,7 +273,7 @@ def test_closing_ends_a_poll_that_waits(client: Client, producer: Producer) -> N
         waiting = asyncio.create_task(consumer.poll(None))
         await asyncio.sleep(0.01)
         await consumer.close()
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(90):
             assert await waiting is None
 
     run(main())
@@ -289,7 +289,7 @@ def test_a_closed_client_ends_its_loops(pool: tp.Local, producer: Producer) -> N
             waiting = asyncio.create_task(anext(aiter(consumer), None))
             await asyncio.sleep(0.01)
             await asyncio.to_thread(own.close)
-            async with asyncio.timeout(30):
+            async with asyncio.timeout(90):
                 assert await waiting is None
 
     run(main())

@@ -238,7 +238,7 @@ def test_a_name_that_two_streams_have_is_ambiguous(shared_client: Client, outsid
     with shared_client.consumer(STREAM):  # somebody listens
         thread.start()
         with pytest.raises(TensorPoolError, match=r"20980, 20981|20981, 20980"):
-            shared_client.consumer(name, timeout=20)
+            shared_client.consumer(name, timeout=2)
         is_over.set()
         thread.join()
 

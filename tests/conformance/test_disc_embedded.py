@@ -40,7 +40,11 @@ def deployment(shared_media_driver: aeron.MediaDriver) -> Iterator[Deployment]:
             shared_media_driver.aeron_dir,
             streams=streams,
             driver=settings | {"descriptor_stream_id": METADATA[1] + 1, "qos_stream_id": METADATA[1] + 2},
-            policies={"allow_dynamic_streams": True},
+            policies={
+                "allow_dynamic_streams": True,
+                "announce_period_ms": 500,
+                "lease_keepalive_interval_ms": 1000,
+            },
         )
         deployment.tables["discovery"] = {"requests_per_s": UNLIMITED, "client_requests_per_s": UNLIMITED}
         with serving_driver(deployment):

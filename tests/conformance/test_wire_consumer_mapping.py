@@ -283,7 +283,7 @@ def test_frames_in_flight_are_dropped_at_an_epoch_change(peer: WireProducer, con
     for _ in range(3):
         peer.publish(np.zeros(8, np.uint8))
     old, new = peer.regions, peer.new_epoch()
-    wait_until(lambda: mapped_files(new.folder), "the new epoch is mapped")
+    wait_until(lambda: consumer.epoch == new.epoch, "the new epoch is mapped")
     seq = peer.publish(np.ones(8, np.uint8))
     frames = []
     wait_until(lambda: frames.append(consumer.poll(0.02)) or frames[-1] is not None, "a frame is delivered")

@@ -200,8 +200,8 @@ def test_a_gigabyte_is_made_while_the_driver_goes_on(shm_dir: Path) -> None:
             longest_turn, last = max(longest_turn, time.perf_counter() - last), time.perf_counter()
         took = last - started
         assert order == [REAR, FRONT]
-        assert ordered_after < took / 4
-        assert longest_turn < took / 4
+        assert ordered_after < took / 2
+        assert longest_turn < took / 2
 
 
 @pytest.mark.parametrize("error", [RuntimeError("surprise"), MemoryError(), ValueError("odd")])

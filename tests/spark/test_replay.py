@@ -37,7 +37,7 @@ def deployment() -> Iterator[tp.Local]:
     """A driver of the replay's own: streams are made on demand."""
     pools = [{"pool_id": 1, "stride_bytes": 4096}]
     settings = {
-        "policies.announce_period_ms": 200,
+        "policies.announce_period_ms": 1000,
         "driver.stream_id_range": [41_000, 41_999],
         "profiles.default": {"header_nslots": 1024, "payload_pools": pools},
     }
@@ -327,7 +327,7 @@ def test_the_command_replays_and_ends_in_order_on_sigterm(deployment: tp.Local, 
     arguments = ["replay", str(tmp_path / "lake"), "--stream", "camera/front", "--speed", "5", "--loop"]
     arguments += ["--wait-consumers", "1", "--json", "--aeron-dir", deployment.aeron_dir]
     with Process("-m", "tensorpool", *arguments, SHM_BASE_DIR=deployment.config.shm.base_dir) as process:
-        with client.consumer("camera/front", timeout=30) as consumer:
+        with client.consumer("camera/front", timeout=90) as consumer:
             seen: list[tuple[int, int]] = []
 
             def is_second_round() -> bool:

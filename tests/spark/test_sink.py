@@ -74,7 +74,7 @@ def test_every_dtype_order_and_shape_comes_back_as_it_was(
     writer = reader.parquet(str(tmp_path / "in")).coalesce(1).writeStream.format("tensorpool")
     writer = writer.option("streams", stream_id).options(**options_of(pool)).trigger(availableNow=True)
     started = query(writer)
-    assert started.awaitTermination(60)
+    assert started.awaitTermination(180)
     assert len([told for told in started.recentProgress if told.numInputRows]) == 2
     found = read(spark, pool, stream_id).orderBy("seq").collect()
     names = ("dtype", "order", "shape", "payload", "timestamp_ns", "meta_version")

@@ -11,7 +11,7 @@ import contextlib
 import os
 import shutil
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -25,6 +25,7 @@ from tensorpool.errors import TensorPoolError
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql.streaming.query import StreamingQuery
 
     from tensorpool.spark.lake import Lake
     from tensorpool.spark.recorder import Recorder, Settings, Totals
@@ -32,7 +33,8 @@ if TYPE_CHECKING:
 TRIGGER_S: Final = 0.5
 WATCH_EVERY: Final = "2 seconds"
 REPORT_EVERY_S: Final = 0.2
-PATIENCE_S: Final = 30.0  # for the first live statistics
+PATIENCE_S: Final = 60.0  # for the first live statistics
+WATCHES: Final = 3  # how often the live query is started: on a busy host Spark gives its workers up too soon
 WINDOW: Final = "1s"
 PICTURES: Final = ("timeline.png", "frames.png")
 
@@ -124,7 +126,21 @@ def _spark() -> Iterator[SparkSession]:
 
 
 class _Live:
-    words = ""
+    """The live query, started again where it ended by itself, and what it said last."""
+
+    def __init__(self, start: Callable[[_Live], StreamingQuery]) -> None:
+        self.words = ""
+        self._start = start
+        self._starts = 1
+        self._query = start(self)
+
+    def tend(self) -> None:
+        if not self._query.isActive and self._starts < WATCHES:
+            self._starts += 1
+            self._query = self._start(self)
+
+    def stop(self) -> None:
+        self._query.stop()
 
 
 @contextlib.contextmanager
@@ -134,9 +150,7 @@ def _watching(spark: SparkSession, settings: Settings) -> Iterator[_Live]:
 
     from tensorpool.spark.functions import frame_stats
 
-    live = _Live()
-
-    def show(batch: DataFrame, number: int) -> None:
+    def show(live: _Live, batch: DataFrame) -> None:
         row = batch.agg(
             fn.count("*").alias("frames"), fn.avg("mean").alias("mean"), fn.max("max").alias("max")
         ).collect()[0]
@@ -146,11 +160,16 @@ def _watching(spark: SparkSession, settings: Settings) -> Iterator[_Live]:
     frames = spark.readStream.format("tensorpool").options(
         streams=actors.STREAM, payload="reference", aeronDir=settings.aeron_dir, **settings.overrides
     )
-    query = frame_stats(frames.load()).writeStream.foreachBatch(show).trigger(processingTime=WATCH_EVERY).start()
+
+    def start(live: _Live) -> StreamingQuery:
+        writer = frame_stats(frames.load()).writeStream.foreachBatch(lambda batch, _: show(live, batch))
+        return writer.trigger(processingTime=WATCH_EVERY).start()
+
+    live = _Live(start)
     try:
         yield live
     finally:
-        query.stop()
+        live.stop()
 
 
 def _follow(recorder: Recorder, live: _Live, pipe: Connection) -> int:
@@ -161,6 +180,7 @@ def _follow(recorder: Recorder, live: _Live, pipe: Connection) -> int:
         recorder.poll()
         if time.monotonic() >= report_s:
             report_s = time.monotonic() + REPORT_EVERY_S
+            live.tend()
             is_recording = bool(live.words) or time.monotonic() > patience_s
             archive = _so_far(recorder.totals(), "recording", live)
             pipe.send(msgspec.structs.replace(archive, is_recording=is_recording))
