@@ -74,7 +74,7 @@ def test_a_stopped_consumer_costs_the_others_nothing_and_comes_back(shm_dir: Pat
         told = producer.end()
         assert told["lost"] == 0, "no descriptor was dropped"
         assert told["epochs"] == 1
-        assert producer.book[Book.LONGEST_NS] < STALL_S * 1e9, "publish never waits"
+        assert producer.book[Book.LONGEST_NS] < (STALL_S + SLACK_S) * 1e9, "publish never waits"
         print(
             f"longest publish {producer.book[Book.LONGEST_NS] / 1e6:.1f} ms, the one who stood still: {ended['drops']}"
         )
@@ -109,7 +109,7 @@ def test_a_stopped_consumer_holds_up_a_short_descriptor_log_for_a_moment_only(sh
         assert lost.get("GAP", 0) == told["lost"], "what could not be told is all that is missing"
         print(f"{told['lost']} descriptors lost: {told['lost'] / rate_hz * 1e3:.0f} ms")
         assert told["lost"] / rate_hz < STALL_S + SLACK_S
-        assert producer.book[Book.LONGEST_NS] < STALL_S * 1e9, "publish never waits"
+        assert producer.book[Book.LONGEST_NS] < (STALL_S + SLACK_S) * 1e9, "publish never waits"
 
 
 def test_a_stopped_producer_expires_and_comes_back_with_an_epoch_of_its_own(shm_dir: Path) -> None:

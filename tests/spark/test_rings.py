@@ -93,6 +93,22 @@ def test_batches_are_cut_by_bytes(client: Client, stream: Callable[..., int]) ->
     producer.close()
 
 
+@pytest.mark.parametrize("reuses", [False, True])
+def test_batches_have_memory_of_their_own_unless_they_share_it(followed: Callable[..., Followed], reuses: bool) -> None:
+    """Whoever is done with a batch when he asks for the next one saves the memory."""
+    stream = followed(8)
+    frame = pattern(0).tobytes()
+    seen, kept = [], []
+    for batch in FrameReader(stream.part(0, 8), batch_bytes=2 * len(frame), reuses=reuses).batches():
+        payload = batch.column("payload")
+        kept.append(payload)
+        seen += payload.to_pylist()
+    assert seen == [pattern(seq).tobytes() for seq in range(8)]
+    assert len({payload.buffers()[2].address for payload in kept}) == (1 if reuses else 4)
+    if not reuses:
+        assert pa.concat_arrays(kept).to_pylist() == seen
+
+
 def test_a_ring_that_is_gone_is_a_gap_with_a_reason(followed: Callable[..., Followed]) -> None:
     part = followed(8).part(0, 8)
     elsewhere = tuple(uri.replace(f"/{part.range.epoch}/", "/1/") for uri in part.regions.uris)

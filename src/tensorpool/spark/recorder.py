@@ -312,8 +312,15 @@ class Recorder:
         while self._query is not None and not self._has_reached(target) and time.monotonic() < until_s:
             self.poll()
             time.sleep(0.05)
-        lag = self._lag()
+        lag, is_early = self._lag(), self._query is not None and not self._has_reached(target)
         self.close()
+        if is_early:
+            self._log.warning(
+                "stopped_early",
+                waited_s=timeout_s,
+                frames_left=lag,
+                advice="start the recording again: it goes on where its last commit ended, as far as the rings go back",
+            )
         if self._full_at is not None and lag:
             raise RecordingFailed(
                 f"recording {self.name}: no space is left for {self._lake.path}, {lag} frames are not recorded; "

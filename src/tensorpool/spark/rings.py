@@ -186,13 +186,17 @@ def _inode(path: str) -> int:
 class FrameReader:
     """Reads a range as Arrow batches; afterwards `gaps` says what could not be read.
 
-    Without `inline` the payload column holds references, see `payload_of`.
+    Without `inline` the payload column holds references, see `payload_of`. With `reuses` a batch lasts until the next
+    one is asked for: new memory costs more than the copy into it.
     """
 
-    def __init__(self, part: RingPart, *, inline: bool = True, batch_bytes: int = BATCH_BYTES) -> None:
+    def __init__(
+        self, part: RingPart, *, inline: bool = True, batch_bytes: int = BATCH_BYTES, reuses: bool = False
+    ) -> None:
         self._part = part
         self._inline = inline
         self._batch_bytes = batch_bytes
+        self._reuses = reuses
         self.gaps: list[Gap] = []
         self.frames = 0
 
@@ -206,7 +210,7 @@ class FrameReader:
             self._lose(part.lo, part.hi, f"the ring is gone: {rejected.check}")
             return
         reference = None if self._inline else _Reference(self._part.regions, self._part.bases, self._part.host)
-        builder = _Builder(epoch, reference, self._batch_bytes)
+        builder = _Builder(epoch, reference, self._batch_bytes, self._reuses)
         builder.lost = self._part.lost_before
         reader = epoch.reader
         seq = part.lo
@@ -241,13 +245,14 @@ class FrameReader:
 class _Builder:
     """Columns of one batch; payloads are copied once, from shared memory into Arrow's own buffer, and verified."""
 
-    def __init__(self, epoch: MappedEpoch, reference: _Reference | None, batch_bytes: int) -> None:
+    def __init__(self, epoch: MappedEpoch, reference: _Reference | None, batch_bytes: int, reuses: bool) -> None:
         self._epoch = epoch
         self._reference = None if reference is None else reference.encode()
         self._batch_bytes = batch_bytes
         self.lost = 0
         self._layout: TensorLayout | None = None
         self._described: tuple[str, list[int], str] = "", [], "C"
+        self._reuses = reuses
         self._buffer: Bytes = np.empty(0, np.uint8)
         self._reset()
 
@@ -339,7 +344,8 @@ class _Builder:
         self._references: list[bytes] = []
         self._offsets: list[int] = [0]
         self._filled = 0
-        self._buffer = np.empty(0, np.uint8)
+        if not self._reuses:
+            self._buffer = np.empty(0, np.uint8)
 
 
 # --- references: what the payload column holds instead of payloads

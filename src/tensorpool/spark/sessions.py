@@ -27,6 +27,8 @@ SETTINGS: Final = {
     "spark.ui.enabled": "false",
     "spark.sql.shuffle.partitions": "4",
     "spark.driver.memory": "2g",
+    # Spark looks for the end of a stopped query in its Python error with an expression that recurses for every letter.
+    "spark.driver.extraJavaOptions": "-Xss16m",
 }
 LOCAL_SETTINGS: Final = {"spark.driver.bindAddress": "127.0.0.1", "spark.driver.host": "127.0.0.1"}
 REMOTE: Final = "sc://"

@@ -98,7 +98,7 @@ class Staging:
         if part is None:
             gaps.append(Gap(span.stream_id, span.epoch, span.lo, span.hi, GONE))
             return
-        reader = FrameReader(msgspec.structs.replace(part, range=span), batch_bytes=ROW_GROUP_BYTES)
+        reader = FrameReader(msgspec.structs.replace(part, range=span), batch_bytes=ROW_GROUP_BYTES, reuses=True)
         self._write(span, reader.batches(), reader.gaps, cut, files, gaps)
 
     def _write(
