@@ -31,7 +31,7 @@ from tensorpool.logs import get_logger
 RECONNECT_EVERY_NS: Final = 100_000_000
 RETRY_NS: Final = 1_000_000_000  # when something could not be opened
 LOOK_EVERY_NS: Final = 500_000_000
-WAIT_NS: Final = 5_000_000  # for frames or chunks, between looks at everything else
+WAIT_NS: Final = 20_000_000  # for frames or chunks; what is heard beside chunks ends it, the rest is not urgent
 PROGRESS_WAIT_NS: Final = 1_000_000  # where everything else includes progress
 SHARED_WAIT_NS: Final = 200_000  # for chunks, while frames may have to be sent
 
