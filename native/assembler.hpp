@@ -216,6 +216,7 @@ public:
 private:
     static constexpr std::size_t kMaxTombs = 1024;
     static constexpr std::size_t kMaxAhead = 4096;
+    static constexpr std::uint32_t kStreamedChunkBytes = 4096;  // smaller ones are mostly ends of cache lines
 
     struct Piece {
         std::uint32_t length;
@@ -381,7 +382,7 @@ private:
         if (loss == FrameLoss::NONE) loss = place(frame, chunk);
         if (loss != FrameLoss::NONE) return lose(frame, loss, now_ns_);
         if (chunk.index == 0) std::memcpy(frame.image.data(), chunk.header.data(), kSlotBytes);
-        if (frame.is_streamed)  // the ring's fences stand around all chunks together
+        if (frame.is_streamed && chunk.length >= kStreamedChunkBytes)  // the ring's fences stand around all chunks
             copy_streaming(frame.at + chunk.offset, chunk.payload.data(), chunk.length);
         else
             copy_racing(frame.at + chunk.offset, chunk.payload.data(), chunk.length);
