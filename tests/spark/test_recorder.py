@@ -97,6 +97,20 @@ def test_a_recording_goes_on_where_it_was_closed(
     assert lake.gaps() == []
 
 
+def test_whoever_gives_up_draining_is_told_what_is_left(
+    record: Callable[..., Recorder], client: Client, caplog: pytest.LogCaptureFixture
+) -> None:
+    stream = new_stream("deep")
+    with Camera(client, stream, hz=200) as camera:
+        recorder = record(stream)
+        recorder.start()
+        seq = camera.producers[stream].next_seq
+        wait_until(lambda: camera.producers[stream].next_seq > seq, "there is something to record")
+        recorder.stop(timeout_s=0)
+    (told,) = [it.message for it in caplog.records if it.message.startswith("stopped_early")]
+    assert "goes on where its last commit ended" in told
+
+
 def test_an_overrun_of_a_small_ring_is_gaps_that_add_up(
     record: Callable[..., Recorder], client: Client, tmp_path: Path
 ) -> None:
