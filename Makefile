@@ -16,6 +16,7 @@ PY := .venv/bin/python
 export UV_PYTHON_DOWNLOADS ?= never
 export UV_NO_PROGRESS := 1
 export UV_LINK_MODE ?= copy
+export UV_COMPILE_BYTECODE := 1
 
 setup: .venv/.installed
 
@@ -53,6 +54,7 @@ NATIVE := CMakeLists.txt $(wildcard native/*.hpp native/*.cpp)
 
 .venv/.installed: .venv/.locked pyproject.toml $(NATIVE)
 	$(UV) pip install --quiet --python $(PY) --no-deps --no-build-isolation --editable .
+	$(PY) -m compileall -q src
 	@touch $@
 
 # The packages we are compared with: beside the locked ones, and gone again when those are synced anew.

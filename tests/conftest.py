@@ -3,8 +3,6 @@
 
 from __future__ import annotations
 
-import os
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -14,12 +12,9 @@ from hypothesis import HealthCheck, settings
 from tensorpool import aeron
 from tensorpool.client import Client
 from tensorpool.control import Commander
-from tests.support.processes import ROOT, private_directory
+from tests.support.processes import private_directory
 
 SPARK_TIMEOUT_S = 400  # a JVM takes its time to start on a loaded machine
-if sys.dont_write_bytecode:  # a process that finds its modules compiled starts in a fraction of the time
-    os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
-    os.environ["PYTHONPYCACHEPREFIX"] = str(ROOT / "build" / "bytecode")
 
 settings.register_profile("patient", settings(), deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("patient")  # an example that stands still for a moment is none that fails

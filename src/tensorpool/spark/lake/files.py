@@ -7,6 +7,7 @@ it accounts for and what is missing of them, so that whoever finds it staged can
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -18,6 +19,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from tensorpool.spark.lake.cut import Cut
+from tensorpool.spark.lake.direct import DirectFile
 from tensorpool.spark.lake.errors import LakeDamaged
 from tensorpool.spark.lake.manifest import Gap, LakeFile
 from tensorpool.spark.rings import FRAME_SCHEMA
@@ -45,8 +47,9 @@ class FrameFile:
         self._cut = cut
         draft.parent.mkdir(parents=True, exist_ok=True)
         is_zstd = cut.codec == "zstd"
+        self._file = DirectFile(draft)
         self._writer = pq.ParquetWriter(
-            draft,
+            self._file,
             FRAME_SCHEMA,
             compression=cut.codec,
             compression_level={"payload": ZSTD_LEVEL} if is_zstd else None,
@@ -94,21 +97,23 @@ class FrameFile:
         )
         footer = Footer(about, gaps)
         self._writer.add_key_value_metadata({_FOOTER: msgspec.json.encode(footer)})
-        self._writer.close()
         path = name(lo, hi)
         try:
-            if self._cut.is_durable:
-                sync_file(self._draft)
+            self._writer.close()
+            self._file.finish(is_durable=self._cut.is_durable)
             os.link(self._draft, path)
         except FileExistsError:
             footer = read_footer(path)
         finally:
+            self._file.close()
             self._draft.unlink(missing_ok=True)
         size = path.stat().st_size
         return path, msgspec.structs.replace(footer, file=msgspec.structs.replace(footer.file, bytes=size))
 
     def discard(self) -> None:
-        self._writer.close()
+        with contextlib.suppress(OSError):  # what it could not write is not wanted any more
+            self._writer.close()
+        self._file.close()
         self._draft.unlink(missing_ok=True)
 
 
