@@ -30,11 +30,11 @@ PATIENCE_S = 180
 class Recording:
     """The command in a process of its own, and what it says."""
 
-    def __init__(self, pool: tp.Local, lake: Path) -> None:
+    def __init__(self, pool: tp.Local, lake: Path, *more: str) -> None:
         where = ("--aeron-dir", pool.aeron_dir, "--set", f"shm.base_dir={pool.config.shm.base_dir}")
         quick = ("--spark", "spark.driver.memory=1g", "--master", "local[2]", "--no-sync", "--no-warm-up")
         command = ("record", "cam", "--to", str(lake), "--trigger", "0.8", "--codec", "none", "--json")
-        self.process = Process("-c", COMMAND, *command, *where, *quick)
+        self.process = Process("-c", COMMAND, *command, *where, *quick, *more)
 
     def wait_for(self, event: str) -> dict[str, Any]:
         """The next of its events of a kind; fails with its output where it ends before."""
@@ -49,16 +49,17 @@ class Recording:
         while self.wait_for("progress")["frames"] < frames:
             pass
 
-    def jvm(self) -> int:
-        """The JVM that it has started."""
+    def jvms(self) -> list[int]:
+        """The JVM that it has started, if it has."""
+        found = []
         for path in Path("/proc").glob("[0-9]*/stat"):
             try:
                 name, _, rest = path.read_text().rpartition(")")
             except OSError:
                 continue
             if int(rest.split()[1]) == self.process.pid and "(java" in name:
-                return int(path.parent.name)
-        raise AssertionError("no JVM")
+                found.append(int(path.parent.name))
+        return found
 
 
 def is_alive(pid: int) -> bool:
@@ -75,6 +76,20 @@ def pool() -> Iterator[tp.Local]:
         yield pool
 
 
+@pytest.mark.usefixtures("quick_jvm")
+def test_a_recorder_that_is_interrupted_while_spark_starts_leaves_no_jvm(pool: tp.Local, tmp_path: Path) -> None:
+    """The JVM has a session of its own, and does not notice the end of a parent that it never met."""
+    with pool.connect() as client, client.producer("cam", create=True):
+        recording = Recording(pool, tmp_path / "lake")
+        with recording.process as process:
+            wait_until(lambda: process.is_running and recording.jvms(), "it has started a JVM")
+            (jvm,) = recording.jvms()
+            process.send(signal.SIGINT)
+            code, output = process.finish(timeout_s=PATIENCE_S)
+    assert (code, "stopped before it began" in output, "Traceback" in output) == (0, True, False), output
+    wait_until(lambda: not is_alive(jvm), "the JVM is gone")
+
+
 @pytest.mark.timeout(2 * PATIENCE_S + 60)
 @pytest.mark.usefixtures("quick_jvm")
 def test_frames_survive_a_kill_and_a_signal_to_the_group_drains(pool: tp.Local, tmp_path: Path) -> None:
@@ -85,13 +100,14 @@ def test_frames_survive_a_kill_and_a_signal_to_the_group_drains(pool: tp.Local, 
     seed = random.randrange(2**32)
     chance = random.Random(seed)
     victim, number = chance.choice(["recorder", "jvm"]), chance.choice([signal.SIGTERM, signal.SIGINT])
-    print(f"seed {seed}: {victim} is killed, then {number.name} to the group")
+    mode = chance.choice(["tail", "batches"])
+    print(f"seed {seed}: {victim} is killed in mode {mode}, then {number.name} to the group")
     lake = tmp_path / "lake"
     with pool.connect() as client, Camera(client, "cam", hz=100) as camera:
-        first = Recording(pool, lake)
+        first = Recording(pool, lake, "--mode", mode)
         with first.process as process:
             first.wait_for_frames(chance.randrange(1, 200))
-            jvm = first.jvm()
+            (jvm,) = first.jvms()
             os.kill(process.pid if victim == "recorder" else jvm, signal.SIGKILL)
             code, output = process.finish(timeout_s=PATIENCE_S)
             assert (code, "Spark is gone" in output) == ((-9, False) if victim == "recorder" else (1, True)), output

@@ -26,13 +26,21 @@ from tests.support.lakes import Camera, check, options_of
 from tests.support.processes import wait_until
 
 
+@pytest.fixture(params=["tail", "batches"])
+def mode(request: pytest.FixtureRequest) -> str:
+    """Everything holds for both ways to record."""
+    return str(request.param)
+
+
 @pytest.fixture
-def record(spark: SparkSession, pool: tp.Local, tmp_path: Path) -> Iterator[Callable[..., Recorder]]:
+def record(spark: SparkSession, pool: tp.Local, tmp_path: Path, mode: str) -> Iterator[Callable[..., Recorder]]:
     """A recorder to the test's lake; not started, closed with the test."""
     made: list[Recorder] = []
 
     def make(*streams: int | str, name: str | None = None, **settings: object) -> Recorder:
-        chosen = Settings(trigger_s=0.3, codec="none", is_durable=False, is_warmed_up=False, **options_of(pool))
+        chosen = Settings(
+            mode=mode, trigger_s=0.3, codec="none", is_durable=False, is_warmed_up=False, **options_of(pool)
+        )
         chosen = msgspec.structs.replace(chosen, **settings)
         made.append(Recorder(spark, streams, tmp_path / "lake", name=name, settings=chosen))
         return made[-1]
@@ -111,6 +119,7 @@ def test_whoever_gives_up_draining_is_told_what_is_left(
     assert "goes on where its last commit ended" in told
 
 
+@pytest.mark.parametrize("mode", ["batches"])
 def test_an_overrun_of_a_small_ring_is_gaps_that_add_up(
     record: Callable[..., Recorder], client: Client, tmp_path: Path
 ) -> None:
@@ -127,6 +136,7 @@ def test_an_overrun_of_a_small_ring_is_gaps_that_add_up(
     check(Lake.open(tmp_path / "lake"), ends)
 
 
+@pytest.mark.parametrize("mode", ["batches"])
 def test_with_fail_on_data_loss_an_overrun_ends_it_with_the_range(
     record: Callable[..., Recorder], client: Client
 ) -> None:
@@ -206,13 +216,13 @@ def workers_below(spark: SparkSession) -> list[int]:
 
 
 def test_a_driver_that_is_killed_and_started_again_costs_no_recording(
-    spark: SparkSession, media_driver: aeron.MediaDriver, shm_dir: Path, tmp_path: Path
+    spark: SparkSession, media_driver: aeron.MediaDriver, shm_dir: Path, tmp_path: Path, mode: str
 ) -> None:
     """It goes on by itself in the epoch that the next driver makes; what nobody saw of the old one is a gap."""
     profile = {"header_nslots": 4096, "payload_pools": [{"pool_id": 1, "stride_bytes": 1024}]}
     patient = {"announce_period_ms": 1000, "lease_keepalive_interval_ms": 1000}
     site = Deployment(shm_dir, media_driver.aeron_dir, profiles={"small": profile}, policies=patient)
-    settings = Settings(trigger_s=0.3, codec="none", is_durable=False, is_warmed_up=False)
+    settings = Settings(mode=mode, trigger_s=0.3, codec="none", is_durable=False, is_warmed_up=False)
     with site.start() as first:
         where = {"aeron_dir": site.aeron_dir, "config": str(site.config_path)}
         client = tp.connect(site.aeron_dir, config=site.config_path)
@@ -286,6 +296,25 @@ def test_what_cannot_be_recorded_is_refused(record: Callable[..., Recorder]) -> 
         record(1, name="../up")
     with pytest.raises(ConfigError, match="none or lz4 or zstd"):
         record(1, codec="gzip")
+    with pytest.raises(ConfigError, match="tail or batches"):
+        record(1, mode="guess")
+
+
+def test_a_recording_goes_on_as_it_was_begun(record: Callable[..., Recorder], client: Client, mode: str) -> None:
+    stream = new_stream("deep")
+    with Camera(client, stream, hz=50):
+        recorder = record(stream, name="cam")
+        recorder.start()
+        wait_for_frames(recorder, 5)
+        recorder.close()
+        other = {"tail": "batches", "batches": "tail"}[mode]
+        again = record(stream, name="cam", mode=other)
+        with pytest.raises(ConfigError, match=f"{other}.*accepted: {mode}, with which cam was begun"):
+            again.start()
+        again.close()
+        again = record(stream, name="cam", mode=None)
+        again.start()
+        assert again.mode == mode
 
 
 def test_a_recording_is_named_by_its_streams() -> None:

@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import pytest
 from pyspark.sql import SparkSession
 
 import tensorpool as tp
@@ -20,12 +21,15 @@ from tests.support.processes import wait_until
 TAG = "service:recorder:held"
 
 
+@pytest.mark.parametrize("mode", ["tail", "batches"])
 def test_a_pause_costs_what_the_rings_forgot_in_it(
-    spark: SparkSession, pool: tp.Local, client: Client, tmp_path: Path
+    spark: SparkSession, pool: tp.Local, client: Client, tmp_path: Path, mode: str
 ) -> None:
     """Paused it takes no frames; resumed it goes on: a deep ring has them all, a small one leaves a gap."""
     deep, tiny = new_stream("deep"), new_stream("tiny")
-    settings = Settings(trigger_s=0.1, codec="none", is_durable=False, is_warmed_up=False, **options_of(pool))
+    settings = Settings(
+        mode=mode, trigger_s=0.1, codec="none", is_durable=False, is_warmed_up=False, **options_of(pool)
+    )
     recorder = Recorder(spark, [deep, tiny], tmp_path / "lake", name="held", settings=settings)
     with Camera(client, deep, tiny, hz=50) as camera:  # the deep ring lasts 80 s
         recorder.start()

@@ -136,7 +136,7 @@ def check(lake: Lake, ends: Mapping[int, int] | None = None) -> dict[tuple[int, 
     for (stream_id, epoch), seqs in found.items():
         missing = {seq for gap in lake.gaps(stream_id, epoch) for seq in range(gap.lo, gap.hi)}
         assert not missing & set(seqs)
-        lo, hi = min(*seqs, *missing), max(*seqs, *missing) + 1
+        lo, hi = min([*seqs, *missing]), max([*seqs, *missing]) + 1
         assert sorted([*seqs, *missing]) == list(range(lo, hi))
         assert all(gap.reason for gap in lake.gaps(stream_id, epoch))
     for stream_id, end in (ends or {}).items():

@@ -32,6 +32,11 @@ REPORT_EVERY_S: Final = 1.0
     show_default=True,
     help="How payloads are compressed.",
 )
+@click.option(
+    "--mode",
+    type=click.Choice(["tail", "batches"]),
+    help="A task that follows the rings, or micro-batches.  [default: as the recording was begun, or tail]",
+)
 @click.option("--seconds", type=click.FloatRange(min=0, min_open=True), metavar="S", help="End after S seconds.")
 @click.option("--frames", type=click.IntRange(min=1), metavar="N", help="End once N frames are recorded.")
 @click.option(
@@ -65,6 +70,7 @@ def command(
     lake: Path,
     name: str | None,
     codec: str,
+    mode: str | None,
     seconds: float | None,
     frames: int | None,
     trigger_s: float,
@@ -94,6 +100,7 @@ def command(
         from tensorpool.spark.recorder import Recorder, Settings
 
         chosen = Settings(
+            mode=mode,
             codec=codec,
             trigger_s=trigger_s,
             starting_offsets=start,
@@ -119,7 +126,7 @@ def command(
 
 
 def _beginning(recorder: Recorder) -> str:
-    verb = "going on with" if recorder.is_resumed else "warming up for"
+    verb = "going on with" if recorder.is_resumed else "preparing"
     streams = ", ".join(map(str, recorder.stream_ids))
     return f"{verb} recording {recorder.name}: streams {streams} to {recorder.lake.path}"
 
@@ -156,8 +163,11 @@ class _Job:
             click.echo(msgspec.json.encode({"event": "ring", **msgspec.structs.asdict(depth)}))
             return
         holds = "as long as nothing is published" if depth.holds_s is None else f"{depth.holds_s:.1f} s"
-        hint = "" if depth.is_enough else "; frames may be lost: give the stream more slots, or a shorter --trigger"
-        text = f"stream {depth.stream_id}: the ring holds {holds}, {depth.needs_s:.1f} s are needed{hint}"
+        mode = self._recorder.mode
+        advice = "" if mode == "tail" else ", or a shorter --trigger"
+        hint = "" if depth.is_enough else f"; frames may be lost: give the stream more slots{advice}"
+        needs = f"{depth.needs_s:.2g} s are needed in mode {mode}"
+        text = f"stream {depth.stream_id}: the ring holds {holds}, {needs}{hint}"
         self._line.note(text)
 
     def _report(self, totals: Totals) -> None:

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 SETTINGS: Final = {
     "spark.log.level": "ERROR",
     # Short jobs whose work is Python's: a JVM that compiles less starts in half the time.
-    "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
+    "spark.driver.extraJavaOptions": "-Xss16m -XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
 }
 
 

@@ -22,6 +22,7 @@ MODULES: Final = (
     "pyspark.worker",
     "tensorpool.spark.lake.intake",
     "tensorpool.spark.lake.reader",
+    "tensorpool.spark.lake.tail",
     "tensorpool.spark.lake.writer",
     "tensorpool.spark.live",
     "tensorpool.spark.sink",

@@ -76,7 +76,7 @@ def plan(planner: Planner, start: Offsets, end: Offsets, options: LiveOptions) -
     """The tasks of a batch. Raises DataLoss where something is lost already that must not be."""
     ranges, losses = offsets.between(start, end)
     planner.count(losses)
-    _refuse(losses, options)
+    refuse(losses, options)
     pieces = offsets.split(ranges, options.min_partitions or DEFAULT_PARTITIONS)
     if options.table == "ranges":
         return _ranges(planner, pieces, losses)
@@ -94,7 +94,7 @@ def plan(planner: Planner, start: Offsets, end: Offsets, options: LiveOptions) -
             found.append(FramesPartition(_encode(part), options.payload == "inline", options.fail_on_data_loss))
             lost.pop(piece.stream_id, None)
     planner.count(gone)
-    _refuse(gone, options)
+    refuse(gone, options)
     return found
 
 
@@ -115,7 +115,8 @@ def _encode(part: RingPart) -> bytes:
     return msgspec.msgpack.encode(part)
 
 
-def _refuse(losses: Sequence[Loss], options: LiveOptions) -> None:
+def refuse(losses: Sequence[Loss], options: LiveOptions) -> None:
+    """Raises DataLoss where a query that must lose nothing has lost something."""
     data = [loss for loss in losses if loss.is_data]
     if data and options.fail_on_data_loss:
         more = f" and {len(data) - 1} more ranges" if len(data) > 1 else ""

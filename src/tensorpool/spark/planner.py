@@ -82,11 +82,14 @@ class Planner:
 
     def part(self, piece: SeqRange, lost_before: int = 0) -> RingPart | None:
         """A range with what a task needs to read it; None where its epoch is not known any more."""
+        epoch = self.epoch(piece)
+        return None if epoch is None else RingPart(piece, epoch.regions, self._bases, this_host(), lost_before)
+
+    def epoch(self, piece: SeqRange) -> WatchedEpoch | None:
+        """The epoch of a range, as long as it is known."""
         watch = self._watches.get(piece.stream_id)
-        for epoch in [] if watch is None else watch.epochs:
-            if epoch.epoch == piece.epoch:
-                return RingPart(piece, epoch.regions, self._bases, this_host(), lost_before)
-        return None
+        known = [] if watch is None else watch.epochs
+        return next((epoch for epoch in known if epoch.epoch == piece.epoch), None)
 
     def count(self, losses: Sequence[Loss]) -> None:
         """Say what is lost, or that it is over; called for every batch."""

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Recording live streams to a lake: one streaming query of ranges, whose tasks read shared memory and write Parquet.
+"""Recording live streams to a lake: Spark's tasks read shared memory and write Parquet.
 
-    Recorder ── Spark query: table "ranges" of the live source ──► lake's writer ──► files, one manifest entry per batch
+    Recorder ── a way: micro-batches, or a task that follows ──► files, one manifest entry per commit
         └────── leases of its own: how far the producers are, how long the rings last; metadata and QoS besides
 
 A recording has a name, and its checkpoint in the lake: started again under the same name it goes on where its last
@@ -13,29 +13,25 @@ ended, so that a pause costs what the rings forgot in it. Service Control §4.
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import os
 import re
 import shutil
-import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from types import MappingProxyType, TracebackType
-from typing import Any, Final, Self
+from types import TracebackType
+from typing import Final, Self
 
 import msgspec
 from py4j.protocol import Py4JError  # type: ignore[import-untyped]
 from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
-from pyspark.sql.streaming.query import StreamingQuery
-from pyspark.sql.streaming.readwriter import DataStreamReader
 
 from tensorpool.client import Client, connect
 from tensorpool.client.watch import Watch
 from tensorpool.control import Service, ServiceAgent, State, host_standard
-from tensorpool.errors import ConfigError, TensorPoolError
+from tensorpool.errors import ConfigError
 from tensorpool.logs import get_logger
 from tensorpool.spark.lake import Lake, layout
 from tensorpool.spark.lake.beside import Beside
@@ -44,13 +40,16 @@ from tensorpool.spark.lake.lock import RecordingLock
 from tensorpool.spark.lake.totals import Counted, StreamTotals
 from tensorpool.spark.offsets import Offsets, Position
 from tensorpool.spark.options import LiveOptions
+from tensorpool.spark.ways import MODES, Batches, RecordingFailed, Settings, Tailing, Way, last_words
+
+__all__ = ["Recorder", "RecordingFailed", "RingDepth", "Settings", "Totals", "default_name"]
 
 ATTACH_TIMEOUT_S: Final = 30.0
 BATCH_OVERHEAD_S: Final = 0.5  # of a micro-batch, beyond its trigger
 BATCHES_IN_RING: Final = 4
+TAIL_NEEDS_S: Final = 0.25  # that a task which follows may be held up
 TURNS_PER_POLL: Final = 100  # of its service
-MAX_BYTES_PER_TRIGGER: Final = 4 << 30
-RESTARTS: Final = 5  # of a query that fails, without a batch in between
+RESTARTS: Final = 5  # of a way that fails, without a commit in between
 FULL: Final = os.strerror(errno.ENOSPC)
 MIN_FREE_BYTES: Final = 1 << 20  # below, it is not tried
 RETRY_S, MAX_RETRY_S = 1.0, 30.0  # between two tries, the first and the last
@@ -61,26 +60,6 @@ FINAL: Final = (
     "ConfigError",
     "RemoteProtocolError",
 )  # no use in trying again
-
-
-class RecordingFailed(TensorPoolError):
-    """The query ended and could not be started again; its checkpoint is kept."""
-
-
-class Settings(msgspec.Struct, frozen=True, kw_only=True):
-    """How to record."""
-
-    codec: str = "zstd"
-    trigger_s: float = 1.0
-    starting_offsets: str = "latest"  # of a recording that has no checkpoint yet
-    max_file_bytes: int = 256 << 20
-    max_file_seconds: float = 60.0
-    is_durable: bool = True
-    is_warmed_up: bool = True  # a new recording, before it takes its first offset
-    fail_on_data_loss: bool = False
-    aeron_dir: str | None = None
-    config: str | None = None
-    overrides: Mapping[str, str] = MappingProxyType({})
 
 
 class RingDepth(msgspec.Struct, frozen=True):
@@ -142,6 +121,8 @@ class Recorder:
         if not layout.is_plain_name(self.name):
             raise ConfigError("name", self.name, "letters, digits, '.', '_' and '-', at most 100")
         Cut(self.settings.codec)
+        if self.settings.mode not in (None, *MODES):
+            raise ConfigError("mode", self.settings.mode, " or ".join(MODES))
         self._spark = spark
         self._log = get_logger("recorder", recording=self.name)
         self._lake = Lake.create(lake)
@@ -149,7 +130,8 @@ class Recorder:
         self._watches: list[Watch] = []
         self._names: dict[int, str] = {}  # of streams that were asked for by name
         self._beside: Beside | None = None
-        self._query: StreamingQuery | None = None
+        self._way: Way | None = None
+        self._is_going = False
         self._start = Offsets()
         self._started_s = 0.0
         self._ended_s = 0.0
@@ -159,7 +141,6 @@ class Recorder:
         self._restarts = 0
         self._restarts_in_row = 0
         self._restarted_at = -1
-        self._query_id: str | None = None
         self._beside_rows = {"metadata": 0, "qos": 0}
         self._full_at: int | None = None  # the last batch that there was space for
         self._retry_s = 0.0
@@ -204,45 +185,35 @@ class Recorder:
     @property
     def is_resumed(self) -> bool:
         """Whether there is a checkpoint to go on from."""
-        return (self.checkpoint / "offsets").exists()
+        return Batches.is_begun(self.checkpoint) or Tailing.is_begun(self.checkpoint)
+
+    @property
+    def mode(self) -> str:
+        """The way that was chosen, "batches" or "tail"; "" before the start."""
+        return "" if self._way is None else self._way.mode
 
     def start(self) -> None:
         """Warm up, take the first offset, and record from there. A resumed recording goes on without delay."""
-        if self.settings.is_warmed_up and not self.is_resumed:
-            self.warm_up()
+        is_new = not self.is_resumed
+        self._way = self._chosen_way()
+        if self.settings.is_warmed_up and is_new and isinstance(self._way, Batches):
+            self._way.warm_up(self._positions())
         self._lock.tell(_jvm_pid(self._spark))
         self._beside = Beside(self._lake, self._live_options(), self._names)
         self._start = self._positions()
         self._begin()
+        self._start = self._way.started()
         self._started_s = time.monotonic()
         self._serve()
 
     def pause(self) -> None:
-        """Take no frames: the query ends at once, what it has not committed is taken up when the recording goes on."""
-        if self._query is not None:
-            with contextlib.suppress(Py4JError, OSError):  # `poll` will say that the JVM is gone
-                self._query.stop()
-            self._query = None
+        """Take no frames: what is not committed yet is taken up when the recording goes on."""
+        self._halt()
 
     def resume(self) -> None:
         """Go on where the last commit ended. What the rings forgot meanwhile is a gap."""
-        if self._query is None:
+        if not self._is_going:
             self._begin()
-
-    def warm_up(self) -> None:
-        """Have Spark, planner and workers do once what they will do from now on, into a lake that goes again."""
-        scratch = tempfile.mkdtemp(prefix="tensorpool-warm-up-")
-        try:
-            begin = {
-                stream: Position(at.epoch, max(0, at.seq - 2)) for stream, at in self._positions().positions.items()
-            }
-            ranges = self._ranges(msgspec.json.encode(Offsets(begin).to_json()).decode())
-            query = self._sink(ranges.load(), f"{scratch}/lake", f"{scratch}/checkpoint", trigger_s=None)
-            query.awaitTermination()
-        except PySparkException as error:  # whatever it is, the recording itself meets it too, and is restarted
-            self._log.warning("warm_up_failed", error=_last_words(str(error)))
-        finally:
-            shutil.rmtree(scratch, ignore_errors=True)
 
     def depths(self, seconds: float = 0.5) -> list[RingDepth]:
         """How long every ring remembers, from what is published within some seconds."""
@@ -252,6 +223,8 @@ class Recorder:
         after = self._positions().positions
         elapsed_s = time.monotonic() - began_s
         needs_s = BATCHES_IN_RING * (self.settings.trigger_s + BATCH_OVERHEAD_S)
+        if self.mode == Tailing.mode:
+            needs_s = TAIL_NEEDS_S
         found = []
         for watch in self._watches:
             stream, slots = watch.stream_id, watch.epochs[-1].mapped.reader.nslots
@@ -288,13 +261,13 @@ class Recorder:
             self._restarts_in_row = self._restarts_in_row + 1 if self._committed_batch() == self._restarted_at else 1
             self._restarted_at = self._committed_batch()
             if self._restarts_in_row > RESTARTS or any(name in failure for name in FINAL):
-                raise RecordingFailed(f"recording {self.name} failed: {_last_words(failure)}")
-            self._log.warning("query_restarted", times=self._restarts_in_row, error=_last_words(failure))
+                raise RecordingFailed(f"recording {self.name} failed: {last_words(failure)}")
+            self._log.warning("query_restarted", times=self._restarts_in_row, error=last_words(failure))
         self._restarts += 1
         try:
             self._begin()
-        except (PySparkException, Py4JError, OSError) as error:  # the failed query stays: the next poll looks again
-            self._log.debug("query_not_restarted", error=_last_words(str(error)))
+        except (PySparkException, Py4JError, OSError) as error:  # what failed stays: the next poll looks again
+            self._log.debug("query_not_restarted", error=last_words(str(error)))
 
     def wait(self, seconds: float) -> None:
         """Record for so long, or until a command drains it."""
@@ -309,10 +282,12 @@ class Recorder:
             self._service.state = State.DRAINING
         target = self._positions()
         until_s = time.monotonic() + timeout_s
-        while self._query is not None and not self._has_reached(target) and time.monotonic() < until_s:
+        if self._way is not None and self._is_going:
+            self._way.drain(target)
+        while self._is_behind(target) and time.monotonic() < until_s:
             self.poll()
             time.sleep(0.05)
-        lag, is_early = self._lag(), self._query is not None and not self._has_reached(target)
+        lag, is_early = self._lag(), self._is_behind(target)
         self.close()
         if is_early:
             self._log.warning(
@@ -334,11 +309,8 @@ class Recorder:
         if self._agent is not None:
             self._agent.on_close()
             self._agent = None
-        if self._query is not None:
-            with contextlib.suppress(Py4JError, OSError):  # a JVM that is gone has no query to stop
-                self._query.stop()
-                self._lock.tell(None)
-            self._query = None
+        if self._is_going and self._halt():
+            self._lock.tell(None)
         try:
             if self._beside is not None:
                 beside, self._beside = self._beside, None
@@ -359,7 +331,7 @@ class Recorder:
         while self._read_commits < newest:
             self._read_commits += 1
             commit = self._lake.store.commit(self._read_commits)
-            if commit.kind == "record" and commit.query == self._query_id:
+            if self._way is not None and commit.kind == "record" and commit.query == self._way.query:
                 self._counted.add(commit)
         counted = self._counted
         rows = self._beside_rows if self._beside is None else self._beside.rows
@@ -404,59 +376,38 @@ class Recorder:
     def _drain(self) -> None:
         self._is_drained = True
 
-    # --- the query
+    # --- the way
+
+    def _chosen_way(self) -> Way:
+        """The one that the recording was begun with; of a new one the settings'."""
+        wanted = self.settings.mode
+        for mode, is_begun in ((way.mode, way.is_begun(self.checkpoint)) for way in (Batches, Tailing)):
+            if is_begun and wanted not in (None, mode):
+                raise ConfigError("mode", wanted, f"{mode}, with which {self.name} was begun, or another name")
+            wanted = mode if is_begun else wanted
+        way = Batches if wanted == Batches.mode else Tailing
+        return way(self._spark, self._lake, self.name, self.stream_ids, self.settings)
 
     def _begin(self) -> None:
-        starting = self.settings.starting_offsets
-        if starting == "latest":
-            starting = msgspec.json.encode(self._start.to_json()).decode()
-        ranges = self._ranges(starting).load()
-        path, checkpoint = str(self._lake.path), str(self.checkpoint)
-        self._query = self._sink(ranges, path, checkpoint, trigger_s=self.settings.trigger_s)
-        self._query_id = str(self._query.id)
+        assert self._way is not None
+        self._way.begin(self._start)
+        self._is_going = True
 
-    def _ranges(self, starting_offsets: str) -> DataStreamReader:
-        settings = self.settings
-        options: dict[str, Any] = {
-            "streams": ",".join(map(str, self.stream_ids)),
-            "table": "ranges",
-            "startingOffsets": starting_offsets,
-            "maxBytesPerTrigger": MAX_BYTES_PER_TRIGGER,
-            "failOnDataLoss": str(settings.fail_on_data_loss).lower(),
-            **settings.overrides,
-        }
-        if settings.aeron_dir is not None:
-            options["aeronDir"] = settings.aeron_dir
-        if settings.config is not None:
-            options["config"] = settings.config
-        return self._spark.readStream.format("tensorpool").options(**options)
+    def _halt(self) -> bool:
+        """False: whether it has ended is not known."""
+        self._is_going = False
+        return self._way is not None and self._way.halt()
 
-    def _sink(self, ranges: Any, path: str, checkpoint: str, *, trigger_s: float | None) -> StreamingQuery:
-        settings = self.settings
-        writer = ranges.writeStream.format("tensorpool.lake").options(
-            checkpointLocation=checkpoint,
-            codec=settings.codec,
-            maxFileBytes=settings.max_file_bytes,
-            maxFileSeconds=f"{settings.max_file_seconds}s",
-            durable=str(settings.is_durable).lower(),
-        )
-        if trigger_s is None:
-            writer = writer.trigger(availableNow=True)
-        else:
-            writer = writer.trigger(processingTime=f"{round(trigger_s * 1000)} milliseconds")
-        query: StreamingQuery = writer.start(path)
-        return query
+    def _is_behind(self, target: Offsets) -> bool:
+        return self._way is not None and self._is_going and not self._way.has_reached(target)
 
     def _failure(self) -> str | None:
-        """Why the query ended, "" where somebody stopped it; None while it runs."""
+        """Why the way ended, "" where somebody stopped it; None while it runs."""
         try:
-            if self._query is None or self._query.isActive:
-                return None
-            failure = self._query.exception()
+            return self._way.failure() if self._way is not None and self._is_going else None
         except (Py4JError, OSError) as error:
-            self._query = None
+            self._is_going = False
             raise RecordingFailed(f"recording {self.name}: Spark is gone ({type(error).__name__})") from None
-        return "" if failure is None else str(failure)
 
     def _note_full(self, failure: OSError | str) -> None:
         """Say once that the disk is full. Raises what is anything else."""
@@ -473,20 +424,7 @@ class Recorder:
             self._log.warning("lake_goes_on", path=str(self._lake.path))
 
     def _committed_batch(self) -> int:
-        return self._lake.state.batches.get(self._query_id or "", -1)
-
-    def _has_reached(self, target: Offsets) -> bool:
-        """Whether the last batch that was committed ended at or behind a target."""
-        reached = committed_offsets(self.checkpoint)
-        if reached is None:
-            if self.settings.starting_offsets != "latest":
-                return all(at.seq == 0 for at in target.positions.values())
-            reached = self._start
-        for stream, at in target.positions.items():
-            there = reached.positions.get(stream, Position(0, 0))
-            if (there.epoch, there.seq) < (at.epoch, at.seq):
-                return False
-        return True
+        return self._lake.state.batches.get("" if self._way is None else self._way.query, -1)
 
     # --- what the recorder sees itself
 
@@ -551,29 +489,8 @@ def default_name(streams: Sequence[int | str]) -> str:
     return "_".join(re.sub(r"[^A-Za-z0-9.-]+", "-", str(stream)).strip("-.") for stream in streams)[:100]
 
 
-def committed_offsets(checkpoint: Path) -> Offsets | None:
-    """Where the last batch ended that Spark's checkpoint has as done; None where there is none.
-
-    An entry of the offset log is a line with its version, one with settings, and one per source.
-    """
-    try:
-        batches = [int(name) for name in os.listdir(checkpoint / "commits") if name.isdecimal()]
-        lines = (checkpoint / "offsets" / str(max(batches))).read_text().splitlines()
-        return Offsets.from_json(lines[2])
-    except (FileNotFoundError, ValueError, IndexError):
-        return None
-
-
 def _jvm_pid(spark: SparkSession) -> int | None:
     """Of a JVM that this process started."""
     gateway = getattr(getattr(spark, "sparkContext", None), "_gateway", None)
     process = getattr(gateway, "proc", None)
     return None if process is None else int(process.pid)
-
-
-def _last_words(failure: str) -> str:
-    """The line of an error in which Python says what it was."""
-    lines = [line.strip() for line in failure.splitlines() if line.strip()]
-    ours = [line for line in lines if re.match(r"tensorpool\.[\w.]+: ", line)]
-    ours = ours or [line for line in lines if re.match(r"\w+(Error|Exception): ", line)]
-    return ours[-1] if ours else lines[0] if lines else "no reason given"

@@ -13,7 +13,7 @@ import socket
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Final
 
@@ -198,7 +198,6 @@ class FrameReader:
         self._batch_bytes = batch_bytes
         self._reuses = reuses
         self.gaps: list[Gap] = []
-        self.frames = 0
 
     def batches(self) -> Iterator[pa.RecordBatch]:
         """Raises WrongHost for memory that is not here."""
@@ -210,26 +209,9 @@ class FrameReader:
             self._lose(part.lo, part.hi, f"the ring is gone: {rejected.check}")
             return
         reference = None if self._inline else _Reference(self._part.regions, self._part.bases, self._part.host)
-        builder = _Builder(epoch, reference, self._batch_bytes, self._reuses)
+        builder = Builder(epoch, self._batch_bytes, reference=reference, reuses=self._reuses)
         builder.lost = self._part.lost_before
-        reader = epoch.reader
-        seq = part.lo
-        while seq < part.hi:
-            slot = reader.read(seq)
-            if isinstance(slot, SlotFrame):
-                if builder.is_full(slot.values_len_bytes):
-                    yield builder.finish()
-                reason = None if builder.add(slot) else DropReason.OVERWRITTEN
-            else:
-                reason = slot
-            if reason is None:
-                self.frames += 1
-                seq += 1
-                continue
-            hi = min(part.hi, max(seq + 1, (reader.newest() or 0) + 1 - reader.nslots))
-            self._lose(seq, hi, reason.name)
-            builder.lost += hi - seq
-            seq = hi
+        yield from builder.take(part.lo, part.hi, self._lose)
         if builder.rows:
             yield builder.finish()
 
@@ -242,10 +224,12 @@ class FrameReader:
             self.gaps.append(Gap(part.stream_id, part.epoch, lo, hi, reason))
 
 
-class _Builder:
+class Builder:
     """Columns of one batch; payloads are copied once, from shared memory into Arrow's own buffer, and verified."""
 
-    def __init__(self, epoch: MappedEpoch, reference: _Reference | None, batch_bytes: int, reuses: bool) -> None:
+    def __init__(
+        self, epoch: MappedEpoch, batch_bytes: int, *, reference: _Reference | None = None, reuses: bool = False
+    ) -> None:
         self._epoch = epoch
         self._reference = None if reference is None else reference.encode()
         self._batch_bytes = batch_bytes
@@ -260,10 +244,38 @@ class _Builder:
     def rows(self) -> int:
         return len(self._seqs)
 
-    def is_full(self, more_bytes: int) -> bool:
+    def take(self, lo: int, hi: int, lose: Callable[[int, int, str], None]) -> Iterator[pa.RecordBatch]:
+        """Add the frames of a range, and yield what was there before whenever a batch is full.
+
+        What cannot be read is told as `lose(lo, hi, reason)`.
+        """
+        reader = self._epoch.reader
+        seq = lo
+        while seq < hi:
+            slot = reader.read(seq)
+            if isinstance(slot, SlotFrame):
+                if self._is_full(slot.values_len_bytes):
+                    yield self.finish()
+                reason = None if self._add(slot) else DropReason.OVERWRITTEN
+            else:
+                reason = slot
+            if reason is None:
+                seq += 1
+                continue
+            after = min(hi, max(seq + 1, (reader.newest() or 0) + 1 - reader.nslots))
+            lose(seq, after, reason.name)
+            self.lost += after - seq
+            seq = after
+
+    def swap(self, memory: Bytes) -> Bytes:
+        """Go on with other memory; the memory of the batch that was finished last."""
+        memory, self._buffer = self._buffer, memory
+        return memory
+
+    def _is_full(self, more_bytes: int) -> bool:
         return self.rows > 0 and (self.rows >= BATCH_ROWS or self._filled + more_bytes > self._batch_bytes)
 
-    def add(self, slot: SlotFrame) -> bool:
+    def _add(self, slot: SlotFrame) -> bool:
         """False: it was overwritten before it was copied."""
         size = slot.values_len_bytes
         if self._reference is not None:

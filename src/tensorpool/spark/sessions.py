@@ -3,9 +3,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
+import signal
 import sys
+from pathlib import Path
 from typing import Any, Final
 
 from pyspark import SparkConf, SparkContext
@@ -66,11 +69,26 @@ def session(master: str = "local[*]", app_name: str = "tensorpool", **conf: str)
 
 
 def _launch(conf: dict[str, str]) -> None:
-    """Start a JVM in a session of its own: a signal to our process group is for us to obey. It ends with us."""
+    """Start a JVM in a session of its own: a signal to our process group is for us to obey. It ends with us.
+
+    One whose start is interrupted finds nobody to tell where it listens, and would stay for ever: it is ended here.
+    """
     if SparkContext._gateway is None:
         wanted = SparkConf().setAll(list(conf.items()))
-        gateway: Any = launch_gateway(wanted, {"start_new_session": True})  # type: ignore[no-untyped-call]
+        before = _children()
+        try:
+            gateway: Any = launch_gateway(wanted, {"start_new_session": True})  # type: ignore[no-untyped-call]
+        except BaseException:
+            for pid in _children() - before:
+                with contextlib.suppress(ProcessLookupError, PermissionError):
+                    os.killpg(pid, signal.SIGKILL)
+            raise
         SparkContext._ensure_initialized(gateway=gateway)
+
+
+def _children() -> set[int]:
+    """The processes that this one has started."""
+    return {int(pid) for path in Path("/proc/self/task").glob("*/children") for pid in path.read_text().split()}
 
 
 def register(spark: SparkSession) -> None:

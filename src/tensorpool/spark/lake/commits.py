@@ -121,7 +121,8 @@ def discard(lake: Lake, query: str) -> None:
 
 def collect(lake: Lake, older_than_s: float = COLLECT_AFTER_S) -> list[str]:
     """Remove what dead queries left behind; which. One with a checkpoint in the lake may come back and keeps it."""
-    living = {_query_of(path) for path in (lake.path / layout.CHECKPOINTS).glob("*/metadata")}
+    checkpoints = lake.path / layout.CHECKPOINTS
+    living = {_query_of(path) for name in ("metadata", layout.TAIL) for path in checkpoints.glob(f"*/{name}")}
     removed = []
     for folder in (lake.path / layout.STAGING).iterdir():
         if folder.name not in living and time.time() - _touched(folder) > older_than_s:

@@ -64,7 +64,7 @@ class FrameFile:
         self.last_seq: int | None = None
         self._first_ns: int | None = None
         self._last_ns: int | None = None
-        self._ids = (0, 0)
+        self.ids = (0, 0)  # of stream and epoch
 
     @property
     def is_full(self) -> bool:
@@ -78,7 +78,7 @@ class FrameFile:
         seqs = batch.column("seq")
         if self.first_seq is None:
             self.first_seq = seqs[0].as_py()
-            self._ids = batch.column("stream_id")[0].as_py(), batch.column("epoch")[0].as_py()
+            self.ids = batch.column("stream_id")[0].as_py(), batch.column("epoch")[0].as_py()
         self.last_seq = seqs[-1].as_py()
         self.frames += batch.num_rows
         self.payload_bytes += pc.sum(batch.column("nbytes")).as_py() or 0
@@ -91,7 +91,7 @@ class FrameFile:
         self, lo: int, hi: int, gaps: tuple[Gap, ...], name: Callable[[int, int], Path], *, is_recorded: bool = True
     ) -> tuple[Path, Footer]:
         """Give it its name; where that is taken, what is there counts and this one goes."""
-        stream_id, epoch = self._ids
+        stream_id, epoch = self.ids
         about = LakeFile(
             "", stream_id, epoch, lo, hi, self.frames, 0, self._first_ns, self._last_ns, self.payload_bytes, is_recorded
         )

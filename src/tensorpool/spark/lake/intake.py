@@ -22,7 +22,7 @@ from tensorpool.spark.lake.cut import Cut
 from tensorpool.spark.lake.files import ROW_GROUP_BYTES, FrameFile
 from tensorpool.spark.lake.manifest import UNKNOWN_TAIL, UNSEEN_EPOCHS, Gap, LakeFile
 from tensorpool.spark.lake.staging import Staging
-from tensorpool.spark.offsets import SeqRange
+from tensorpool.spark.offsets import Loss, SeqRange
 from tensorpool.spark.rings import FRAME_SCHEMA, RingPart
 from tensorpool.wire.control import Dtype
 
@@ -47,14 +47,19 @@ def stage_ranges(folder: Staging, batches: Iterator[pa.RecordBatch], cut: Cut) -
         for row in batch.to_pylist():
             stream_id, epoch, lo, hi = row["stream_id"], row["epoch"], row["lo"], row["hi"]
             if row["lost"] is not None:
-                reason = _REASONS.get(row["lost"], row["lost"])
-                gaps.append(Gap(stream_id, epoch, lo, lo if hi is None else hi, reason))
+                gaps.append(gap_of(Loss(stream_id, epoch, lo, hi, row["lost"])))
             else:
                 part = None if row["part"] is None else msgspec.msgpack.decode(row["part"], type=RingPart)
                 staged = folder.stage(part, SeqRange(stream_id, epoch, lo, hi), cut)
                 files += staged.files
                 gaps += staged.gaps
     return Staged(tuple(files), tuple(gaps))
+
+
+def gap_of(loss: Loss) -> Gap:
+    """A loss of the live source, as a lake tells it."""
+    hi = loss.lo if loss.hi is None else loss.hi
+    return Gap(loss.stream_id, loss.epoch, loss.lo, hi, _REASONS.get(loss.reason, loss.reason))
 
 
 def stage_rows(folder: Staging, batches: Iterator[pa.RecordBatch], cut: Cut) -> Staged:

@@ -7,7 +7,7 @@
     LAKE/_manifest/00000000000000000042.json            one commit: what came, what went
     LAKE/_manifest/00000000000000000042.state           all commits up to this one, in sum
     LAKE/_staging/<query>/<batch>/…                     files on their way in
-    LAKE/_checkpoints/<name>/                           Spark's checkpoints of recordings
+    LAKE/_checkpoints/<name>/                           checkpoints of recordings: Spark's, or tail.json
 
 Only files that the manifest names are part of the lake. Names that begin with "_" are invisible to Parquet readers.
 """
@@ -25,6 +25,7 @@ MANIFEST: Final = "_manifest"
 STAGING: Final = "_staging"
 TABLES: Final = "_tables"
 CHECKPOINTS: Final = "_checkpoints"
+TAIL: Final = "tail.json"
 
 _COMMIT: Final = re.compile(r"(?P<number>[0-9]{20})\.(?P<kind>json|state)")
 _STAGED: Final = re.compile(r"(?P<stream>[0-9]+)-(?P<epoch>[0-9]+)-(?P<lo>[0-9]+)-(?P<hi>[0-9]+)\.parquet")

@@ -1,0 +1,320 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The task that follows rings, without Spark: every frame once or in a gap, whoever dies and whatever is slow."""
+
+from __future__ import annotations
+
+import functools
+import random
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import msgspec
+import numpy as np
+import pytest
+
+import tensorpool as tp
+from tensorpool.cli.pattern import Checked
+from tensorpool.client import Client
+from tensorpool.spark.lake import Lake, commits, layout, tail
+from tensorpool.spark.lake.cut import Cut
+from tensorpool.spark.lake.errors import LakeConflict
+from tensorpool.spark.lake.tail import Lane, Plan, Signs, Tail
+from tensorpool.spark.live import DataLoss
+from tensorpool.spark.offsets import Offsets, Position
+from tensorpool.spark.options import LiveOptions
+from tests.support.lakes import check, options_of
+from tests.support.processes import wait_until
+
+
+@pytest.fixture
+def follow(pool: tp.Local, tmp_path: Path) -> Iterator[Callable[..., Tail]]:
+    """A task of one recording, not begun; closed with the test."""
+    made: list[Tail] = []
+
+    def make(*streams: int, start: Offsets | str = "latest", fails: bool = False, run: str = "run") -> Tail:
+        where = options_of(pool)
+        live = LiveOptions(
+            streams=streams,
+            starting_offsets=start,
+            fail_on_data_loss=fails,
+            aeron_dir=where["aeron_dir"],
+            overrides=dict(where["overrides"]),
+        )
+        cut = Cut("none", is_durable=False)
+        lake = str(tmp_path / "lake")
+        plan = Plan(lake=lake, recording="cam", query="q", run=run, options=live, cut=cut, commit_s=3600.0)
+        made.append(Tail(plan))
+        return made[-1]
+
+    yield make
+    for one in made:
+        one.close()
+
+
+def film(producer: tp.Producer, frames: int, nbytes: int = 100) -> None:
+    pixels = np.empty(nbytes, np.uint8)
+    for _ in range(frames):
+        Checked().paint(pixels, producer.next_seq)
+        assert producer.publish(pixels) is not None
+
+
+def commit(task: Tail) -> None:
+    while task.step():
+        pass
+    task.roll()
+    task.settle()
+
+
+def seqs_in(path: Path) -> list[int]:
+    """Of the one epoch of a lake in which every payload is what was published and nothing is unexplained."""
+    (seqs,) = check(Lake.open(path)).values()
+    return seqs
+
+
+def test_what_is_published_is_committed_in_order(
+    follow: Callable[..., Tail], client: Client, tmp_path: Path, stream: Callable[..., int]
+) -> None:
+    """Two streams, several commits: each frame once, each commit the next batch of the recording."""
+    first, second = stream("deep"), stream("deep")
+    with client.producer(first) as one, client.producer(second) as other:
+        film(one, 5)
+        task = follow(first, second)
+        task.begin()
+        for count in (3, 1, 200):
+            film(one, count)
+            film(other, 2 * count)
+            commit(task)
+        commit(task)
+    lake = Lake.open(tmp_path / "lake")
+    found = {stream: seqs for (stream, _), seqs in check(lake).items()}
+    assert found == {first: list(range(5, 209)), second: list(range(408))}
+    assert (task.frames, lake.state.batches, lake.gaps()) == (612, {"q": 2}, [])
+    assert not any((lake.path / layout.STAGING).glob("*/*/*"))
+
+
+def test_the_word_to_stop_is_obeyed_at_its_place(
+    follow: Callable[..., Tail], client: Client, tmp_path: Path, stream: Callable[..., int]
+) -> None:
+    """Recorder and task meet by files: ready with the beginning, stop with the end. No place: here."""
+    number = stream("deep")
+    with client.producer(number) as producer:
+        film(producer, 10)
+        start = Offsets({number: Position(producer.epoch or 0, 0)})
+        seventh = Offsets({number: Position(producer.epoch or 0, 7)})
+        for run, stop, frames in (("one", seventh, 7), ("two", Offsets(), 0)):
+            task = follow(number, start=start, run=run)
+            signs = Signs(tmp_path / "lake" / layout.CHECKPOINTS / "cam", run)
+            signs.stop.write_bytes(msgspec.json.encode(stop.to_json()))
+            assert task.run() == frames
+            begun = Offsets.from_json(signs.ready.read_text()).positions[number]
+            assert begun.seq == (0 if run == "one" else 7), "the second goes on where the first ended"
+            task.close()
+    assert seqs_in(tmp_path / "lake") == list(range(7))
+
+
+def test_what_the_ring_forgot_is_a_gap_before_within_and_behind(
+    follow: Callable[..., Tail], client: Client, tmp_path: Path, stream: Callable[..., int]
+) -> None:
+    number = stream("tiny")
+    with client.producer(number) as producer:
+        film(producer, 20)
+        task = follow(number, start=Offsets({number: Position(producer.epoch or 0, 0)}))
+        task.begin()
+        commit(task)
+        for _ in range(2):  # within a file: two reads, and the ring goes round between them
+            film(producer, 30)
+            task.step()
+        commit(task)
+    lake = Lake.open(tmp_path / "lake")
+    assert seqs_in(lake.path) == [*range(12, 20), *range(42, 50), *range(72, 80)]
+    told = [(gap.lo, gap.hi, gap.reason) for gap in lake.gaps()]
+    assert told == [(0, 12, "OVERWRITTEN"), (20, 42, "OVERWRITTEN"), (50, 72, "OVERWRITTEN")]
+
+
+def test_with_fail_on_data_loss_it_ends_with_the_range(
+    follow: Callable[..., Tail], client: Client, stream: Callable[..., int]
+) -> None:
+    number = stream("tiny")
+    with client.producer(number) as producer:
+        film(producer, 20)
+        task = follow(number, start=Offsets({number: Position(producer.epoch or 0, 0)}), fails=True)
+        task.begin()
+        with pytest.raises(DataLoss, match=rf"stream {number}, epoch \d+: frames 0 to 11 are lost"):
+            task.step()
+
+
+def test_a_file_that_was_staged_and_not_committed_is_adopted(
+    follow: Callable[..., Tail], client: Client, tmp_path: Path, stream: Callable[..., int]
+) -> None:
+    """The manifest cannot be written, the task ends, the ring moves on: what was staged is all that there is."""
+    number = stream("tiny")
+    lake = tmp_path / "lake"
+    with client.producer(number) as producer:
+        film(producer, 3)
+        task = follow(number)
+        task.begin()
+        film(producer, 5)
+        commit(task)
+        film(producer, 6)
+        (lake / layout.MANIFEST).rename(tmp_path / "kept")
+        (lake / layout.MANIFEST).touch()
+        with pytest.raises(NotADirectoryError):
+            commit(task)
+        film(producer, 2)
+        with pytest.raises(NotADirectoryError):
+            commit(task)  # whatever comes after must not be committed ahead of it
+        task.close()
+        (lake / layout.MANIFEST).unlink()
+        (tmp_path / "kept").rename(lake / layout.MANIFEST)
+        film(producer, 20)
+        again = follow(number, run="again")
+        again.begin()
+        commit(again)
+    assert seqs_in(lake) == [*range(3, 16), *range(28, 36)]
+    assert [(gap.lo, gap.hi) for gap in Lake.open(lake).gaps()] == [(16, 28)]
+
+
+def test_a_recording_that_never_committed_begins_with_what_it_staged(
+    follow: Callable[..., Tail], client: Client, tmp_path: Path, stream: Callable[..., int]
+) -> None:
+    number = stream("deep")
+    lake = tmp_path / "lake"
+    with client.producer(number) as producer:
+        film(producer, 3)
+        task = follow(number)
+        task.begin()
+        film(producer, 4)
+        (lake / layout.MANIFEST).rmdir()
+        (lake / layout.MANIFEST).touch()
+        with pytest.raises(NotADirectoryError):
+            commit(task)
+        task.close()
+        (lake / layout.MANIFEST).unlink()
+        (lake / layout.MANIFEST).mkdir()
+        film(producer, 4)
+        again = follow(number, run="again")
+        again.begin()
+        commit(again)
+    assert seqs_in(lake) == list(range(3, 11))
+
+
+def test_a_commit_of_somebody_else_is_not_taken_for_ones_own(
+    follow: Callable[..., Tail], client: Client, tmp_path: Path, stream: Callable[..., int]
+) -> None:
+    number = stream("deep")
+    with client.producer(number) as producer:
+        task = follow(number)
+        task.begin()
+        film(producer, 3)
+        commits.commit(Lake.open(tmp_path / "lake"), "q", 0, [])
+        with pytest.raises(LakeConflict, match="batch 0 of recording cam was committed by somebody else"):
+            commit(task)
+
+
+def test_a_lane_that_is_behind_is_helped_by_another(
+    follow: Callable[..., Tail],
+    client: Client,
+    tmp_path: Path,
+    stream: Callable[..., int],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Batches of ten frames; the first lane is held up, so the next file is the other's."""
+    monkeypatch.setattr(tail, "ROW_GROUP_BYTES", 1000)
+    number = stream("deep")
+    with client.producer(number) as producer:
+        task = follow(number)
+        task.begin()
+        film(producer, 15)
+        task.step()
+        go_on = threading.Event()
+        for _ in range(tail.BATCHES_PER_LANE):
+            task._lanes[0].submit(go_on.wait)
+        film(producer, 20)
+        task.step()
+        go_on.set()
+        commit(task)
+    lake = Lake.open(tmp_path / "lake")
+    assert seqs_in(lake.path) == list(range(35))
+    assert [file.frames for file in lake.files()] == [10, 25]
+    assert lake.state.number == 1, "one commit"
+
+
+def test_files_are_cut_by_size(
+    follow: Callable[..., Tail],
+    client: Client,
+    tmp_path: Path,
+    stream: Callable[..., int],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(tail, "ROW_GROUP_BYTES", 1000)
+    monkeypatch.setattr(tail, "BATCHES_PER_LANE", 1000)
+    monkeypatch.setattr(Tail, "max_file_bytes", 3000)
+    number = stream("deep")
+    with client.producer(number) as producer:
+        task = follow(number)
+        task.begin()
+        film(producer, 100)
+        commit(task)
+    lake = Lake.open(tmp_path / "lake")
+    assert seqs_in(lake.path) == list(range(100))
+    assert {file.frames for file in lake.files()} == {30, 10}
+
+
+def is_followed(task: Tail, producer: tp.Producer) -> bool:
+    task.step()
+    return task._at.positions[producer.stream_id].epoch == producer.epoch
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_whatever_happens_every_frame_is_there_once_or_in_a_gap(
+    follow: Callable[..., Tail], client: Client, tmp_path: Path, stream: Callable[..., int], seed: int
+) -> None:
+    """Frames, commits, tasks that end without a word and are followed by others, and new epochs, in random order."""
+    chance = random.Random(seed)
+    number = stream("tiny")
+    producer = client.producer(number)
+    task = follow(number, run="0")
+    task.begin()
+    for turn in range(1, 40):
+        what = chance.choice(["film", "film", "film", "step", "step", "roll", "commit", "task", "epoch"])
+        if what == "film":
+            film(producer, chance.randrange(1, 12))
+        elif what == "step":
+            task.step()
+        elif what == "roll":
+            task.roll()
+        elif what == "commit":
+            commit(task)
+        elif what == "task":
+            task.close()
+            task = follow(number, run=str(turn))
+            task.begin()
+        elif chance.random() < 0.5:
+            producer.close()
+            producer = client.producer(number)
+            film(producer, 1)
+            wait_until(functools.partial(is_followed, task, producer), "it is followed")
+    film(producer, 8)
+    commit(task)
+    producer.close()
+    found = check(Lake.open(tmp_path / "lake"))
+    assert found
+    newest = max(found)
+    assert found[newest][-8:] == list(range(found[newest][-1] - 7, found[newest][-1] + 1))
+
+
+def test_a_lane_does_nothing_more_after_the_first_failure() -> None:
+    done: list[int] = []
+    lane = Lane("test")
+    go_on = threading.Event()
+    lane.submit(go_on.wait)
+    lane.submit(done.append, 1)
+    lane.submit(int, "not a number")
+    lane.submit(done.append, 2)
+    assert lane.waiting == 4
+    go_on.set()
+    with pytest.raises(ValueError, match="not a number"):
+        lane.settle()
+    lane.close()
+    assert done == [1]
