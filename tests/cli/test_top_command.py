@@ -27,11 +27,13 @@ import tensorpool as tp
 from tensorpool.cli.overview import Page, render
 from tensorpool.supervisor.config import SupervisorConfig
 from tensorpool.supervisor.view import View
-from tensorpool.wire.control import ClockDomain, DataSourceAnnounce, Mode, QosConsumer, QosProducer, ShmPoolAnnounce
+from tensorpool.wire.control import DataSourceAnnounce, QosProducer
 from tests.cli.conftest import Shell
+from tests.support.messages import announce, consumer_qos
 from tests.support.processes import ROOT, terminal_environment
 
 S = 1_000_000_000
+EPOCH = 1_794_812_572_954_192_273
 
 
 @pytest.fixture(scope="module")
@@ -152,40 +154,23 @@ def crowd(streams: int = 3, consumers: int = 4) -> View:
     view = View(SupervisorConfig())
     for second in range(5):
         for stream_id in range(1, streams + 1):
-            announce = ShmPoolAnnounce(
-                stream_id=stream_id,
-                producer_id=7,
-                epoch=1_794_812_572_954_192_273,
-                announce_timestamp_ns=second * S,
-                announce_clock_domain=ClockDomain.MONOTONIC,
-                layout_version=1,
-                header_nslots=64,
-                header_slot_bytes=256,
-            )
-            view.on_message(announce, second * S)
+            told = announce(stream_id, producer_id=7, epoch=EPOCH, announce_timestamp_ns=second * S, pools={})
+            view.on_message(told, second * S)
             named = DataSourceAnnounce(
                 stream_id=stream_id,
                 producer_id=7,
-                epoch=announce.epoch,
+                epoch=EPOCH,
                 meta_version=0,
                 name=f"a/rather/long/name/of/a/camera/{stream_id}",
             )
             view.on_message(named, second * S)
             view.on_message(
-                QosProducer(stream_id=stream_id, producer_id=7, epoch=announce.epoch, current_seq=100 * second),
+                QosProducer(stream_id=stream_id, producer_id=7, epoch=EPOCH, current_seq=100 * second),
                 second * S,
             )
         for consumer_id in range(1, consumers + 1):
             behind = 90 if consumer_id == consumers and second == 4 else 0
-            qos = QosConsumer(
-                stream_id=1,
-                consumer_id=consumer_id,
-                epoch=1_794_812_572_954_192_273,
-                last_seq_seen=100 * second - behind,
-                drops_gap=0,
-                drops_late=0,
-                mode=Mode.STREAM,
-            )
+            qos = consumer_qos(1, consumer_id, epoch=EPOCH, last_seq_seen=100 * second - behind)
             view.on_message(qos, second * S)
         view.tick(second * S)
     return view
@@ -228,7 +213,7 @@ def test_what_peers_say_cannot_reach_the_terminal() -> None:
     view = crowd(1, 1)
     evil = "\x1b[2J\n[red]x[/red]"
     view.on_message(
-        DataSourceAnnounce(stream_id=1, producer_id=7, epoch=1_794_812_572_954_192_273, meta_version=0, name=evil),
+        DataSourceAnnounce(stream_id=1, producer_id=7, epoch=EPOCH, meta_version=0, name=evil),
         4 * S,
     )
     text = "\n".join(page_of(view, 120, None))

@@ -9,7 +9,6 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import numpy as np
 import pytest
 
@@ -20,8 +19,8 @@ from tensorpool.client import Client, Consumer, Frame, Producer
 from tensorpool.client.mapped import MappedEpoch
 from tensorpool.driver import DriverConfig
 from tensorpool.shm import AllowedBases, MappedRing, PoolSpec, RingSpec, layout_of, map_ring
-from tensorpool.wire import Message, control, decode, driver
-from tensorpool.wire.control import ClockDomain, ConsumerHello, FrameDescriptor, Mode, ShmPoolAnnounce
+from tensorpool.wire import Message, decode, driver
+from tensorpool.wire.control import ConsumerHello, FrameDescriptor, ShmPoolAnnounce
 from tensorpool.wire.driver import (
     LeaseRevokeReason,
     ResponseCode,
@@ -29,9 +28,11 @@ from tensorpool.wire.driver import (
     ShmAttachResponse,
     ShmLeaseRevoked,
 )
+from tests.support import messages
 from tests.support.processes import wait_until
 
 STREAM = 10_000
+BASE = "/dev/shm/tp"
 SECOND_NS = 1_000_000_000
 MS = 1_000_000
 RING = RingSpec(4, (PoolSpec(1, 64), PoolSpec(2, 128)))
@@ -61,7 +62,7 @@ _names = itertools.count()
 
 def granted(correlation_id: int, **changed: Any) -> ShmAttachResponse:
     """An OK that is complete, with what the test wants otherwise."""
-    folder = f"shm:file?path=/dev/shm/tp/{STREAM}/5"
+    folder = f"shm:file?path={BASE}/{STREAM}/5"
     fields: dict[str, Any] = {
         "correlation_id": correlation_id,
         "code": ResponseCode.OK,
@@ -92,21 +93,10 @@ def refused(correlation_id: int, code: ResponseCode = ResponseCode.REJECTED, wor
 
 
 def announced(epoch: int, **changed: Any) -> ShmPoolAnnounce:
-    """An announce of the same regions, in another epoch."""
-    response = granted(0)
-    fields: dict[str, Any] = {
-        "stream_id": STREAM,
-        "producer_id": 0,
-        "epoch": epoch,
-        "announce_timestamp_ns": 0,
-        "announce_clock_domain": ClockDomain.MONOTONIC,
-        "layout_version": 1,
-        "header_nslots": RING.nslots,
-        "header_slot_bytes": 256,
-        "payload_pools": tuple(control.PayloadPool(**msgspec.structs.asdict(pool)) for pool in response.payload_pools),
-        "header_region_uri": response.header_region_uri,
-    }
-    return ShmPoolAnnounce(**fields | changed)
+    """An announce of a ring as it is granted, in some epoch."""
+    pools = {pool.pool_id: pool.stride_bytes for pool in RING.pools}
+    fields = {"stream_id": STREAM, "announce_timestamp_ns": 0} | changed
+    return messages.announce(epoch=epoch, nslots=RING.nslots, pools=pools, below=BASE, **fields)
 
 
 def revoked(lease_id: int, client_id: int, role: Role = Role.PRODUCER, **changed: Any) -> ShmLeaseRevoked:
@@ -122,18 +112,7 @@ def revoked(lease_id: int, client_id: int, role: Role = Role.PRODUCER, **changed
 
 
 def hello(consumer_id: int = 1, stream_id: int = STREAM, **changed: Any) -> ConsumerHello:
-    fields: dict[str, Any] = {
-        "stream_id": stream_id,
-        "consumer_id": consumer_id,
-        "supports_shm": True,
-        "supports_progress": False,
-        "mode": Mode.STREAM,
-        "max_rate_hz": 0,
-        "expected_layout_version": 0,
-        "descriptor_stream_id": 0,
-        "control_stream_id": 0,
-    }
-    return ConsumerHello(**fields | changed)
+    return messages.hello(stream_id, consumer_id, **{"expected_layout_version": 0} | changed)
 
 
 class StillConductor:

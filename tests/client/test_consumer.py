@@ -20,6 +20,7 @@ from tensorpool.wire.control import (
     Mode,
 )
 from tests.client.conftest import FRAME, SECOND_NS, Outsider, Pair, hello, new_name, paired
+from tests.support.messages import consumer_config
 from tests.support.processes import wait_until
 
 _private_ids = itertools.count(33_000)
@@ -255,13 +256,10 @@ def test_who_answers_hellos_does_not_undo_what_others_decreed(client: Client, ou
     (private,) = producer._session.fan_out.descriptors
     wait_until(lambda: private.publication.is_connected, "the consumer listens to it")
     answers = Answers(outsider, consumer, wish)
-    plain = ConsumerConfig(
-        stream_id=consumer.stream_id,
-        consumer_id=consumer.consumer_id,
-        use_shm=True,
-        mode=Mode.STREAM,
+    plain = consumer_config(
+        consumer.stream_id,
+        consumer.consumer_id,
         descriptor_stream_id=endpoint.stream_id,
-        control_stream_id=0,
         descriptor_channel=endpoint.channel,
     )
     limited = msgspec.structs.replace(plain, mode=Mode.RATE_LIMITED)
@@ -303,15 +301,7 @@ def test_a_consumer_that_is_told_not_to_use_shared_memory_falls_back(
     producer.wait_for_consumers(1, 20)
     pair = Pair(producer, consumer)
     pair.publish()
-    told = ConsumerConfig(
-        stream_id=consumer.stream_id,
-        consumer_id=consumer.consumer_id,
-        use_shm=False,
-        mode=Mode.STREAM,
-        descriptor_stream_id=0,
-        control_stream_id=0,
-        payload_fallback_uri=uri,
-    )
+    told = consumer_config(consumer.stream_id, consumer.consumer_id, use_shm=False, payload_fallback_uri=uri)
     outsider.say("control", msgspec.structs.replace(told, consumer_id=told.consumer_id ^ 1))  # for somebody else
     outsider.say("control", msgspec.structs.replace(told, stream_id=told.stream_id + 1))
     outsider.say("control", msgspec.structs.replace(told, use_shm=True, mode=Mode.RATE_LIMITED))

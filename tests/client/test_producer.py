@@ -24,11 +24,10 @@ from tensorpool.wire.control import (
     DataSourceAnnounce,
     DataSourceMeta,
     MetaBlobComplete,
-    Mode,
-    QosConsumer,
 )
 from tensorpool.wire.trace import TraceLinkSet
 from tests.client.conftest import FRAME, MS, Outsider, Pair, hello, new_name, paired
+from tests.support.messages import consumer_qos
 from tests.support.processes import wait_until
 
 # --- frames
@@ -354,18 +353,9 @@ def test_a_consumer_whose_qos_is_heard_first_gets_the_blobs_too(pair: Pair, outs
     pair.producer.publish_blob(b"flat field", blob_type=3)
     wait_until(lambda: pair.consumer.blob(3), "the blob was sent once")
     stranger = 4_242
-    epoch = pair.producer.epoch or 0
     outsider.say(
         "qos",
-        QosConsumer(
-            stream_id=pair.producer.stream_id,
-            consumer_id=stranger,
-            epoch=epoch,
-            last_seq_seen=0,
-            drops_gap=0,
-            drops_late=0,
-            mode=Mode.STREAM,
-        ),
+        consumer_qos(pair.producer.stream_id, stranger, epoch=pair.producer.epoch or 0),
     )
     assert pair.producer.wait_for_consumers(2, 20)
     outsider.wait_for(DataSourceAnnounce, lambda it: it.stream_id == pair.producer.stream_id)

@@ -16,6 +16,7 @@ from tensorpool.wire import Message, decode
 from tensorpool.wire.control import ConsumerConfig, Mode
 from tensorpool.wire.driver import Role
 from tests.client.conftest import STREAM, StillConductor, hello, revoked
+from tests.support import messages
 
 HALF: dict[str, Any] = {"descriptor_stream_id": 31_000}  # a request that is answered, with a decline (E23)
 DECREES: dict[str, dict[str, Any]] = {
@@ -63,15 +64,7 @@ class Answers:
 
 
 def config(consumer_id: int = 1, **changed: Any) -> ConsumerConfig:
-    fields: dict[str, Any] = {
-        "stream_id": STREAM,
-        "consumer_id": consumer_id,
-        "use_shm": True,
-        "mode": Mode.STREAM,
-        "descriptor_stream_id": 0,
-        "control_stream_id": 0,
-    }
-    return ConsumerConfig(**fields | changed)
+    return messages.consumer_config(STREAM, consumer_id, **changed)
 
 
 @pytest.mark.parametrize("is_relay", [False, True], ids=["producer", "relay"])

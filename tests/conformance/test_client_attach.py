@@ -12,16 +12,18 @@ import struct
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from msgspec.structs import replace
 
 import tensorpool as tp
 from tensorpool import aeron
 from tensorpool.client import Client, Consumer, DropReason, Producer
-from tensorpool.wire.control import ConsumerConfig, FrameDescriptor, Mode, ShmPoolAnnounce
+from tensorpool.wire.control import ConsumerConfig, ConsumerHello, FrameDescriptor, Mode, ShmPoolAnnounce
 from tensorpool.wire.driver import (
     LeaseRevokeReason,
     ResponseCode,
@@ -34,11 +36,14 @@ from tensorpool.wire.driver import (
     ShutdownReason,
 )
 from tests.shm.by_hand import mapped_files
-from tests.support.driver_client import DriverClient, hello, new_client_id
+from tests.support.driver_client import DriverClient, new_client_id
 from tests.support.driver_process import Deployment
+from tests.support.listener import Said
+from tests.support.messages import hello
 from tests.support.processes import private_directory, wait_until
+from tests.support.regions import RING
 from tests.support.wire_consumer import separate
-from tests.support.wire_producer import RING, Grant, Said, WireProducer, altered
+from tests.support.wire_producer import Grant, WireProducer, altered
 
 PERIOD_MS = 1000  # as the client is told; the peer announces far more often
 SHORT_PERIOD_MS = 300
@@ -202,6 +207,7 @@ def test_attaches_of_one_stream_and_role_come_one_after_the_other(bench: Bench, 
         wait_until(lambda: len(peer.heard(ShmAttachRequest)) >= 2, "the request is repeated")
         assert len(requests_of(peer, role)) == 1
     finally:
+        peer.announces = False  # a producer that learns that the other took its place asks again
         peer.answer_held()
         for thread in threads:
             thread.join()
@@ -252,8 +258,7 @@ def test_a_refusal_is_told_in_the_drivers_words_or_overcome(
 
 def _lie(**changed: Any) -> Callable[[WireProducer, ShmAttachResponse], Said]:
     def told(peer: WireProducer, honest: ShmAttachResponse) -> Said:
-        fields = {name: getattr(honest, name) for name in honest.__struct_fields__} | changed
-        return ShmAttachResponse(**fields)
+        return replace(honest, **changed)
 
     return told
 
@@ -263,9 +268,8 @@ def _pool(**changed: Any) -> Callable[[WireProducer, ShmAttachResponse], Said]:
 
     def told(peer: WireProducer, honest: ShmAttachResponse) -> Said:
         *others, last = honest.payload_pools
-        fields = {name: getattr(last, name) for name in last.__struct_fields__}
-        changes = {name: value(fields) if callable(value) else value for name, value in changed.items()}
-        return _lie(payload_pools=(*others, type(last)(**fields | changes)))(peer, honest)
+        changes = {name: value(last) if callable(value) else value for name, value in changed.items()}
+        return replace(honest, payload_pools=(*others, replace(last, **changes)))
 
     return told
 
@@ -309,11 +313,11 @@ UNUSABLE: dict[str, Callable[[WireProducer, ShmAttachResponse], Said]] = {
 
 
 UNMAPPABLE: dict[str, Callable[[WireProducer, ShmAttachResponse], Said]] = {
-    "another scheme": _pool(region_uri=lambda it: it["region_uri"].replace("shm:file", "shm:memfd")),
-    "a parameter": _pool(region_uri=lambda it: it["region_uri"] + "|mode=rw"),
+    "another scheme": _pool(region_uri=lambda it: it.region_uri.replace("shm:file", "shm:memfd")),
+    "a parameter": _pool(region_uri=lambda it: it.region_uri + "|mode=rw"),
     "a relative path": _pool(region_uri="shm:file?path=7.pool"),
-    "huge pages that are none": _pool(region_uri=lambda it: it["region_uri"] + "|require_hugepages=true"),
-    "a file that is not there": _pool(region_uri=lambda it: it["region_uri"] + "x"),
+    "huge pages that are none": _pool(region_uri=lambda it: it.region_uri + "|require_hugepages=true"),
+    "a file that is not there": _pool(region_uri=lambda it: it.region_uri + "x"),
     "outside of the allowed directories": _outside,
     "a pool of another stride": _pool(stride_bytes=2048),
     "another epoch": _lie(epoch=5),
@@ -782,3 +786,18 @@ def test_closing_gives_the_lease_back_and_asks_for_no_other(shared: tuple[WirePr
         return
     with pytest.raises(tp.Closed):
         session.publish(FRAME)
+
+
+@pytest.mark.spec("WIRE-10.1.2-15")
+def test_consumers_give_themselves_random_ids(shared: tuple[WireProducer, Client]) -> None:
+    """Neither one after the other nor near each other, and each says hello with its own."""
+    peer, client = shared
+    since = peer.now
+    with ExitStack() as stack:
+        consumers = [stack.enter_context(client.consumer(peer.stream_id)) for _ in range(40)]
+        ids = [consumer.consumer_id for consumer in consumers]
+        for consumer_id in ids:
+            peer.wait_for(ConsumerHello, since, consumer_id=consumer_id)
+    assert len(set(ids)) == len(ids)
+    assert ids not in (sorted(ids), sorted(ids, reverse=True))
+    assert max(ids) - min(ids) > 2**31  # of ids that are random less than once in ten thousand million runs

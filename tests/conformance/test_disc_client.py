@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from msgspec.structs import replace
 
 import tensorpool as tp
 from tensorpool import aeron
@@ -21,10 +22,12 @@ from tensorpool.wire.control import ConsumerHello
 from tensorpool.wire.discovery import DiscoveryResponse, DiscoveryStatus, Result
 from tensorpool.wire.driver import ResponseCode, Role, ShmAttachRequest
 from tests.shm.by_hand import mapped_files
-from tests.support.disc_client import NULL_32, NULL_64, Said
-from tests.support.disc_provider import WireProvider, changed_fields, result_of
+from tests.support.disc_client import NULL_32, NULL_64
+from tests.support.disc_provider import WireProvider, result_of
+from tests.support.listener import Said
 from tests.support.processes import private_directory, wait_until
-from tests.support.wire_producer import RING, Endpoints, WireProducer, new_stream_id
+from tests.support.regions import RING
+from tests.support.wire_producer import Endpoints, WireProducer, new_stream_id
 
 OWN, OTHER = "own-driver", "other-driver"
 FRAME = np.arange(6, dtype=np.float32)
@@ -114,7 +117,7 @@ def wait_works(consumer: Consumer, peer: WireProducer) -> None:
 
 def ids_since(provider: WireProvider, since: int) -> set[int]:
     """Of the requests: one that is not answered soon is sent again as it was."""
-    return {heard.message.request_id for heard in provider.requests[since:]}
+    return {heard.message.request_id for heard in provider.transcript[since:]}
 
 
 def attaches(peer: WireProducer, since: int = 0) -> list[ShmAttachRequest]:
@@ -202,8 +205,8 @@ def test_answers_to_what_was_not_asked_are_dropped(bench: Bench, provider: WireP
 
     def told(honest: DiscoveryResponse) -> Iterable[Said]:
         foreign = [honest.request_id + 1, honest.request_id - 1, 0, 2**64 - 1, honest.request_id ^ 2**63]
-        strangers = [changed_fields(honest, request_id=id % 2**64, results=lies) for id in foreign]
-        return [*strangers, honest, changed_fields(honest, results=lies)]
+        strangers = [replace(honest, request_id=id % 2**64, results=lies) for id in foreign]
+        return [*strangers, honest, replace(honest, results=lies)]
 
     provider.always = told
     for _ in range(3):
@@ -217,13 +220,13 @@ def test_an_answer_that_comes_late_is_dropped(bench: Bench, provider: WireProvid
     provider.always = lambda honest: ()
     with pytest.raises(tp.DriverUnreachable):
         client.discover(timeout=1.0)
-    late = [heard.message for heard in provider.requests[since:]]
+    late = [heard.message for heard in provider.transcript[since:]]
     assert late
     provider.results = [bench.own_result()]
 
     def told(honest: DiscoveryResponse) -> Iterable[Said]:
-        lie = changed_fields(honest, results=(bench.other_result(),))
-        return [*(changed_fields(lie, request_id=message.request_id) for message in late), honest]
+        lie = replace(honest, results=(bench.other_result(),))
+        return [*(replace(lie, request_id=message.request_id) for message in late), honest]
 
     provider.always = told
     assert [stream.driver_instance_id for stream in client.discover()] == [OWN]
@@ -249,7 +252,7 @@ def test_the_header_alone_decides_what_is_an_answer(bench: Bench, provider: Wire
     provider.results = [bench.own_result()]
 
     def told(honest: DiscoveryResponse) -> Iterable[Said]:
-        lie = changed_fields(honest, results=(bench.other_result(),)).encode()
+        lie = replace(honest, results=(bench.other_result(),)).encode()
         return [*(struct.pack("<4H", *header) + lie[8:] for header in HEADERS.values()), honest]
 
     provider.always = told
@@ -311,8 +314,8 @@ def test_a_result_that_is_invalid_is_ignored(
 
 def _other_slots(result: Result) -> Result:
     *first, last = result.payload_pools
-    pools = (*first, changed_fields(last, pool_nslots=2 * last.pool_nslots))
-    return changed_fields(result, payload_pools=pools)
+    pools = (*first, replace(last, pool_nslots=2 * last.pool_nslots))
+    return replace(result, payload_pools=pools)
 
 
 @pytest.mark.spec("DISC-5.2-21")
@@ -336,13 +339,13 @@ def test_names_are_compared_by_the_client_too(bench: Bench, provider: WireProvid
     name = unused_name()
     others = [name.upper(), name + " ", name[:-1], name + "\0", ""]
     lies = tuple(bench.other_result(each, stream_id=new_stream_id()) for each in others)
-    provider.always = lambda honest: changed_fields(honest, results=lies)
+    provider.always = lambda honest: replace(honest, results=lies)
     assert client.discover(name=name) == []
     since = bench.other.now
     with pytest.raises(tp.TensorPoolError, match=name):
         client.consumer(name, timeout=1.0)
     assert attaches(bench.other, since) == []
-    provider.always = lambda honest: changed_fields(honest, results=(*lies, bench.other_result(name)))
+    provider.always = lambda honest: replace(honest, results=(*lies, bench.other_result(name)))
     assert [stream.data_source_name for stream in client.discover(name=name)] == [name]
 
 
@@ -375,8 +378,8 @@ def test_answers_of_two_providers_are_one(bench: Bench, provider: WireProvider) 
                 lambda: {(it.driver_instance_id, it.stream_id, it.epoch) for it in client.discover()} == expected,
                 "both have answered",
             )
-        assert provider.requests
-        assert replica.requests
+        assert provider.transcript
+        assert replica.transcript
 
 
 @pytest.mark.spec("DISC-7-05")
@@ -390,7 +393,7 @@ def test_what_the_driver_announced_otherwise_is_discarded_and_asked_for_again(
         since = provider.now
         good = bench.own_result()
         provider.results = [good]
-        provider.lie(results=(changed_fields(good, **lie),))
+        provider.lie(results=(replace(good, **lie),))
         found = [(stream.epoch, stream.layout_version) for stream in client.discover()]
     assert found == [(bench.own.epoch, 1)]
     assert len(ids_since(provider, since)) == 2
@@ -453,9 +456,7 @@ def test_what_an_answer_says_of_memory_is_never_mapped(
     """It names files that are there and sound, of a later epoch; what the driver grants is mapped, and after it did."""
     name = unused_name()
     decoy = other.make_regions(other.epoch + 50)
-    pools = tuple(
-        changed_fields(pool, region_uri=decoy.uri(pool.pool_id)) for pool in bench.other_result().payload_pools
-    )
+    pools = tuple(replace(pool, region_uri=decoy.uri(pool.pool_id)) for pool in bench.other_result().payload_pools)
     lie = {"epoch": decoy.epoch, "header_region_uri": decoy.uri(RING), "payload_pools": pools, "layout_version": 9}
     provider.results = [bench.other_result(name, **lie)]
     asked = len(other.mapped_at_attach)
@@ -473,11 +474,11 @@ type Change = Callable[[WireProducer], None]
 
 
 def _grant_other_epoch(peer: WireProducer) -> None:
-    peer.lies.extend([lambda honest: changed_fields(honest, epoch=honest.epoch - 1)] * 20)
+    peer.lies.extend([lambda honest: replace(honest, epoch=honest.epoch - 1)] * 20)
 
 
 def _grant_other_layout(peer: WireProducer) -> None:
-    peer.lies.extend([lambda honest: changed_fields(honest, layout_version=2)] * 20)
+    peer.lies.extend([lambda honest: replace(honest, layout_version=2)] * 20)
 
 
 def _spoil(**fields: int) -> Change:

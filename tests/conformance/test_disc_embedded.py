@@ -218,3 +218,26 @@ def test_a_driver_that_is_told_nothing_has_discovery_on_its_control_endpoint(dep
     for key in ("channel", "stream_id"):
         assert settings[f"discovery.{key}"] == settings[f"driver.control_{key}"]
     assert settings["discovery.enabled"] is True
+
+
+@pytest.mark.spec("DRV-4.11-02")
+def test_an_embedded_driver_whose_control_endpoint_nobody_knows_is_found_by_discovery() -> None:
+    """At discovery's own endpoint, which is told; the one that it names grants leases."""
+    found_at = (IPC, METADATA[1] + 4)
+    overrides = {
+        "driver.control_stream_id": METADATA[1] + 3,
+        "discovery.channel": found_at[0],
+        "discovery.stream_id": found_at[1],
+        "streams.plain.stream_id": PLAIN,
+    }
+    with tp.local(overrides=overrides) as pool, DiscoveryPeer(pool.aeron_dir, found_at) as peer:
+        (result,) = peer.wait_listed(PLAIN).results
+        found = {
+            "driver.control_channel": result.driver_control_channel,
+            "driver.control_stream_id": result.driver_control_stream_id,
+        }
+        assert set(found.values()) == {pool.config.driver.control_channel, METADATA[1] + 3}
+        bases = {"shm.base_dir": pool.config.shm.base_dir, "discovery.enabled": False}
+        with tp.connect(pool.aeron_dir, overrides=bases | found) as client, client.consumer(PLAIN) as consumer:
+            wait_until(lambda: consumer.is_active, "the consumer has its lease")
+            assert consumer.epoch == result.epoch

@@ -31,25 +31,10 @@ from tests.support.disc_client import (
     unused_udp_channel,
 )
 from tests.support.disc_fleet import LONG_PERIOD_MS, AnnouncedDriver, Fleet, serving
-from tests.support.driver_client import attach_request, hello, new_client_id
+from tests.support.driver_client import attach_request, new_client_id
 from tests.support.driver_process import IPC
+from tests.support.messages import hello
 from tests.support.wire_producer import new_stream_id
-
-
-@pytest.fixture(scope="module")
-def fleet(shared_media_driver: aeron.MediaDriver) -> Iterator[Fleet]:
-    with serving(shared_media_driver.aeron_dir, LONG_PERIOD_MS) as fleet:
-        yield fleet
-
-
-@pytest.fixture
-def driver(fleet: Fleet) -> AnnouncedDriver:
-    return fleet.driver
-
-
-@pytest.fixture
-def peer(fleet: Fleet) -> DiscoveryPeer:
-    return fleet.peer
 
 
 @pytest.fixture
@@ -78,7 +63,8 @@ def test_an_answer_goes_to_the_endpoint_that_the_request_names(
     listener.wait_listed(stream_id)
     listener.transcript.clear()
     channel = unused_udp_channel() if channel == "aeron:udp" else channel
-    _, elsewhere = listener.listen((channel, new_response_stream_id()))
+    elsewhere = new_response_stream_id()
+    listener.listen((channel, elsewhere))
     endpoint = {"response_channel": channel, "response_stream_id": elsewhere}
     heard = listener.answer(listener.request(stream_id=stream_id, **endpoint))
     assert heard.stream_id == elsewhere

@@ -19,6 +19,7 @@ from tensorpool import aeron
 from tensorpool.wire.control import PayloadPool
 from tensorpool.wire.discovery import DiscoveryStatus
 from tensorpool.wire.driver import Role, ShmAttachResponse
+from tests.support import messages
 from tests.support.disc_client import DiscoveryPeer, new_response_stream_id
 from tests.support.disc_fleet import (
     LONG_PERIOD_MS,
@@ -27,7 +28,6 @@ from tests.support.disc_fleet import (
     AnnouncedDriver,
     Fleet,
     Registry,
-    pools_of,
     serving,
 )
 from tests.support.driver_client import attach_request, new_client_id
@@ -37,22 +37,6 @@ from tests.support.wire_producer import new_stream_id
 MAX_RESULTS = 1000
 TRUSTED, STRANGER = new_client_id(), new_client_id()
 SHOWN_TO_TRUSTED, SHOWN_TO_ALL = new_stream_id(), new_stream_id()
-
-
-@pytest.fixture(scope="module")
-def fleet(shared_media_driver: aeron.MediaDriver) -> Iterator[Fleet]:
-    with serving(shared_media_driver.aeron_dir, LONG_PERIOD_MS) as fleet:
-        yield fleet
-
-
-@pytest.fixture
-def driver(fleet: Fleet) -> AnnouncedDriver:
-    return fleet.driver
-
-
-@pytest.fixture
-def peer(fleet: Fleet) -> DiscoveryPeer:
-    return fleet.peer
 
 
 @pytest.fixture(scope="module")
@@ -124,9 +108,13 @@ def _layout(described: Any) -> list[Any]:
     return [*(getattr(described, name) for name in names), pools]
 
 
+def pools_of(nslots: int) -> tuple[PayloadPool, ...]:
+    return messages.announce(1, nslots=nslots, pools=POOLS).payload_pools
+
+
 UNFIT_ANNOUNCES: dict[str, dict[str, Any]] = {
-    "other slots in a pool": {"payload_pools": pools_of(1, 1, nslots=2 * NSLOTS)},
-    "other slots in the last pool": {"payload_pools": (*pools_of(1, 1)[:1], *pools_of(1, 1, nslots=4)[1:])},
+    "other slots in a pool": {"payload_pools": pools_of(2 * NSLOTS)},
+    "other slots in the last pool": {"payload_pools": (*pools_of(NSLOTS)[:1], *pools_of(4)[1:])},
     "slots of 128 bytes": {"header_slot_bytes": 128},
     "no slot size": {"header_slot_bytes": 0},
 }
@@ -289,8 +277,8 @@ def test_a_response_that_the_channel_cannot_carry_is_an_error(crowd: Fleet) -> N
     peer, producer_id = crowd.peer, new_client_id()
     streams = {crowd.driver.announce(producer_id=producer_id) for _ in range(40)}
     peer.wait_listed(max(streams))
-    channel, stream_id = peer.listen(("aeron:ipc?term-length=64k", new_response_stream_id()))
-    narrow = {"response_channel": channel, "response_stream_id": stream_id}
+    narrow = {"response_channel": "aeron:ipc?term-length=64k", "response_stream_id": new_response_stream_id()}
+    peer.listen((narrow["response_channel"], narrow["response_stream_id"]))
     refused = peer.ask(**narrow, producer_id=producer_id)
     assert (refused.status, refused.results) == (DiscoveryStatus.ERROR, ())
     assert 0 < len(refused.error_message.encode()) <= 1024

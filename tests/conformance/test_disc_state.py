@@ -32,11 +32,6 @@ def fleet(shared_media_driver: aeron.MediaDriver) -> Iterator[Fleet]:
 
 
 @pytest.fixture
-def peer(fleet: Fleet) -> DiscoveryPeer:
-    return fleet.peer
-
-
-@pytest.fixture
 def brief(fleet: Fleet) -> AnnouncedDriver:
     """A driver whose streams are forgotten soon."""
     return fleet.drivers[0]

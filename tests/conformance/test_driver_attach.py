@@ -24,9 +24,9 @@ from tensorpool.wire.driver import (
     ShmDetachResponse,
     ShmLeaseRevoked,
 )
-from tests.support.driver_client import DriverClient, Lease, attach_request, packed_text, raw_attach, serving
+from tests.support.driver_client import DriverClient, Lease, attach_request, deployed, packed_text, raw_attach
 from tests.support.driver_process import IPC, NSLOTS, POOLS, Deployment, path_of
-from tests.support.processes import ROOT, private_directory
+from tests.support.processes import ROOT
 
 MISSING = 77  # a stream that nobody configured
 SHARED = 10_000  # for tests that leave no trace on the stream
@@ -37,15 +37,12 @@ _stream_ids = iter(range(10_001, 10_024))
 
 @pytest.fixture(scope="module")
 def deployment(shared_media_driver: aeron.MediaDriver) -> Iterator[Deployment]:
-    with private_directory() as folder:
-        deployment = Deployment(
-            folder,
-            shared_media_driver.aeron_dir,
-            streams=[SHARED, *range(10_001, 10_024)],
-            policies={"lease_keepalive_interval_ms": 1000, "lease_expiry_grace_intervals": 20},
-        )
-        with serving(deployment):
-            yield deployment
+    with deployed(
+        shared_media_driver.aeron_dir,
+        streams=[SHARED, *range(10_001, 10_024)],
+        policies={"lease_keepalive_interval_ms": 1000, "lease_expiry_grace_intervals": 20},
+    ) as deployment:
+        yield deployment
 
 
 @pytest.fixture

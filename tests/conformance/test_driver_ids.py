@@ -8,10 +8,11 @@ from collections.abc import Iterator
 import pytest
 
 from tensorpool import aeron
-from tensorpool.wire.control import ConsumerConfig, ConsumerHello, Mode, ShmPoolAnnounce
+from tensorpool.wire.control import ConsumerConfig, ConsumerHello, ShmPoolAnnounce
 from tensorpool.wire.driver import PublishMode, ResponseCode, Role, ShmLeaseRevoked
-from tests.support.driver_client import DriverClient, attach_request, hello, new_client_id, serving
+from tests.support.driver_client import DriverClient, attach_request, deployed, new_client_id
 from tests.support.driver_process import IPC, NSLOTS, Deployment
+from tests.support.messages import consumer_config, hello
 from tests.support.processes import private_directory
 
 STATIC = 13_000
@@ -24,26 +25,23 @@ WIDE = {"header_nslots": 2 * NSLOTS, "payload_pools": [{"pool_id": 3, "stride_by
 @pytest.fixture(scope="module")
 def deployment(shared_media_driver: aeron.MediaDriver) -> Iterator[Deployment]:
     """Ranges of a few ids each, so that they run out."""
-    with private_directory() as folder:
-        deployment = Deployment(
-            folder,
-            shared_media_driver.aeron_dir,
-            streams=[STATIC],
-            driver={
-                "stream_id_range": f"{DYNAMIC[0]}-{DYNAMIC[-1]}",
-                "descriptor_stream_id_range": [DESCRIPTORS[0], DESCRIPTORS[-1]],
-                "control_stream_id_range": [CONTROLS[0], CONTROLS[-1]],
-            },
-            policies={
-                "allow_dynamic_streams": True,
-                "default_profile": "wide",
-                "lease_keepalive_interval_ms": 1000,
-                "lease_expiry_grace_intervals": 20,
-            },
-            profiles={"wide": WIDE},
-        )
-        with serving(deployment):
-            yield deployment
+    with deployed(
+        shared_media_driver.aeron_dir,
+        streams=[STATIC],
+        driver={
+            "stream_id_range": f"{DYNAMIC[0]}-{DYNAMIC[-1]}",
+            "descriptor_stream_id_range": [DESCRIPTORS[0], DESCRIPTORS[-1]],
+            "control_stream_id_range": [CONTROLS[0], CONTROLS[-1]],
+        },
+        policies={
+            "allow_dynamic_streams": True,
+            "default_profile": "wide",
+            "lease_keepalive_interval_ms": 1000,
+            "lease_expiry_grace_intervals": 20,
+        },
+        profiles={"wide": WIDE},
+    ) as deployment:
+        yield deployment
 
 
 def ask(client: DriverClient, request: ConsumerHello) -> ConsumerConfig:
@@ -114,20 +112,11 @@ def test_consumers_get_ids_of_their_own_until_the_ranges_are_exhausted(client: D
 
     late = client.attach(STATIC)
     declined = ask(client, wants_both(late.client_id))
-    assert declined == ConsumerConfig(
-        stream_id=STATIC,
-        consumer_id=late.client_id,
-        use_shm=True,
-        mode=Mode.STREAM,
-        descriptor_stream_id=0,
-        control_stream_id=0,
-    )
+    assert declined == consumer_config(STATIC, late.client_id)
     client.detach(leases[0])
-    assert ask(client, wants_both(late.client_id)) == ConsumerConfig(
-        stream_id=STATIC,
-        consumer_id=late.client_id,
-        use_shm=True,
-        mode=Mode.STREAM,
+    assert ask(client, wants_both(late.client_id)) == consumer_config(
+        STATIC,
+        late.client_id,
         descriptor_stream_id=granted[0].descriptor_stream_id,
         control_stream_id=granted[0].control_stream_id,
         descriptor_channel=IPC,

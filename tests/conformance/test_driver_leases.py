@@ -16,9 +16,11 @@ import pytest
 from tensorpool import aeron
 from tensorpool.wire.control import ShmPoolAnnounce
 from tensorpool.wire.driver import LeaseRevokeReason, ResponseCode, Role, ShmDetachResponse, ShmLeaseRevoked
-from tests.support.driver_client import DriverClient, Heard, Lease, attach_request, serving, shutdown_request
-from tests.support.driver_process import Deployment, DriverProcess, path_of, superblock
+from tests.support.driver_client import DriverClient, Lease, attach_request, deployed, shutdown_request
+from tests.support.driver_process import Deployment, DriverProcess, path_of
+from tests.support.listener import Heard
 from tests.support.processes import private_directory
+from tests.support.region_bytes import superblock
 
 STREAMS = range(11_000, 11_020)
 POLICIES = {"lease_keepalive_interval_ms": 200, "lease_expiry_grace_intervals": 8}
@@ -29,10 +31,8 @@ _stream_ids = iter(STREAMS)
 
 @pytest.fixture(scope="module")
 def deployment(shared_media_driver: aeron.MediaDriver) -> Iterator[Deployment]:
-    with private_directory() as folder:
-        deployment = Deployment(folder, shared_media_driver.aeron_dir, streams=STREAMS, policies=POLICIES)
-        with serving(deployment):
-            yield deployment
+    with deployed(shared_media_driver.aeron_dir, streams=STREAMS, policies=POLICIES) as deployment:
+        yield deployment
 
 
 @pytest.fixture

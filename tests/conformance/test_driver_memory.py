@@ -19,13 +19,14 @@ import pytest
 from tensorpool import aeron
 from tensorpool.wire.control import ClockDomain, ShmPoolAnnounce
 from tensorpool.wire.driver import ResponseCode, Role, ShmAttachResponse, ShmDetachResponse, ShmLeaseRevoked
-from tests.support.driver_client import DriverClient, Heard
-from tests.support.driver_process import NSLOTS, POOLS, Deployment, DriverProcess, path_of, superblock
+from tests.support.driver_client import DriverClient
+from tests.support.driver_process import NSLOTS, POOLS, Deployment, DriverProcess, path_of
+from tests.support.listener import Heard
 from tests.support.processes import private_directory
+from tests.support.region_bytes import MAGIC, superblock
 
 STREAMS = range(12_000, 12_016)
 IDLE = 12_000  # nobody ever attaches a producer to it
-MAGIC = 0x544F504C53484D31
 PERIOD_NS = 100_000_000
 GC_MIN_AGE_NS = 3 * PERIOD_NS
 

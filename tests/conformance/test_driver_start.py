@@ -25,8 +25,9 @@ from tensorpool.wire.driver import (
     ShutdownReason,
 )
 from tests.shm.by_hand import mounted
-from tests.support.driver_client import DriverClient, DriverEnded, attach_request
+from tests.support.driver_client import DriverClient, attach_request
 from tests.support.driver_process import NSLOTS, Deployment, DriverProcess, path_of
+from tests.support.listener import DriverEnded
 
 STREAM, HUGE = 15_000, 15_001
 CAP_IPC_LOCK = 14

@@ -37,7 +37,9 @@ from tensorpool.wire.control import (
     ShmPoolAnnounce,
 )
 from tests.support.processes import wait_until
-from tests.support.wire_producer import NSLOTS, POOLS, Endpoints, WireProducer, altered, committed, in_progress
+from tests.support.region_bytes import committed, in_progress
+from tests.support.regions import NSLOTS, POOLS
+from tests.support.wire_producer import Endpoints, WireProducer, altered
 
 IPC = "aeron:ipc?term-length=4m"
 FRAME = np.arange(6, dtype=np.float32).reshape(2, 3)

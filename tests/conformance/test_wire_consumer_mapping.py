@@ -25,7 +25,8 @@ from tensorpool.wire import Message
 from tensorpool.wire.control import ClockDomain, ConsumerConfig, Mode, QosConsumer, ShmPoolAnnounce
 from tests.shm.by_hand import mapped_files
 from tests.support.processes import private_directory, wait_until
-from tests.support.wire_producer import RING, Regions, WireProducer, altered
+from tests.support.regions import RING, Regions
+from tests.support.wire_producer import WireProducer, altered
 
 PERIOD_MS = 1000  # as the consumer is told: fresh is what is younger than 3 s
 SHORT_PERIOD_MS = 250  # for what has to become stale: fresh for 0.75 s, alive for 1 s

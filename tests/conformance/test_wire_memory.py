@@ -41,10 +41,10 @@ from tests.shm.by_hand import (
     pool_file,
     replace_bytes,
     ring_file,
-    unpacked,
     uri_of,
 )
 from tests.support.processes import run_script
+from tests.support.region_bytes import MAGIC, superblock
 
 STREAM_ID, EPOCH = 10000, 7
 SPEC = RingSpec(4, (PoolSpec(3, 128), PoolSpec(9, 1024)))
@@ -83,14 +83,14 @@ def rejection(uri: str, spec: RegionSpec, bases: AllowedBases, shm_dir: Path) ->
 def test_every_region_starts_with_64_bytes_of_superblock_at_the_schema_offsets(tree: EpochTree) -> None:
     """Each file read with `<QIQIhHIIIQQQ`: the twelve fields, then zeros from byte 64 on."""
     ring, folder = created(tree)
-    shared = {"magic": 0x544F504C53484D31, "layout_version": 1, "epoch": 7, "stream_id": 10000, "nslots": 4}
+    shared = {"magic": MAGIC, "layout_version": 1, "epoch": 7, "stream_id": 10000, "nslots": 4}
     shared |= {"pid": os.getpid(), "start_timestamp_ns": 5_000, "activity_timestamp_ns": 5_000}
     own = {
         "header.ring": {"region_type": 1, "pool_id": 0, "slot_bytes": 256, "stride_bytes": 0},
         "3.pool": {"region_type": 2, "pool_id": 3, "slot_bytes": 128, "stride_bytes": 128},
         "9.pool": {"region_type": 2, "pool_id": 9, "slot_bytes": 1024, "stride_bytes": 1024},
     }
-    assert {path.name: unpacked(path) for path in folder.iterdir()} == {
+    assert {path.name: superblock(path) for path in folder.iterdir()} == {
         name: shared | fields for name, fields in own.items()
     }
     for path in folder.iterdir():
@@ -124,8 +124,8 @@ def test_only_the_activity_timestamp_ever_changes(tree: EpochTree) -> None:
         frame = np.full(40 + 80 * (seq % 2), seq, np.uint8)
         writer.write(seq, layout_of(frame), frame)
     ring.refresh_activity(9_000)
-    for path, superblock in before.items():
-        assert path.read_bytes()[:56] == superblock[:56]
+    for path, block in before.items():
+        assert path.read_bytes()[:56] == block[:56]
         assert path.read_bytes()[56:64] == (9_000).to_bytes(8, "little")
 
 
@@ -142,7 +142,7 @@ def test_the_layout_version_governs_compatibility(shm_dir: Path, bases: AllowedB
 def test_region_type_pool_id_and_nslots_of_every_file(tree: EpochTree) -> None:
     """The ring is type 1 and pool 0; pools are type 2 with the id of their announce; all have one nslots."""
     ring, folder = created(tree)
-    found = {path: unpacked(path) for path in folder.iterdir()}
+    found = {path: superblock(path) for path in folder.iterdir()}
     header = found.pop(Path(ring.header.uri.removeprefix("shm:file?path=")))
     assert (header["region_type"], header["pool_id"]) == (1, 0)
     announced = {Path(pool.uri.removeprefix("shm:file?path=")): pool.spec.pool_id for pool in ring.pools}
@@ -308,7 +308,7 @@ def test_backing_files_follow_the_canonical_layout(tree: EpochTree, shm_dir: Pat
         assert sorted(path.name for path in folder.iterdir()) == ["3.pool", "9.pool", "header.ring"]
         assert ring.header.uri == uri_of(folder / "header.ring")
         assert [pool.uri for pool in ring.pools] == [uri_of(folder / "3.pool"), uri_of(folder / "9.pool")]
-        assert {unpacked(path)["epoch"] for path in folder.iterdir()} == {epoch}
+        assert {superblock(path)["epoch"] for path in folder.iterdir()} == {epoch}
 
 
 # --- §15.21a.2, §15.21a.4, §15.21a.5: what is mapped

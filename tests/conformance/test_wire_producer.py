@@ -39,11 +39,12 @@ from tensorpool.wire.control import (
 )
 from tensorpool.wire.driver import Role
 from tensorpool.wire.trace import TraceLinkSet
-from tests.support.driver_client import Heard, new_client_id, serving
+from tests.support.driver_client import new_client_id, serving
 from tests.support.driver_process import Deployment
+from tests.support.listener import Endpoint, Heard
 from tests.support.processes import private_directory, wait_until
+from tests.support.region_bytes import DTYPES, committed
 from tests.support.wire_consumer import MappedStream, WireConsumer, endpoint_of, separate
-from tests.support.wire_producer import DTYPES, Endpoint, committed
 
 NSLOTS = 8
 POOLS = {1: 256, 7: 4096, 9: 1 << 18}

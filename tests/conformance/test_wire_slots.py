@@ -22,6 +22,7 @@ import pytest
 from tensorpool import _core
 from tensorpool._core import DropReason, Mapping, RingReader, RingWriter, SlotFrame, TensorLayout
 from tensorpool.errors import LocalProtocolError
+from tests.support.region_bytes import SLOT, SLOT_FIELDS, committed, packed_slot
 
 NSLOTS = 8
 POOLS = {1: 64, 4: 4096}  # pool id -> stride
@@ -29,14 +30,6 @@ SEQ = 5
 UINT8, FLOAT32, FLOAT64, BIT = 1, 9, 10, 14
 ROW, COLUMN = 1, 2
 ROWS, COLUMNS = 1, 2
-
-# SlotHeader with the length of headerBytes, the embedded message header, the TensorHeader block
-SLOT = struct.Struct("<QIIHIQI26sI HHHH hhBBBI8i8i109s")
-FIELDS = (
-    *("seq_commit", "values_len_bytes", "payload_slot", "pool_id", "payload_offset", "timestamp_ns"),
-    *("meta_version", "pad", "header_length", "block_length", "template_id", "schema_id", "version"),
-    *("dtype", "major_order", "ndims", "pad_align", "progress_unit", "progress_stride_bytes"),
-)
 
 # byte_layouts.md: seq 5, 24 bytes, slot 5, pool 1, timestamp 77, meta 1, FLOAT32 ROW 2x3, inferred strides
 GOLDEN = bytes.fromhex(
@@ -50,16 +43,9 @@ GOLDEN = bytes.fromhex(
 PAYLOAD = bytes(range(0x40, 0x58))
 
 
-def committed(seq: int) -> int:
-    return seq << 1 | 1
-
-
 def slot_bytes(dims: tuple[int, ...] = (2, 3), strides: tuple[int, ...] = (), **changed: Any) -> bytes:
     """The golden slot with some fields replaced."""
-    fields = dict(zip(FIELDS, SLOT.unpack(GOLDEN), strict=False)) | changed
-    unused = (0,) * 8
-    arrays = (*(*dims, *unused)[:8], *(*strides, *unused)[:8])
-    return SLOT.pack(*(fields[name] for name in FIELDS), *arrays, changed.get("tail", b""))
+    return packed_slot(dims, strides, **dict(zip(SLOT_FIELDS, SLOT.unpack(GOLDEN), strict=False)) | changed)
 
 
 class RingFiles:
@@ -101,7 +87,7 @@ class RingFiles:
         return os.pread(self.header, 256, 64 + index * 256)
 
     def field(self, index: int, name: str) -> Any:
-        return dict(zip(FIELDS, SLOT.unpack(self.slot(index)), strict=False))[name]
+        return dict(zip(SLOT_FIELDS, SLOT.unpack(self.slot(index)), strict=False))[name]
 
     def word(self, index: int) -> int:
         return struct.unpack_from("<Q", self.slot(index))[0]

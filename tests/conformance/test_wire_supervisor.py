@@ -27,13 +27,14 @@ from tensorpool.wire.control import (
     DataSourceAnnounce,
     DataSourceMeta,
     Mode,
-    QosConsumer,
     QosProducer,
 )
 from tensorpool.wire.driver import ShmDriverShutdownRequest, ShutdownReason
 from tensorpool.wire.event import EventMessage, Format
-from tests.support.driver_client import hello, new_client_id
+from tests.support.driver_client import new_client_id
+from tests.support.messages import consumer_qos, hello
 from tests.support.processes import Process, private_directory, wait_until
+from tests.support.toml import toml_text
 from tests.support.wire_producer import WireProducer
 
 TOKEN = "s3cret"
@@ -74,15 +75,8 @@ class Desk(NamedTuple):
         seq = 10_000
         self.peer.say(QosProducer, current_seq=seq)
         self.peer.send(hello(self.peer.stream_id, consumer_id))
-        qos = QosConsumer(
-            stream_id=self.peer.stream_id,
-            consumer_id=consumer_id,
-            epoch=self.peer.epoch,
-            last_seq_seen=seq - behind,
-            drops_gap=2,
-            drops_late=1,
-            mode=Mode.STREAM,
-        )
+        losses = {"last_seq_seen": seq - behind, "drops_gap": 2, "drops_late": 1}
+        qos = consumer_qos(self.peer.stream_id, consumer_id, epoch=self.peer.epoch, **losses)
         self.peer.send(qos, self.peer.endpoints.qos)
 
     def wait_told(self, consumer_id: int, behind: int, **fields: object) -> ConsumerConfig:
@@ -196,7 +190,7 @@ def test_what_changes_is_told_line_by_line(desk: Desk) -> None:
     assert abs(change["time_ns"] - time.time_ns()) < 600 * 1_000_000_000
 
 
-@pytest.mark.spec("WIRE-10.1.3-12")
+@pytest.mark.spec("WIRE-10.1.3-05", "WIRE-10.1.3-12")
 def test_a_supervisor_forces_a_mode_or_redirects_to_a_bridge(desk: Desk) -> None:
     """ConsumerConfig, for the consumer that lags, and for nobody else."""
     fine = new_client_id()
@@ -208,6 +202,28 @@ def test_a_supervisor_forces_a_mode_or_redirects_to_a_bridge(desk: Desk) -> None
     assert (redirected.use_shm, redirected.mode) == (False, Mode.STREAM)
     assert redirected.payload_fallback_uri == "aeron:udp?endpoint=10.0.0.9:40400"
     assert desk.peer.heard(ConsumerConfig, consumer_id=fine) == []
+
+
+@pytest.mark.spec("WIRE-10.1.3-05")
+@pytest.mark.parametrize(
+    ("uri", "is_fine"),
+    [
+        ("aeron:udp?endpoint=10.0.0.9:40400", True),
+        ("aeron:ipc", True),
+        ("bridge://lab-2", True),
+        ("bridge://", False),
+        ("aeron:udp", False),
+        ("http://10.0.0.9", False),
+        ("10.0.0.9:40400", False),
+    ],
+)
+def test_a_fallback_is_an_aeron_channel_or_a_bridge(tmp_path: Path, uri: str, is_fine: bool) -> None:
+    """Nothing else can be configured, and so nothing else is told to a consumer."""
+    path = tmp_path / "supervisor.toml"
+    path.write_text(toml_text({"supervisor": {"rules": [{"when_lag_over": 100, "fallback_uri": uri}]}}))
+    result = CliRunner().invoke(group, ["supervisor", "--check", "--json", "--config", str(path)])
+    assert (result.exit_code == 0) is is_fine, result.output
+    assert is_fine or "fallback_uri" in str(result.exception)
 
 
 @pytest.mark.spec("WIRE-15.14-01", "WIRE-15.14-06")

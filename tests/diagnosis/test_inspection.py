@@ -18,10 +18,12 @@ from tensorpool import aeron
 from tensorpool.diagnosis.inspection import Inspection, inspect_stream
 from tensorpool.diagnosis.listening import listening
 from tensorpool.diagnosis.streams import Wanted
-from tensorpool.wire.control import ConsumerHello, DataSourceAnnounce, Mode, QosConsumer, ShmPoolAnnounce
+from tensorpool.wire.control import DataSourceAnnounce, ShmPoolAnnounce
 from tensorpool.wire.driver import Role, ShmLeaseKeepalive
 from tests.shm.by_hand import mapped_files, open_files
-from tests.support.wire_producer import RING, WireProducer
+from tests.support.messages import consumer_qos, hello
+from tests.support.regions import RING
+from tests.support.wire_producer import WireProducer
 
 type Inspect = Callable[..., Inspection]
 
@@ -110,27 +112,9 @@ def test_who_holds_leases_and_who_lags_is_heard(peer: WireProducer, inspect: Ins
                 lease_id=client_id + 1, stream_id=peer.stream_id, client_id=client_id, role=role, client_timestamp_ns=1
             )
             peer.send(message, on=peer.endpoints.control)
-        hello = ConsumerHello(
-            stream_id=peer.stream_id,
-            consumer_id=77,
-            supports_shm=True,
-            supports_progress=False,
-            mode=Mode.STREAM,
-            max_rate_hz=0,
-            expected_layout_version=1,
-            descriptor_stream_id=0,
-            control_stream_id=0,
-        )
-        peer.send(hello, on=peer.endpoints.control)
-        qos = QosConsumer(
-            stream_id=peer.stream_id,
-            consumer_id=77,
-            epoch=peer.epoch,
-            last_seq_seen=1,
-            drops_gap=2,
-            drops_late=3,
-            mode=Mode.STREAM,
-        )
+        peer.send(hello(peer.stream_id, 77), on=peer.endpoints.control)
+        losses = {"epoch": peer.epoch, "last_seq_seen": 1, "drops_gap": 2, "drops_late": 3}
+        qos = consumer_qos(peer.stream_id, 77, **losses)
         peer.send(qos, on=peer.endpoints.qos)
 
     found = inspect(str(peer.stream_id), seconds=1.0, says=say)

@@ -10,13 +10,12 @@ from tensorpool.discovery.directory import DriverIdentity
 from tensorpool.wire import decode
 from tensorpool.wire.control import (
     Attribute,
-    ClockDomain,
     DataSourceAnnounce,
     DataSourceMeta,
-    PayloadPool,
     ShmPoolAnnounce,
 )
 from tensorpool.wire.discovery import DiscoveryRequest, DiscoveryResponse, Tag
+from tests.support import messages
 
 SECOND_NS = 1_000_000_000
 EXPIRY_NS = 3 * SECOND_NS
@@ -28,21 +27,8 @@ def identity(name: str = "a", expiry_ns: int = EXPIRY_NS) -> DriverIdentity:
 
 
 def announce(stream_id: int = 7, **changed: Any) -> ShmPoolAnnounce:
-    epoch = changed.get("epoch", 1)
-    uri = f"shm:file?path=/dev/shm/x/{stream_id}/{epoch}"
-    fields: dict[str, Any] = {
-        "stream_id": stream_id,
-        "producer_id": 0,
-        "epoch": epoch,
-        "announce_timestamp_ns": 0,
-        "announce_clock_domain": ClockDomain.MONOTONIC,
-        "layout_version": 1,
-        "header_nslots": 8,
-        "header_slot_bytes": 256,
-        "payload_pools": (PayloadPool(pool_id=1, pool_nslots=8, stride_bytes=4096, region_uri=f"{uri}/1.pool"),),
-        "header_region_uri": f"{uri}/header.ring",
-    }
-    return ShmPoolAnnounce(**fields | changed)
+    """Of long ago, by the clock of these tests."""
+    return messages.announce(stream_id, **{"announce_timestamp_ns": 0} | changed)
 
 
 def named(stream_id: int, name: str, epoch: int = 1) -> DataSourceAnnounce:

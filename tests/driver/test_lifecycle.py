@@ -54,6 +54,7 @@ from tests.driver.conftest import (
     keepalive,
     serving,
 )
+from tests.support import messages
 
 HOW_TO_CREATE = "; create it (EXISTING_OR_CREATE), or see `tensorpool ls`"
 CREATE = PublishMode.EXISTING_OR_CREATE
@@ -1027,14 +1028,11 @@ def hello(
     descriptor: tuple[str, int] = ("", 0),
     control: tuple[str, int] = ("", 0),
 ) -> ConsumerHello:
-    return ConsumerHello(
-        stream_id=stream_id,
-        consumer_id=consumer_id,
-        supports_shm=True,
-        supports_progress=False,
+    return messages.hello(
+        stream_id,
+        consumer_id,
         mode=Mode.RATE_LIMITED,
         max_rate_hz=30,
-        expected_layout_version=0,
         descriptor_channel=descriptor[0],
         descriptor_stream_id=descriptor[1],
         control_channel=control[0],
@@ -1050,10 +1048,9 @@ def test_a_consumer_that_asks_with_a_channel_and_id_0_is_lent_ids() -> None:
     lifecycle = serving()
     asked = hello(descriptor=("aeron:ipc?mtu=8k", 0), control=ANY)
     answer = only_message(lifecycle.on_consumer_hello(asked, 0))
-    assert answer == ConsumerConfig(
-        stream_id=FRONT,
-        consumer_id=3,
-        use_shm=True,
+    assert answer == messages.consumer_config(
+        FRONT,
+        3,
         mode=Mode.RATE_LIMITED,
         descriptor_stream_id=31000,
         control_stream_id=32000,
@@ -1120,15 +1117,7 @@ def test_what_others_told_a_borrower_of_ids_is_repeated() -> None:
     lifecycle.on_attach(attach(3), 0)
     asked = hello(3, control=ANY)
     plain = only_message(lifecycle.on_consumer_hello(asked, 0))
-    decree = ConsumerConfig(
-        stream_id=FRONT,
-        consumer_id=3,
-        use_shm=False,
-        mode=Mode.STREAM,
-        descriptor_stream_id=0,
-        control_stream_id=0,
-        payload_fallback_uri="bridge://lab",
-    )
+    decree = messages.consumer_config(FRONT, 3, use_shm=False, payload_fallback_uri="bridge://lab")
     lifecycle.on_consumer_config(decree)
     lifecycle.on_consumer_config(msgspec.structs.replace(decree, consumer_id=4))
     told = msgspec.structs.replace(plain, use_shm=False, mode=Mode.STREAM, payload_fallback_uri="bridge://lab")

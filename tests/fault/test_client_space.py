@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import contextlib
 import gc
-import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -22,8 +21,6 @@ from tests.support.processes import wait_until
 
 MIB = 1 << 20
 SMALL, LARGE = 44_000, 44_001
-
-pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="mounts a file system")
 
 
 @pytest.fixture

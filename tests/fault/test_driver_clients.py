@@ -15,9 +15,9 @@ from tensorpool._core import SlotFrame
 from tensorpool.wire.control import ShmPoolAnnounce
 from tensorpool.wire.driver import LeaseRevokeReason, ResponseCode, Role, ShmLeaseKeepalive, ShmLeaseRevoked
 from tests.support.chaos import LAYOUT, Nursery, frame, ring_of
-from tests.support.driver_client import DriverClient, attach_request
+from tests.support.driver_client import DriverClient, attach_request, deployed
 from tests.support.driver_process import NSLOTS, Deployment, path_of
-from tests.support.processes import private_directory, wait_until
+from tests.support.processes import wait_until
 
 STREAMS = range(30_000, 30_003)
 POLICIES = {"announce_period_ms": 500, "lease_keepalive_interval_ms": 500}
@@ -29,13 +29,8 @@ _stream_ids = iter(STREAMS)
 @pytest.fixture(scope="module")
 def deployment(shared_media_driver: aeron.MediaDriver) -> Iterator[Deployment]:
     """A driver with leases of 1.5 s."""
-    with private_directory() as folder:
-        deployment = Deployment(folder, shared_media_driver.aeron_dir, streams=STREAMS, policies=POLICIES)
-        with deployment.start() as process, DriverClient(deployment) as client:
-            client.meet(process)
-            client.close()
-            yield deployment
-            assert not process.has_ended, process.finish()
+    with deployed(shared_media_driver.aeron_dir, streams=STREAMS, policies=POLICIES) as deployment:
+        yield deployment
 
 
 @pytest.fixture(scope="module")

@@ -17,8 +17,9 @@ from tensorpool import aeron
 from tensorpool.wire.control import ConsumerConfig
 from tensorpool.wire.driver import LeaseRevokeReason, ResponseCode, Role, ShmAttachResponse, ShmLeaseRevoked
 from tests.support.chaos import TOKEN, Listener, Nursery, end, events_of, hostile_messages, start_logged, write_messages
-from tests.support.driver_client import DriverClient, Lease, attach_request, hello, new_client_id
+from tests.support.driver_client import DriverClient, Lease, attach_request, new_client_id
 from tests.support.driver_process import Deployment, DriverProcess
+from tests.support.messages import hello
 
 SECONDS = float(os.environ.get("TENSORPOOL_FUZZ_SECONDS", "6"))
 SEED = int(os.environ.get("TENSORPOOL_FUZZ_SEED", time.time_ns() % 1_000_000_007))

@@ -17,23 +17,11 @@ from tensorpool.wire.driver import LeaseRevokeReason, ResponseCode, Role, ShmAtt
 from tests.support.chaos import TOKEN, Listener, end, events_of, ring_of, start_logged
 from tests.support.driver_client import DriverClient, Lease, attach_request
 from tests.support.driver_process import Deployment, DriverProcess
-from tests.support.processes import Process, wait_until
+from tests.support.processes import media_driver, wait_until
 
 FIRST, SECOND, THIRD = STREAMS = range(31_000, 31_003)
 PERIOD_NS = 100_000_000
 PATIENT = {"lease_expiry_grace_intervals": 5}
-
-
-def media_driver(directory: str, *settings: str) -> Process:
-    """`tensorpool media-driver` in a process of its own."""
-    options = [word for setting in settings for word in ("--set", setting)]
-    process = Process("-m", "tensorpool", "media-driver", "--aeron-dir", directory, *options)
-    try:
-        assert process.read_line() == f"media driver at {directory}"
-    except BaseException:
-        process.reap()
-        raise
-    return process
 
 
 def attach_a_few(client: DriverClient) -> list[Lease]:

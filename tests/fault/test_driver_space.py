@@ -26,8 +26,6 @@ MIB = 1 << 20
 SMALL, MIDDLE, SECOND_MIDDLE, LARGE = 32_000, 32_001, 32_002, 32_003
 SLOTS = {MIDDLE: 32, SECOND_MIDDLE: 32, LARGE: 64}  # of 1 MiB each
 
-pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="mounts a file system, or takes another user's place")
-
 
 def profile(nslots: int) -> dict[str, object]:
     return {"header_nslots": nslots, "payload_pools": [{"pool_id": 1, "stride_bytes": MIB}]}

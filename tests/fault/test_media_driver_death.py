@@ -10,25 +10,16 @@ import pytest
 
 from tensorpool import aeron
 from tensorpool.errors import TransportError
-from tests.support.processes import Process, wait_until
+from tests.support.processes import media_driver, wait_until
 
 IPC = "aeron:ipc?term-length=64k"
-
-
-def start(directory: str) -> Process:
-    process = Process("-m", "tensorpool", "media-driver", "--aeron-dir", directory, "--set", "driver_timeout_ms=3000")
-    try:
-        assert process.read_line() == f"media driver at {directory}"
-    except BaseException:
-        process.reap()
-        raise
-    return process
+PATIENCE = "driver_timeout_ms=3000"
 
 
 def test_a_killed_media_driver_is_noticed_and_replaced(shm_dir: Path) -> None:
     """After kill -9 the client reports the loss instead of ending the process, offers fail, and a new driver serves."""
     directory = str(shm_dir / "aeron")
-    with start(directory) as driver:
+    with media_driver(directory, PATIENCE) as driver:
         client = aeron.connect(directory, driver_timeout_ms=3000)
         publication = client.add_publication(IPC, 1)
         subscription = client.add_subscription(IPC, 1)
@@ -43,7 +34,7 @@ def test_a_killed_media_driver_is_noticed_and_replaced(shm_dir: Path) -> None:
             publication.offer(b"x")
         assert subscription.poll(lambda *_: None) == 0
         client.close()
-    with start(directory):
+    with media_driver(directory, PATIENCE):
         client = aeron.connect(directory, driver_timeout_ms=3000)
         assert client.add_publication(IPC, 1).max_message_length > 0
         client.close()
@@ -52,7 +43,7 @@ def test_a_killed_media_driver_is_noticed_and_replaced(shm_dir: Path) -> None:
 def test_a_paused_media_driver_stalls_nobody_for_good(shm_dir: Path) -> None:
     """SIGSTOP and SIGCONT within the timeout: the client stays open and messages flow again."""
     directory = str(shm_dir / "aeron")
-    with start(directory) as driver:
+    with media_driver(directory, PATIENCE) as driver:
         client = aeron.connect(directory, driver_timeout_ms=20_000)
         publication = client.add_publication(IPC, 1)
         subscription = client.add_subscription(IPC, 1)

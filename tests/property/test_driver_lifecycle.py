@@ -32,7 +32,7 @@ from tensorpool.driver.lifecycle import (
     Send,
 )
 from tensorpool.driver.streams import Epoch
-from tensorpool.wire.control import ConsumerConfig, ConsumerHello, Mode, ShmPoolAnnounce
+from tensorpool.wire.control import ConsumerConfig, ConsumerHello, ShmPoolAnnounce
 from tensorpool.wire.driver import (
     HugepagesPolicy,
     LeaseRevokeReason,
@@ -62,6 +62,7 @@ from tests.driver.conftest import (
     epoch_of,
     keepalive,
 )
+from tests.support import messages
 
 MAX_LEASES, MAX_STREAMS = 4, 4
 CONFIG = driver_config(
@@ -630,19 +631,8 @@ def falsified[M: (ShmLeaseKeepalive, ShmDetachRequest)](message: M, wrong: str |
 
 
 def hello(consumer_id: int, stream_id: int, kinds: set[str]) -> ConsumerHello:
-    return ConsumerHello(
-        stream_id=stream_id,
-        consumer_id=consumer_id,
-        supports_shm=True,
-        supports_progress=False,
-        mode=Mode.STREAM,
-        max_rate_hz=0,
-        expected_layout_version=0,
-        descriptor_stream_id=0,
-        control_stream_id=0,
-        descriptor_channel="aeron:ipc" if "descriptor" in kinds else "",
-        control_channel="aeron:ipc" if "control" in kinds else "",
-    )
+    channels = {f"{kind}_channel": "aeron:ipc" for kind in kinds}
+    return messages.hello(stream_id, consumer_id, **channels)
 
 
 DriverMachine.TestCase.settings = settings(max_examples=250, stateful_step_count=60, deadline=None)

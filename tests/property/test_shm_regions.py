@@ -26,7 +26,8 @@ from tensorpool.shm import (
     numpy_dtype,
     view_of_frame,
 )
-from tests.shm.by_hand import FIELDS, POOL, RING, SUPERBLOCK, mapped_files, pool_file, ring_file
+from tests.shm.by_hand import POOL, RING, mapped_files, pool_file, ring_file
+from tests.support.region_bytes import unpacked_superblock
 
 RING_SPEC, POOL_SPEC = RingSpec(4, (PoolSpec(3, 128),)).regions(10000, 7)
 
@@ -64,7 +65,7 @@ def test_a_mutated_superblock_maps_exactly_if_no_checked_field_changed(
     for byte, value in mutations:
         data[byte] = value
     (memory / "r").write_bytes(data)
-    fields = dict(zip(FIELDS, SUPERBLOCK.unpack(data[:64]), strict=True))
+    fields = unpacked_superblock(data[:64])
     bases = AllowedBases([memory])
     if is_acceptable(fields, sound):
         region = map_region(uri, spec, bases)

@@ -5,30 +5,16 @@ from __future__ import annotations
 
 import contextlib
 import os
-import struct
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from tests.support.region_bytes import MAGIC, packed_superblock
+
 NOBODY = 65534
-SUPERBLOCK = struct.Struct("<Q I Q I h H I I I Q Q Q")
-FIELDS = (
-    "magic",
-    "layout_version",
-    "epoch",
-    "stream_id",
-    "region_type",
-    "pool_id",
-    "nslots",
-    "slot_bytes",
-    "stride_bytes",
-    "pid",
-    "start_timestamp_ns",
-    "activity_timestamp_ns",
-)
 RING = {
-    "magic": 0x544F504C53484D31,
+    "magic": MAGIC,
     "layout_version": 1,
     "epoch": 7,
     "stream_id": 10000,
@@ -44,25 +30,15 @@ RING = {
 POOL = RING | {"region_type": 2, "pool_id": 3, "slot_bytes": 128, "stride_bytes": 128}
 
 
-def superblock(fields: dict[str, int]) -> bytes:
-    return SUPERBLOCK.pack(*(fields[name] for name in FIELDS))
-
-
-def unpacked(path: str | Path) -> dict[str, int]:
-    """The superblock of a file, read from the disk."""
-    with open(path, "rb") as file:
-        return dict(zip(FIELDS, SUPERBLOCK.unpack(file.read(64)), strict=True))
-
-
 def ring_file(path: Path, **changed: int) -> str:
     """A header ring of 4 slots; the URI that names it."""
-    path.write_bytes(superblock(RING | changed) + bytes(4 * 256))
+    path.write_bytes(packed_superblock(RING | changed) + bytes(4 * 256))
     return uri_of(path)
 
 
 def pool_file(path: Path, **changed: int) -> str:
     """A pool of 4 slots of 128 bytes; the URI that names it."""
-    path.write_bytes(superblock(POOL | changed) + bytes(4 * 128))
+    path.write_bytes(packed_superblock(POOL | changed) + bytes(4 * 128))
     return uri_of(path)
 
 
@@ -102,7 +78,8 @@ def mounted(at: Path, kind: str, *options: str) -> Iterator[Path]:
     """A file system of the test's own. Unmounting fails, and so does the test, if something still maps it."""
     at.mkdir()
     arguments = ["-o", ",".join(options)] if options else []
-    subprocess.run(["mount", "-t", kind, *arguments, "none", str(at)], check=True)
+    mounting = subprocess.run(["mount", "-t", kind, *arguments, "none", str(at)], capture_output=True, text=True)
+    assert mounting.returncode == 0, f"{mounting.stderr.strip()}: be root, if only in `unshare --map-root-user --mount`"
     try:
         yield at
     except BaseException:

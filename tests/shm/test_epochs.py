@@ -28,8 +28,9 @@ from tensorpool.shm import (
     scan_epochs,
     space,
 )
-from tests.shm.by_hand import mapped_files, mounted, ring_file, umask, unpacked
+from tests.shm.by_hand import mapped_files, mounted, ring_file, umask
 from tests.support.processes import run_script
+from tests.support.region_bytes import superblock
 
 SPEC = RingSpec(4, (PoolSpec(3, 128), PoolSpec(9, 64)))
 SEED = 1_800_000_000_000_000_000
@@ -66,7 +67,7 @@ def test_an_epoch_is_a_directory_with_a_file_per_region(tree: EpochTree, shm_dir
     ]
     assert names(folder) == ["3.pool", "9.pool", "header.ring"]
     assert (ring.stream_id, ring.epoch, ring.layout_version, ring.spec) == (10000, 7, 1, SPEC)
-    found = unpacked(f"{folder}/9.pool")
+    found = superblock(f"{folder}/9.pool")
     assert (found["epoch"], found["pool_id"], found["nslots"], found["start_timestamp_ns"]) == (
         7,
         9,
@@ -100,7 +101,7 @@ def test_an_epoch_that_exists_is_never_reused(tree: EpochTree) -> None:
     tree.create(10000, 7, SPEC, 1)
     with pytest.raises(RegionRejected, match="create: File exists"):
         tree.create(10000, 7, SPEC, 2)
-    assert unpacked(f"{tree.path}/10000/7/header.ring")["start_timestamp_ns"] == 1
+    assert superblock(f"{tree.path}/10000/7/header.ring")["start_timestamp_ns"] == 1
 
 
 def test_a_failure_halfway_leaves_nothing(tree: EpochTree, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,7 +12,9 @@ import pytest
 
 from tensorpool._core import SLOT_BYTES, SUPERBLOCK_BYTES
 from tensorpool.shm import AllowedBases, HeaderFile, PoolSpec, RingSpec, layout_of, map_ring
-from tests.shm.by_hand import mapped_files, pool_file, replace_bytes, ring_file
+from tensorpool.shm.headers import read_head
+from tests.shm.by_hand import RING, mapped_files, open_files, pool_file, replace_bytes, ring_file
+from tests.support.region_bytes import packed_superblock
 
 NSLOTS = 4
 
@@ -109,3 +111,30 @@ def test_nothing_is_mapped_and_the_file_outlives_its_name(shm_dir: Path) -> None
     fds = len(os.listdir("/proc/self/fd"))
     del header
     assert len(os.listdir("/proc/self/fd")) == fds - 1
+
+
+def test_the_head_of_a_region_is_its_superblock_and_its_size(shm_dir: Path) -> None:
+    """Of a file that is shorter, what there is; afterwards nothing is open."""
+    path = shm_dir / "ring"
+    ring_file(path)
+    assert read_head(str(path)) == (packed_superblock(RING), 64 + 4 * 256)
+    os.truncate(path, 10)
+    assert read_head(str(path)) == (packed_superblock(RING)[:10], 10)
+    assert open_files(shm_dir) == []
+
+
+@pytest.mark.parametrize("kind", ["link", "pipe", "directory", "nothing"])
+def test_what_is_no_region_file_is_not_read(shm_dir: Path, kind: str) -> None:
+    """Without waiting for anybody, and nothing stays open."""
+    path = shm_dir / "ring"
+    match kind:
+        case "link":
+            ring_file(shm_dir / "elsewhere")
+            path.symlink_to(shm_dir / "elsewhere")
+        case "pipe":
+            os.mkfifo(path)
+        case "directory":
+            path.mkdir()
+    with pytest.raises(OSError, match="ring"):
+        read_head(str(path))
+    assert open_files(shm_dir) == []

@@ -10,7 +10,8 @@ import pytest
 from tensorpool.errors import LocalProtocolError, RemoteProtocolError
 from tensorpool.shm.layout import MAX_EPOCH, PoolSpec, RegionSpec, RingSpec, parse_superblock, round_up
 from tensorpool.wire.control import PayloadPool, RegionType
-from tests.shm.by_hand import POOL, RING, superblock
+from tests.shm.by_hand import POOL, RING
+from tests.support.region_bytes import packed_superblock
 
 SPEC = RingSpec(4, (PoolSpec(3, 128),))
 HEADER, POOL_3 = SPEC.regions(10000, 7)
@@ -112,14 +113,14 @@ def test_an_announce_with_one_flaw_is_refused_whole(
 
 def test_superblocks_are_the_bytes_of_the_schema() -> None:
     """Ring and pool superblocks equal those packed by hand."""
-    assert HEADER.superblock(4711, 1_000).encode_body() == superblock(RING | {"activity_timestamp_ns": 1_000})
-    assert POOL_3.superblock(4711, 1_000).encode_body() == superblock(POOL | {"activity_timestamp_ns": 1_000})
+    assert HEADER.superblock(4711, 1_000).encode_body() == packed_superblock(RING | {"activity_timestamp_ns": 1_000})
+    assert POOL_3.superblock(4711, 1_000).encode_body() == packed_superblock(POOL | {"activity_timestamp_ns": 1_000})
 
 
 @pytest.mark.parametrize(("spec", "fields"), [(HEADER, RING), (POOL_3, POOL)], ids=["ring", "pool"])
 def test_a_matching_superblock_has_no_mismatch(spec: RegionSpec, fields: dict[str, int]) -> None:
     """Identity and liveness fields are free; everything else as expected is None."""
-    assert spec.mismatch(superblock(fields | {"pid": 1, "start_timestamp_ns": 5})) is None
+    assert spec.mismatch(packed_superblock(fields | {"pid": 1, "start_timestamp_ns": 5})) is None
 
 
 @pytest.mark.parametrize(
@@ -156,7 +157,7 @@ def test_a_mismatch_names_what_differs_and_nothing_else(
     spec: RegionSpec, fields: dict[str, int], changed: dict[str, int], text: str
 ) -> None:
     """Expected and found, field by field; fields that agree are not printed."""
-    found = spec.mismatch(superblock(fields | changed))
+    found = spec.mismatch(packed_superblock(fields | changed))
     assert found is not None
     assert found.startswith(text)
     assert found.count("expected") == max(len(changed), 1)
@@ -170,10 +171,12 @@ def test_what_implementations_fill_in_differently_is_accepted(
     spec: RegionSpec, fields: dict[str, int], changed: dict[str, int]
 ) -> None:
     """A ring's stride_bytes is undefined, and another implementation leaves a pool's slot_bytes null."""
-    assert spec.mismatch(superblock(fields | changed)) is None
+    assert spec.mismatch(packed_superblock(fields | changed)) is None
 
 
-@pytest.mark.parametrize("data", [b"", bytes(64), superblock(RING)[:63], superblock(RING | {"region_type": 5})])
+@pytest.mark.parametrize(
+    "data", [b"", bytes(64), packed_superblock(RING)[:63], packed_superblock(RING | {"region_type": 5})]
+)
 def test_bytes_that_are_no_superblock_parse_to_none(data: bytes) -> None:
     """parse_superblock never raises for what a file may hold."""
     assert parse_superblock(data) is None
@@ -181,7 +184,7 @@ def test_bytes_that_are_no_superblock_parse_to_none(data: bytes) -> None:
 
 def test_a_superblock_parses_to_its_fields() -> None:
     """parse_superblock gives the message."""
-    found: Any = parse_superblock(superblock(RING))
+    found: Any = parse_superblock(packed_superblock(RING))
     assert (found.epoch, found.pid, found.activity_timestamp_ns) == (7, 4711, 2_000)
 
 

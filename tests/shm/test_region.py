@@ -38,10 +38,10 @@ from tests.shm.by_hand import (
     resident_bytes,
     ring_file,
     umask,
-    unpacked,
     uri_of,
 )
 from tests.support.processes import run_script
+from tests.support.region_bytes import superblock
 
 RING_SPEC, POOL_SPEC = RingSpec(4, (PoolSpec(3, 128),)).regions(10000, 7)
 SPARSE = Backing(reserve_space=False)
@@ -186,7 +186,7 @@ def test_a_created_region_is_zeroed_and_carries_its_superblock(
     """The file holds the superblock, then zeros, and others map it at once."""
     path = shm_dir / "r"
     created = create(path, spec, backing)
-    assert unpacked(path) == fields | {"pid": os.getpid(), "activity_timestamp_ns": 1_000}
+    assert superblock(path) == fields | {"pid": os.getpid(), "activity_timestamp_ns": 1_000}
     assert path.read_bytes()[64:] == bytes(spec.size_bytes - 64)
     assert path.stat().st_size == spec.size_bytes
     assert created.uri == uri_of(path)
@@ -237,9 +237,9 @@ def test_the_magic_is_stored_last(shm_dir: Path, monkeypatch: pytest.MonkeyPatch
             return memoryview(self._mapping)
 
         def store_u64(self, offset: int, value: int) -> None:
-            seen.append((offset, unpacked(path)))
+            seen.append((offset, superblock(path)))
             self._mapping.store_u64(offset, value)
-            seen.append((offset, unpacked(path)))
+            seen.append((offset, superblock(path)))
 
     monkeypatch.setattr(region, "Mapping", Witness)
     create(path)

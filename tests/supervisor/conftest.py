@@ -12,18 +12,16 @@ from tensorpool.supervisor.config import SupervisorConfig, SupervisorSection
 from tensorpool.supervisor.snapshot import ChangeKind, ConsumerStatus, StreamStatus
 from tensorpool.supervisor.view import View
 from tensorpool.wire.control import (
-    ClockDomain,
     ConsumerConfig,
     ConsumerHello,
     DataSourceAnnounce,
-    Mode,
-    PayloadPool,
     QosConsumer,
     QosProducer,
     ShmPoolAnnounce,
 )
 from tensorpool.wire.driver import LeaseRevokeReason, Role, ShmLeaseKeepalive, ShmLeaseRevoked
 from tensorpool.wire.event import EventMessage, Format
+from tests.support import messages
 
 S = 1_000_000_000
 STALE_NS = 4 * S
@@ -33,19 +31,9 @@ CONSUMER = 42
 
 
 def announce(stream_id: int = STREAM, now_ns: int = 0, **changed: Any) -> ShmPoolAnnounce:
-    fields: dict[str, Any] = {
-        "stream_id": stream_id,
-        "producer_id": PRODUCER,
-        "epoch": 1,
-        "announce_timestamp_ns": max(now_ns, 0),
-        "announce_clock_domain": ClockDomain.MONOTONIC,
-        "layout_version": 1,
-        "header_nslots": 64,
-        "header_slot_bytes": 256,
-        "payload_pools": (PayloadPool(pool_id=1, pool_nslots=64, stride_bytes=4096, region_uri="shm:file?path=/p"),),
-        "header_region_uri": "shm:file?path=/h",
-    }
-    return ShmPoolAnnounce(**fields | changed)
+    return messages.announce(
+        stream_id, **{"producer_id": PRODUCER, "announce_timestamp_ns": max(now_ns, 0), "nslots": 64} | changed
+    )
 
 
 def produced(seq: int, stream_id: int = STREAM, **changed: Any) -> QosProducer:
@@ -53,43 +41,16 @@ def produced(seq: int, stream_id: int = STREAM, **changed: Any) -> QosProducer:
 
 
 def consumed(seq: int, consumer_id: int = CONSUMER, **changed: Any) -> QosConsumer:
-    fields: dict[str, Any] = {
-        "stream_id": STREAM,
-        "consumer_id": consumer_id,
-        "epoch": 1,
-        "last_seq_seen": seq,
-        "drops_gap": 0,
-        "drops_late": 0,
-        "mode": Mode.STREAM,
-    }
-    return QosConsumer(**fields | changed)
+    fields: dict[str, Any] = {"stream_id": STREAM, "epoch": 1, "last_seq_seen": seq}
+    return messages.consumer_qos(consumer_id=consumer_id, **fields | changed)
 
 
 def hello(consumer_id: int = CONSUMER, **changed: Any) -> ConsumerHello:
-    fields: dict[str, Any] = {
-        "stream_id": STREAM,
-        "consumer_id": consumer_id,
-        "supports_shm": True,
-        "supports_progress": False,
-        "mode": Mode.STREAM,
-        "max_rate_hz": 0,
-        "expected_layout_version": 1,
-        "descriptor_stream_id": 0,
-        "control_stream_id": 0,
-    }
-    return ConsumerHello(**fields | changed)
+    return messages.hello(consumer_id=consumer_id, **{"stream_id": STREAM} | changed)
 
 
 def told(consumer_id: int = CONSUMER, **changed: Any) -> ConsumerConfig:
-    fields: dict[str, Any] = {
-        "stream_id": STREAM,
-        "consumer_id": consumer_id,
-        "use_shm": True,
-        "mode": Mode.STREAM,
-        "descriptor_stream_id": 0,
-        "control_stream_id": 0,
-    }
-    return ConsumerConfig(**fields | changed)
+    return messages.consumer_config(consumer_id=consumer_id, **{"stream_id": STREAM} | changed)
 
 
 def named(name: str, stream_id: int = STREAM, **changed: Any) -> DataSourceAnnounce:

@@ -16,7 +16,8 @@ from tensorpool.errors import TransportError
 from tensorpool.supervisor.config import SupervisorConfig
 from tensorpool.supervisor.observer import Observer
 from tensorpool.supervisor.snapshot import ConsumerState, ConsumerStatus, StreamState, StreamStatus
-from tensorpool.wire.control import ConsumerHello, DataSourceAnnounce, Mode, QosConsumer, QosProducer
+from tensorpool.wire.control import DataSourceAnnounce, Mode, QosProducer
+from tests.support.messages import consumer_qos, hello
 from tests.support.processes import wait_until
 from tests.support.wire_producer import WireProducer
 
@@ -107,18 +108,8 @@ def test_what_peers_report_is_in_the_view(peer: WireProducer, shared_media_drive
         def is_complete() -> bool:
             peer.say(DataSourceAnnounce, name="lab/camera")
             peer.say(QosProducer, current_seq=500)
-            peer.send(
-                QosConsumer(
-                    stream_id=peer.stream_id,
-                    consumer_id=77,
-                    epoch=peer.epoch,
-                    last_seq_seen=490,
-                    drops_gap=3,
-                    drops_late=1,
-                    mode=Mode.STREAM,
-                ),
-                peer.endpoints.qos,
-            )
+            qos = {"epoch": peer.epoch, "last_seq_seen": 490, "drops_gap": 3, "drops_late": 1}
+            peer.send(consumer_qos(peer.stream_id, 77, **qos), peer.endpoints.qos)
             peer.send(peer.honest(QosProducer, current_seq=500).encode()[:-1])
             snapshot = observer.snapshot()
             is_named = sees(observer, peer.stream_id, lambda it: it.name == "lab/camera")
@@ -197,17 +188,7 @@ def test_it_outlives_the_media_driver(shm_dir: Path) -> None:
 def test_hellos_alone_make_a_consumer(peer: WireProducer, shared_media_driver: aeron.MediaDriver) -> None:
     """What is not for the view is passed over by its header."""
     with observer_of(peer, shared_media_driver.aeron_dir) as observer:
-        hello = ConsumerHello(
-            stream_id=peer.stream_id,
-            consumer_id=5,
-            supports_shm=True,
-            supports_progress=False,
-            mode=Mode.RATE_LIMITED,
-            max_rate_hz=3,
-            expected_layout_version=1,
-            descriptor_stream_id=0,
-            control_stream_id=0,
-        )
-        wait_until(lambda: peer.send(hello) and observer.snapshot().consumers, "it is there")
+        said = hello(peer.stream_id, 5, mode=Mode.RATE_LIMITED, max_rate_hz=3)
+        wait_until(lambda: peer.send(said) and observer.snapshot().consumers, "it is there")
         (found,) = observer.snapshot().consumers
     assert (found.consumer_id, found.mode, found.max_rate_hz, found.qos_age_ns) == (5, "RATE_LIMITED", 3, None)

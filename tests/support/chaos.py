@@ -44,8 +44,10 @@ from tensorpool.wire.driver import (
     ShutdownReason,
 )
 from tests.support import driver_client
-from tests.support.driver_client import DriverClient, Heard, Lease, attach_request
+from tests.support.driver_client import DriverClient, Lease, attach_request
 from tests.support.driver_process import Deployment, DriverProcess
+from tests.support.listener import Heard
+from tests.support.messages import hello
 from tests.support.processes import ROOT, Process, wait_until, whole_lines
 
 ANSWER_WITHIN_S: Final = 1.0  # then a holder asks anew
@@ -481,7 +483,7 @@ def _refusable_attach(chance: random.Random, _: list[bytes], leases: list[Lease]
 def _greedy_hello(chance: random.Random, _: list[bytes], leases: list[Lease]) -> bytes:
     """One of many consumers that ask for streams of their own, on channels that nobody can open."""
     channel = chance.choice(("aeron:ipc", "aeron:\udcff\udc80", "\0" * 10, "x" * 5000, "aeron:ipc|" * 300))
-    asked = driver_client.hello(chance.choice(leases).stream_id, chance.randrange(1, 5000))
+    asked = hello(chance.choice(leases).stream_id, chance.randrange(1, 5000))
     fields = struct.pack("<I", len(channel)) + channel.encode("utf-8", "surrogateescape")
     return asked.encode()[:-8] + fields * 2
 

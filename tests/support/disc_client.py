@@ -12,27 +12,20 @@ import itertools
 import secrets
 import socket
 import struct
-import time
 from collections.abc import Callable
-from types import TracebackType
 from typing import Any, Final, NamedTuple, Self
 
-from tensorpool import aeron
-from tensorpool.wire import DecodeError, Message, decode
 from tensorpool.wire.discovery import DiscoveryRequest, DiscoveryResponse, DiscoveryStatus, Result, Tag
-from tests.support.driver_client import DriverEnded, Heard, new_client_id, packed_text
+from tests.support.driver_client import new_client_id, packed_text
 from tests.support.driver_process import IPC, DriverProcess
+from tests.support.listener import Endpoint, Heard, Said, WireListener, encoded
 from tests.support.processes import wait_until
 
-PROBE_EVERY_S: Final = 0.05
 NULL_32: Final = 2**32 - 1
 NULL_64: Final = 2**64 - 1
 
 _request_ids = itertools.count(secrets.randbits(62))
 _response_stream_ids = itertools.count(90_000)  # many clients share a media driver
-
-type Endpoint = tuple[str, int]
-type Said = Message | bytes
 
 
 class Counted(NamedTuple):
@@ -89,7 +82,7 @@ def packed_tag(text: str) -> bytes:
     return packed_text(text)
 
 
-class DiscoveryPeer:
+class DiscoveryPeer(WireListener):
     """One client of a provider.
 
     >>> with DiscoveryPeer(aeron_dir, registry.endpoint) as peer:            # doctest: +SKIP
@@ -104,23 +97,13 @@ class DiscoveryPeer:
         *,
         responses: Endpoint | None = None,
     ) -> None:
+        super().__init__(aeron_dir)
         self.endpoint = endpoint
         self.responses = responses or (IPC, new_response_stream_id())
-        self.transcript: list[Heard[Any]] = []
-        self._client = aeron.connect(aeron_dir)
         self._publication = self._client.add_publication(*endpoint, exclusive=True)
-        self._subscriptions: list[aeron.Subscription] = []
         self.listen(self.responses)
         self.listen(endpoint)
         wait_until(lambda: self._publication.is_connected, "the request stream is connected")
-
-    def close(self) -> None:
-        self._client.close()
-
-    def listen(self, endpoint: Endpoint) -> Endpoint:
-        """Add a stream to the transcript."""
-        self._subscriptions.append(self._client.add_subscription(*endpoint))
-        return endpoint
 
     # --- asking
 
@@ -145,7 +128,7 @@ class DiscoveryPeer:
 
     def send(self, said: Said) -> int:
         """Put it on the request stream; where the transcript was before."""
-        data = said if isinstance(said, bytes) else said.encode()
+        data = encoded(said)
         self.poll()
         since = len(self.transcript)
         wait_until(lambda: self._publication.offer(data), "the request stream takes a message")
@@ -215,63 +198,13 @@ class DiscoveryPeer:
 
     def meet(self, process: DriverProcess) -> Self:
         """Wait until the provider answers. Raises DriverEnded with its last words."""
-        next_probe_s = 0.0
-        probes = set()
 
-        def is_answered() -> bool:
-            nonlocal next_probe_s
-            if process.has_ended:
-                raise DriverEnded(*process.finish())
-            if time.monotonic() > next_probe_s:
-                next_probe_s = time.monotonic() + PROBE_EVERY_S
-                probe = self.request(stream_id=1)
-                probes.add(probe.request_id)
-                self.send(probe)
-            self.poll()
-            return any(heard.message.request_id in probes for heard in self.heard(DiscoveryResponse))
+        def ask() -> int:
+            probe = self.request(stream_id=1)
+            self.send(probe)
+            return probe.request_id
 
-        wait_until(is_answered, "the provider answers")
+        self.wait_served(process, ask, DiscoveryResponse, "request_id")
         self.fence()
         self.transcript.clear()
         return self
-
-    # --- hearing
-
-    def poll(self) -> None:
-        for subscription in self._subscriptions:
-            subscription.poll(self._on_message, 100)
-
-    def heard[M: Message](self, kind: type[M], since: int = 0, **fields: object) -> list[Heard[M]]:
-        """What the transcript has of a kind with these fields, from index `since` on."""
-        return [heard for heard in self.transcript[since:] if _is_like(heard.message, kind, fields)]
-
-    def wait_for[M: Message](self, kind: type[M], since: int = 0, **fields: object) -> Heard[M]:
-        """The first message of a kind with these fields at or after index `since` of the transcript."""
-        found: list[Heard[M]] = []
-
-        def is_found() -> bool:
-            self.poll()
-            found.extend(self.heard(kind, since, **fields))
-            return bool(found)
-
-        wait_until(is_found, f"{kind.__name__} with {fields}")
-        return found[0]
-
-    def _on_message(self, data: bytes, info: aeron.MessageInfo) -> None:
-        try:
-            message: Message | None = decode(data)
-        except DecodeError:
-            message = None  # one of those that no codec would write
-        self.transcript.append(Heard(message, data, time.monotonic_ns(), len(self.transcript), info.stream_id))
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
-
-
-def _is_like(message: Message | None, kind: type[Message], fields: dict[str, object]) -> bool:
-    return isinstance(message, kind) and all(getattr(message, name, None) == value for name, value in fields.items())

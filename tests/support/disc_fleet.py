@@ -9,7 +9,6 @@ conformance tests of discovery that knows which provider they judge, its command
 from __future__ import annotations
 
 import itertools
-import json
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
@@ -18,17 +17,13 @@ from types import TracebackType
 from typing import Any, Final, NamedTuple, Self
 
 from tensorpool import aeron
-from tensorpool.wire.control import (
-    Attribute,
-    ClockDomain,
-    DataSourceAnnounce,
-    DataSourceMeta,
-    PayloadPool,
-    ShmPoolAnnounce,
-)
-from tests.support.disc_client import DiscoveryPeer, Endpoint, Said
+from tensorpool.wire.control import Attribute, DataSourceAnnounce, DataSourceMeta, ShmPoolAnnounce
+from tests.support.disc_client import DiscoveryPeer
 from tests.support.driver_process import IPC, DriverProcess
+from tests.support.listener import Endpoint, Said, encoded
+from tests.support.messages import announce
 from tests.support.processes import private_directory, wait_until
+from tests.support.toml import toml_text
 from tests.support.wire_producer import new_stream_id
 
 NSLOTS: Final = 8
@@ -40,19 +35,6 @@ SHORT_PERIOD_MS: Final = 100
 
 _aeron_stream_ids = itertools.count(70_000, 10)  # many drivers and registries share a media driver
 _instances = itertools.count(1)
-
-
-def pools_of(stream_id: int, epoch: int, *, nslots: int = NSLOTS) -> tuple[PayloadPool, ...]:
-    return tuple(
-        PayloadPool(
-            pool_id=id, pool_nslots=nslots, stride_bytes=stride, region_uri=_uri(stream_id, epoch, f"{id}.pool")
-        )
-        for id, stride in POOLS.items()
-    )
-
-
-def _uri(stream_id: int, epoch: int, name: str) -> str:
-    return f"shm:file?path=/dev/shm/tensorpool/tensorpool-nobody/lab/{stream_id}/{epoch}/{name}"
 
 
 class AnnouncedDriver:
@@ -105,20 +87,7 @@ class AnnouncedDriver:
 
     def announced(self, stream_id: int, **changed: Any) -> ShmPoolAnnounce:
         """An announce of made-up regions, with what the test wants otherwise."""
-        epoch = changed.get("epoch", 1)
-        fields: dict[str, Any] = {
-            "stream_id": stream_id,
-            "producer_id": 0,
-            "epoch": epoch,
-            "announce_timestamp_ns": time.monotonic_ns(),
-            "announce_clock_domain": ClockDomain.MONOTONIC,
-            "layout_version": 1,
-            "header_nslots": NSLOTS,
-            "header_slot_bytes": 256,
-            "payload_pools": pools_of(stream_id, epoch),
-            "header_region_uri": _uri(stream_id, epoch, "header.ring"),
-        }
-        return ShmPoolAnnounce(**fields | changed)
+        return announce(stream_id, **{"pools": POOLS} | changed)
 
     def announce(self, stream_id: int | None = None, **changed: Any) -> int:
         """Announce a stream, a new one by default; its id."""
@@ -160,7 +129,7 @@ class AnnouncedDriver:
 
     def send(self, said: Said, on: Endpoint) -> None:
         """A message or bytes, on the announce or the metadata stream."""
-        data = said if isinstance(said, bytes) else said.encode()
+        data = encoded(said)
         publication = self._publications[on]
         wait_until(lambda: publication.offer(data), "the driver's stream takes a message")
 
@@ -219,11 +188,9 @@ class Registry:
 
     def write(self) -> None:
         channel, stream_id = self.endpoint
-        lines = ["[discovery]", *_assignments({"channel": channel, "stream_id": stream_id} | self.keys)]
-        for driver in self.drivers:
-            entry = driver.entry if isinstance(driver, AnnouncedDriver) else driver
-            lines += ["[[discovery.drivers]]", *_assignments(entry)]
-        self.config_path.write_text("\n".join(lines) + "\n", encoding="utf-8")
+        drivers = [driver.entry if isinstance(driver, AnnouncedDriver) else driver for driver in self.drivers]
+        table = {"channel": channel, "stream_id": stream_id, "drivers": drivers} | self.keys
+        self.config_path.write_text(toml_text({"discovery": table}), encoding="utf-8")
 
 
 class Fleet(NamedTuple):
@@ -258,15 +225,3 @@ def serving(
         peer = stack.enter_context(registry.meet(process))
         yield Fleet(registry, process, drivers, peer)
         assert not process.has_ended, process.finish()
-
-
-def _assignments(table: Mapping[str, Any]) -> list[str]:
-    return [f"{key} = {_toml(value)}" for key, value in table.items() if value is not None]
-
-
-def _toml(value: object) -> str:
-    if isinstance(value, Mapping):
-        return "{" + ", ".join(_assignments(value)) + "}"
-    if isinstance(value, (list, tuple)):
-        return "[" + ", ".join(map(_toml, value)) + "]"
-    return json.dumps(value)

@@ -3,24 +3,23 @@
 
 Honest unless told otherwise: it returns `results`, filtered as the request asks, to the endpoint that is asked for.
 `lies` are what it makes of the next answers: a message, bytes, several of both, or nothing. Requests are kept as they
-came over the wire. A thread serves while the test waits for something.
+came over the wire, and nothing else.
 """
 
 from __future__ import annotations
 
-import threading
-import time
 from collections import deque
 from collections.abc import Callable, Iterable
-from types import TracebackType
-from typing import Any, Final, Self
+from typing import Any, Final
+
+import msgspec
 
 from tensorpool import aeron
-from tensorpool.wire import DecodeError, Message, decode, discovery
+from tensorpool.wire import Message, discovery
 from tensorpool.wire.discovery import DiscoveryRequest, DiscoveryResponse, DiscoveryStatus, Result, Tag
-from tests.support.disc_client import Endpoint, Said, new_response_stream_id
-from tests.support.driver_client import Heard
+from tests.support.disc_client import new_response_stream_id
 from tests.support.driver_process import IPC
+from tests.support.listener import Endpoint, Heard, Said, WireServer, decoded, encoded
 from tests.support.processes import wait_until
 from tests.support.wire_producer import WireProducer
 
@@ -29,19 +28,10 @@ CONNECT_WITHIN_S: Final = 5.0
 type Lie = Callable[[DiscoveryResponse], Said | Iterable[Said]]
 
 
-def changed_fields[M](message: M, **changed: Any) -> M:
-    """A message, or an entry of one, with some fields otherwise."""
-    names: tuple[str, ...] = message.__struct_fields__  # type: ignore[attr-defined]
-    return type(message)(**{name: getattr(message, name) for name in names} | changed)
-
-
 def result_of(peer: WireProducer, name: str = "", tags: Iterable[str] = (), **changed: Any) -> Result:
     """What an honest provider says of a peer's stream, with what the test wants otherwise."""
     layout = peer.regions.layout
-    pools = tuple(
-        discovery.PayloadPool(**{field: getattr(pool, field) for field in pool.__struct_fields__})
-        for pool in layout["payload_pools"]
-    )
+    pools = tuple(discovery.PayloadPool(**msgspec.structs.asdict(pool)) for pool in layout["payload_pools"])
     channel, stream_id = peer.endpoints.control
     fields: dict[str, Any] = {
         **layout,
@@ -58,7 +48,7 @@ def result_of(peer: WireProducer, name: str = "", tags: Iterable[str] = (), **ch
     return Result(**fields | changed)
 
 
-class WireProvider:
+class WireProvider(WireServer):
     """A provider at an endpoint of its own.
 
     >>> with WireProvider(aeron_dir) as provider:                                   # doctest: +SKIP
@@ -67,25 +57,14 @@ class WireProvider:
     """
 
     def __init__(self, aeron_dir: str, endpoint: Endpoint | None = None) -> None:
+        super().__init__(aeron_dir)
         self.endpoint = endpoint or (IPC, new_response_stream_id())
         self.results: list[Result] = []
         self.lies: deque[Lie] = deque()
         self.always: Lie | None = None
-        self.requests: list[Heard[Any]] = []
-        self._client = aeron.connect(aeron_dir)
-        self._subscription = self._client.add_subscription(*self.endpoint)
         self._publications: dict[Endpoint, aeron.Publication] = {}
-        self._failure: BaseException | None = None
-        self._is_closing = False
-        self._thread = threading.Thread(target=self._serve, name="wire-provider", daemon=True)
+        self.listen(self.endpoint)
         self._thread.start()
-
-    def close(self) -> None:
-        self._is_closing = True
-        self._thread.join()
-        self._client.close()
-        if self._failure is not None:
-            raise self._failure
 
     def reset(self) -> None:
         """Be honest again, and know nothing."""
@@ -95,7 +74,7 @@ class WireProvider:
 
     def lie(self, **changed: Any) -> None:
         """The next answer is false in these fields."""
-        self.lies.append(lambda honest: changed_fields(honest, **changed))
+        self.lies.append(lambda honest: msgspec.structs.replace(honest, **changed))
 
     def honest(self, request: DiscoveryRequest) -> DiscoveryResponse:
         matching = tuple(result for result in self.results if _matches(request, result))
@@ -103,37 +82,20 @@ class WireProvider:
 
     def send(self, said: Said, to: Endpoint) -> None:
         """Say something to a client that listens there, asked or not."""
-        data = said if isinstance(said, bytes) else said.encode()
+        data = encoded(said)
         publication = self._publication(to)
         wait_until(lambda: publication.offer(data), "a client takes an answer", timeout_s=CONNECT_WITHIN_S)
 
     def wait_asked(self, since: int = 0) -> Heard[DiscoveryRequest]:
         """The first request at or after index `since`."""
-        wait_until(lambda: self._failure or len(self.requests) > since, "a client asks")
-        assert self._failure is None, self._failure
-        return self.requests[since]
-
-    @property
-    def now(self) -> int:
-        return len(self.requests)
-
-    def _serve(self) -> None:
-        try:
-            while not self._is_closing:
-                if not self._subscription.poll(self._on_message, 20):
-                    time.sleep(0.001)
-        except BaseException as failure:
-            self._failure = failure
-            raise
+        self.wait_until(lambda: self.now > since, "a client asks")
+        return self.transcript[since]
 
     def _on_message(self, data: bytes, info: aeron.MessageInfo) -> None:
-        try:
-            message: Message | None = decode(data)
-        except DecodeError:
-            message = None
+        message = decoded(data)
         if not isinstance(message, DiscoveryRequest):
             return
-        self.requests.append(Heard(message, data, time.monotonic_ns(), len(self.requests), info.stream_id))
+        super()._on_message(data, info)
         lie = self.lies.popleft() if self.lies else self.always
         honest = self.honest(message)
         told = honest if lie is None else lie(honest)
@@ -144,14 +106,6 @@ class WireProvider:
         if to not in self._publications:
             self._publications[to] = self._client.add_publication(*to, exclusive=True)
         return self._publications[to]
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
 
 def _matches(request: DiscoveryRequest, result: Result) -> bool:

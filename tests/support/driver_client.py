@@ -12,14 +12,12 @@ import itertools
 import secrets
 import struct
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
-from types import TracebackType
 from typing import Any, Final, NamedTuple, Self
 
-from tensorpool import aeron
-from tensorpool.wire import DecodeError, Message, decode
-from tensorpool.wire.control import ConsumerConfig, ConsumerHello, Mode, ShmPoolAnnounce
+from tensorpool.wire import Message
+from tensorpool.wire.control import ConsumerConfig, ShmPoolAnnounce
 from tensorpool.wire.driver import (
     HugepagesPolicy,
     PublishMode,
@@ -36,7 +34,8 @@ from tensorpool.wire.driver import (
     ShutdownReason,
 )
 from tests.support.driver_process import Deployment, DriverProcess
-from tests.support.processes import wait_until
+from tests.support.listener import Heard, Said, WireListener, encoded, has
+from tests.support.processes import private_directory, wait_until
 
 FROM_DRIVER: Final = (
     ShmAttachResponse,
@@ -46,29 +45,9 @@ FROM_DRIVER: Final = (
     ShmPoolAnnounce,
     ConsumerConfig,
 )
-PROBE_EVERY_S: Final = 0.05
 
 _correlation_ids = itertools.count(secrets.randbits(62))
 _client_ids = itertools.count(1_000_000 + secrets.randbits(24) * 64)
-
-
-class Heard[M: Message](NamedTuple):
-    """A message as it came over the wire."""
-
-    message: M
-    data: bytes
-    received_ns: int
-    index: int  # place in the transcript
-    stream_id: int  # Aeron's
-
-
-class DriverEnded(AssertionError):
-    """The driver ended instead of serving: its exit code and last words."""
-
-    def __init__(self, code: int, output: str) -> None:
-        super().__init__(code, output)
-        self.code = code
-        self.output = output
 
 
 class Lease(NamedTuple):
@@ -131,22 +110,6 @@ def attach_request(stream_id: int, role: Role = Role.CONSUMER, **changed: Any) -
     return ShmAttachRequest(**fields | changed)
 
 
-def hello(stream_id: int, consumer_id: int, **changed: Any) -> ConsumerHello:
-    """A consumer that asks for nothing of its own, with what the test wants otherwise."""
-    fields: dict[str, Any] = {
-        "stream_id": stream_id,
-        "consumer_id": consumer_id,
-        "supports_shm": True,
-        "supports_progress": False,
-        "mode": Mode.STREAM,
-        "max_rate_hz": 0,
-        "expected_layout_version": 1,
-        "descriptor_stream_id": 0,
-        "control_stream_id": 0,
-    }
-    return ConsumerHello(**fields | changed)
-
-
 def shutdown_request(token: str, reason: ShutdownReason = ShutdownReason.ADMIN, text: str = "") -> Message:
     return ShmDriverShutdownRequest(
         correlation_id=next(_correlation_ids), reason=reason, token=token, error_message=text
@@ -184,7 +147,7 @@ def packed_text(text: str) -> bytes:
     return struct.pack("<I", len(text.encode())) + text.encode()
 
 
-class DriverClient:
+class DriverClient(WireListener):
     """One end of a deployment's control plane.
 
     >>> with DriverClient(deployment) as client:       # doctest: +SKIP
@@ -193,26 +156,20 @@ class DriverClient:
     """
 
     def __init__(self, deployment: Deployment, *, driver_timeout_ms: int = 10_000) -> None:
+        super().__init__(deployment.aeron_dir, driver_timeout_ms=driver_timeout_ms)
         self.kept: list[Lease] = []
-        self.transcript: list[Heard[Any]] = []
         self._keepalive_every_ns = deployment.keepalive_interval_ns // 2
         self._next_keepalive_ns = 0
-        self._client = aeron.connect(deployment.aeron_dir, driver_timeout_ms=driver_timeout_ms)
         self._publication = self._client.add_publication(*deployment.control)
-        self._subscriptions = [
-            self._client.add_subscription(*endpoint)
-            for endpoint in dict.fromkeys((deployment.control, deployment.announce))
-        ]
+        for endpoint in dict.fromkeys((deployment.control, deployment.announce)):
+            self.listen(endpoint)
         wait_until(lambda: self._publication.is_connected, "the control stream is connected")
-
-    def close(self) -> None:
-        self._client.close()
 
     # --- sending
 
-    def send(self, message: Message | bytes) -> int:
+    def send(self, said: Said) -> int:
         """Put it on the control stream; the time before it was there."""
-        data = message if isinstance(message, bytes) else message.encode()
+        data = encoded(said)
         sent_ns = time.monotonic_ns()
         wait_until(lambda: self._publication.offer(data), "the control stream takes a message")
         return sent_ns
@@ -256,22 +213,13 @@ class DriverClient:
 
     def meet(self, process: DriverProcess) -> Self:
         """Wait until the driver answers. Raises DriverEnded."""
-        next_probe_s = 0.0
-        probes = set()
 
-        def is_answered() -> bool:
-            nonlocal next_probe_s
-            if process.has_ended:
-                raise DriverEnded(*process.finish())
-            if time.monotonic() > next_probe_s:
-                next_probe_s = time.monotonic() + PROBE_EVERY_S
-                probe = attach_request(1, client_id=0)
-                probes.add(probe.correlation_id)
-                self.send(probe)
-            self.poll()
-            return any(heard.message.correlation_id in probes for heard in self.heard(ShmAttachResponse))
+        def ask() -> int:
+            probe = attach_request(1, client_id=0)
+            self.send(probe)
+            return probe.correlation_id
 
-        wait_until(is_answered, "the driver answers")
+        self.wait_served(process, ask, ShmAttachResponse, "correlation_id")
         return self.forget()
 
     # --- hearing
@@ -282,52 +230,13 @@ class DriverClient:
             self._next_keepalive_ns = time.monotonic_ns() + self._keepalive_every_ns
             for lease in self.kept:
                 self.send(lease.keepalive())
-        for subscription in self._subscriptions:
-            subscription.poll(self._on_message, 100)
-
-    def heard[M: Message](self, kind: type[M], since: int = 0, **fields: object) -> list[Heard[M]]:
-        """What the transcript has of a kind with these fields, from index `since` on."""
-        return [heard for heard in self.transcript[since:] if _is_like(heard.message, kind, fields)]
+        super().poll()
 
     def from_driver(self, since: int = 0, **fields: object) -> Iterator[Heard[Any]]:
         """The driver's own messages with these fields, in the order of the wire."""
         for heard in self.transcript[since:]:
-            if isinstance(heard.message, FROM_DRIVER) and _has(heard.message, fields):
+            if isinstance(heard.message, FROM_DRIVER) and has(heard.message, fields):
                 yield heard
-
-    def wait_for[M: Message](
-        self,
-        kind: type[M],
-        since: int = 0,
-        *,
-        where: Callable[[M], object] = lambda _: True,
-        **fields: object,
-    ) -> Heard[M]:
-        """The first message of a kind with these fields at or after index `since` of the transcript."""
-        found: list[Heard[M]] = []
-        at = since
-
-        def is_found() -> bool:
-            nonlocal at
-            self.poll()
-            for heard in self.transcript[at:]:
-                if _is_like(heard.message, kind, fields) and where(heard.message):
-                    found.append(heard)
-                    return True
-            at = len(self.transcript)
-            return False
-
-        wait_until(is_found, f"{kind.__name__} with {fields}")
-        return found[0]
-
-    def wait_until(self, condition: Callable[[], object], what: str) -> None:
-        """Listen until a condition holds."""
-
-        def is_met() -> object:
-            self.poll()
-            return condition()
-
-        wait_until(is_met, what)
 
     def next_announce(self, stream_id: int, **fields: object) -> Heard[ShmPoolAnnounce]:
         """An announce that was not there before the call."""
@@ -338,29 +247,6 @@ class DriverClient:
         """The first announce of a higher epoch."""
         return self.wait_for(ShmPoolAnnounce, stream_id=stream_id, where=lambda it: it.epoch > epoch)
 
-    def _on_message(self, data: bytes, info: aeron.MessageInfo) -> None:
-        try:
-            message: Message | None = decode(data)
-        except DecodeError:
-            message = None  # one of those that no codec would write
-        self.transcript.append(Heard(message, data, time.monotonic_ns(), len(self.transcript), info.stream_id))
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
-
-
-def _is_like(message: Message | None, kind: type[Message], fields: dict[str, object]) -> bool:
-    return isinstance(message, kind) and _has(message, fields)
-
-
-def _has(message: Message, fields: dict[str, object]) -> bool:
-    return all(getattr(message, name, None) == value for name, value in fields.items())
-
 
 @contextmanager
 def serving(deployment: Deployment) -> Iterator[None]:
@@ -370,3 +256,12 @@ def serving(deployment: Deployment) -> Iterator[None]:
             client.meet(process)
         yield
         assert not process.has_ended, process.finish()
+
+
+@contextmanager
+def deployed(aeron_dir: str, **tables: Any) -> Iterator[Deployment]:
+    """A deployment in a directory of its own, with a driver that serves."""
+    with private_directory() as folder:
+        deployment = Deployment(folder, aeron_dir, **tables)
+        with serving(deployment):
+            yield deployment

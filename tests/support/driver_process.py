@@ -11,11 +11,9 @@ from __future__ import annotations
 import atexit
 import functools
 import itertools
-import json
 import os
 import shutil
 import signal
-import struct
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
@@ -23,6 +21,9 @@ from pathlib import Path
 from typing import Any, Final
 
 from tests.support.processes import Process, wait_until
+from tests.support.region_bytes import superblock as superblock
+from tests.support.toml import toml_text
+from tests.support.toml import toml_value as _toml  # noqa: F401
 
 IPC: Final = "aeron:ipc?term-length=4m"
 NSLOTS: Final = 8
@@ -31,21 +32,6 @@ PROFILE: Final = {
     "header_nslots": NSLOTS,
     "payload_pools": [{"pool_id": id, "stride_bytes": stride} for id, stride in POOLS.items()],
 }
-SUPERBLOCK: Final = struct.Struct("<Q I Q I h H I I I Q Q Q")
-SUPERBLOCK_FIELDS: Final = (
-    "magic",
-    "layout_version",
-    "epoch",
-    "stream_id",
-    "region_type",
-    "pool_id",
-    "nslots",
-    "slot_bytes",
-    "stride_bytes",
-    "pid",
-    "start_timestamp_ns",
-    "activity_timestamp_ns",
-)
 
 _control_stream_ids = itertools.count(40_000, 10)  # many drivers share a media driver
 
@@ -148,14 +134,7 @@ class Deployment:
         return sorted(path for path in self.base_dir.rglob("*") if path not in own)
 
     def _write(self) -> None:
-        lines: list[str] = []
-        for section, table in self.tables.items():
-            if section in ("profiles", "streams"):
-                for name, entry in table.items():
-                    lines += [f"[{section}.{name}]", *_assignments(entry)]
-            else:
-                lines += [f"[{section}]", *_assignments(table)]
-        self.config_path.write_text("\n".join(lines) + "\n", encoding="utf-8")
+        self.config_path.write_text(toml_text(self.tables), encoding="utf-8")
 
 
 class DriverProcess(Process):
@@ -187,12 +166,6 @@ class DriverProcess(Process):
         return self.finish()
 
 
-def superblock(path: str | Path) -> dict[str, int]:
-    """The first 64 bytes of a region file, by the offsets of the schema."""
-    with open(path, "rb") as file:
-        return dict(zip(SUPERBLOCK_FIELDS, SUPERBLOCK.unpack(file.read(SUPERBLOCK.size)), strict=True))
-
-
 def path_of(uri: str) -> Path:
     """The file that a region URI names."""
     scheme, _, path = uri.partition("?path=")
@@ -208,15 +181,3 @@ def _compiled() -> dict[str, str]:
     folder = tempfile.mkdtemp(prefix="tp-test-bytecode-")
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
     return {"PYTHONDONTWRITEBYTECODE": "", "PYTHONPYCACHEPREFIX": folder}
-
-
-def _assignments(table: Mapping[str, Any]) -> list[str]:
-    return [f"{key} = {_toml(value)}" for key, value in table.items() if value is not None]
-
-
-def _toml(value: object) -> str:
-    if isinstance(value, Mapping):
-        return "{" + ", ".join(_assignments(value)) + "}"
-    if isinstance(value, (list, tuple)):
-        return "[" + ", ".join(map(_toml, value)) + "]"
-    return json.dumps(value)

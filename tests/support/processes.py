@@ -96,6 +96,18 @@ class Process:
         self.reap()
 
 
+def media_driver(directory: str, *settings: str) -> Process:
+    """`tensorpool media-driver` in a process of its own, when it is there."""
+    options = [word for setting in settings for word in ("--set", setting)]
+    process = Process("-m", "tensorpool", "media-driver", "--aeron-dir", directory, *options)
+    try:
+        assert process.read_line() == f"media driver at {directory}"
+    except BaseException:
+        process.reap()
+        raise
+    return process
+
+
 def run_script(text: str, *arguments: str, timeout_s: float = 200.0, **environment: str) -> tuple[int, str]:
     """Run a script in a process of its own: exit code and output. A negative code is a signal: a crash."""
     with Process("-X", "faulthandler", "-c", text, *arguments, **environment) as process:

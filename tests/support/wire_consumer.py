@@ -19,12 +19,14 @@ from numpy.typing import NDArray
 
 from tensorpool import aeron
 from tensorpool.wire import Message
-from tensorpool.wire.control import ConsumerHello, MajorOrder, Mode, QosConsumer, ShmPoolAnnounce
+from tensorpool.wire.control import ConsumerHello, MajorOrder, QosConsumer, ShmPoolAnnounce
 from tensorpool.wire.driver import ShmAttachResponse
-from tests.support.driver_client import DriverClient, Heard, hello, new_client_id
+from tests.support.driver_client import DriverClient, new_client_id
 from tests.support.driver_process import IPC, Deployment, path_of
+from tests.support.listener import Endpoint, Heard
+from tests.support.messages import consumer_qos, hello
 from tests.support.processes import wait_until
-from tests.support.wire_producer import DTYPES, SLOT, SLOT_FIELDS, Endpoint
+from tests.support.region_bytes import DTYPES, SLOT, SLOT_FIELDS
 
 HELLO_EVERY_S: Final = 0.1
 NUMPY: Final = {int(number): dtype for dtype, number in DTYPES.items()} | {13: np.dtype(np.uint8)}
@@ -144,12 +146,6 @@ class WireConsumer(DriverClient):
         for mapped in self._maps:
             mapped.close()
 
-    def listen(self, endpoint: Endpoint) -> aeron.Subscription:
-        """A further stream in the transcript, such as one of this consumer's own."""
-        subscription = self._client.add_subscription(*endpoint)
-        self._subscriptions.append(subscription)
-        return subscription
-
     def map(self, source: ShmAttachResponse | ShmPoolAnnounce) -> MappedStream:
         """The regions that a driver's message names."""
         self._maps.append(MappedStream(source))
@@ -164,16 +160,7 @@ class WireConsumer(DriverClient):
         return message
 
     def say_qos(self, stream_id: int, **changed: Any) -> QosConsumer:
-        fields: dict[str, Any] = {
-            "stream_id": stream_id,
-            "consumer_id": self.consumer_id,
-            "epoch": 0,
-            "last_seq_seen": 0,
-            "drops_gap": 0,
-            "drops_late": 0,
-            "mode": Mode.STREAM,
-        }
-        message = QosConsumer(**fields | changed)
+        message = consumer_qos(stream_id, **{"consumer_id": self.consumer_id} | changed)
         wait_until(lambda: self._qos.offer(message.encode()), "the QoS stream takes a message")
         return message
 

@@ -3,8 +3,7 @@
 
 Honest unless told otherwise: it creates the regions of an epoch, grants leases, announces, keeps the superblocks
 fresh and writes slots by the seqlock protocol. Every message is built from what is true, with whatever fields the test
-wants otherwise; every byte of every file can be replaced. What clients say is kept in a transcript. Files are written
-with pwrite, never mapped, so that /proc/self/maps tells what the client under test has mapped.
+wants otherwise; every byte of every file can be replaced. What clients say is kept in a transcript.
 
 A thread serves: it records, answers and announces while the test waits for something.
 """
@@ -14,32 +13,26 @@ from __future__ import annotations
 import contextlib
 import functools
 import itertools
-import os
 import secrets
-import struct
-import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Final, NamedTuple, Self
 
-import numpy as np
+import msgspec
 from numpy.typing import NDArray
 
 from tensorpool import aeron
-from tensorpool.wire import DecodeError, Message, decode, driver
+from tensorpool.wire import Message, driver
 from tensorpool.wire.control import (
     ClockDomain,
     ConsumerConfig,
     DataSourceAnnounce,
     DataSourceMeta,
-    Dtype,
     FrameDescriptor,
     FrameProgress,
     FrameProgressState,
-    MajorOrder,
     MetaBlobAnnounce,
     MetaBlobChunk,
     MetaBlobComplete,
@@ -61,33 +54,26 @@ from tensorpool.wire.driver import (
     ShutdownReason,
 )
 from tests.shm.by_hand import mapped_files
-from tests.support.driver_client import Heard, new_client_id
-from tests.support.driver_process import IPC, SUPERBLOCK, SUPERBLOCK_FIELDS
+from tests.support.driver_client import new_client_id
+from tests.support.driver_process import IPC
+from tests.support.listener import Endpoint, Said, WireServer, decoded, encoded
 from tests.support.processes import wait_until
+from tests.support.region_bytes import DTYPES as DTYPES
+from tests.support.region_bytes import (
+    committed,
+    in_progress,
+    slot_image,
+)
+from tests.support.region_bytes import packed_slot as packed_slot
+from tests.support.regions import NSLOTS, POOLS, Regions
 
-MAGIC: Final = 0x544F504C53484D31
-NSLOTS: Final = 8
-POOLS: Final[Mapping[int, int]] = {1: 256, 7: 4096}  # id: stride
-RING: Final = 0  # among the regions of an epoch; the others have their pool's id
 ANNOUNCE_EVERY_S: Final = 0.04
 LEASE_NS: Final = 20_000_000_000
-
-# SlotHeader with the length of headerBytes, the embedded message header, the TensorHeader block
-SLOT: Final = struct.Struct("<QIIHIQI26sI HHHH hhBBBI8i8i109s")
-SLOT_FIELDS: Final = (
-    *("seq_commit", "values_len_bytes", "payload_slot", "pool_id", "payload_offset", "timestamp_ns"),
-    *("meta_version", "pad", "header_length", "block_length", "template_id", "schema_id", "version"),
-    *("dtype", "major_order", "ndims", "pad_align", "progress_unit", "progress_stride_bytes"),
-)
-_NUMERIC: Final = (Dtype(number) for number in range(Dtype.UINT8, Dtype.BOOLEAN))
-DTYPES: Final = {np.dtype(dtype.name.lower()): dtype for dtype in _NUMERIC} | {np.dtype(np.bool_): Dtype.BOOLEAN}
 
 _aeron_stream_ids = itertools.count(60_000, 10)  # many peers share a media driver
 _logical_stream_ids = itertools.count(30_000)
 _lease_ids = itertools.count(secrets.randbits(40))
 
-type Endpoint = tuple[str, int]
-type Said = Message | bytes
 type Lie = Callable[[ShmAttachResponse], Said | Iterable[Said]]
 
 
@@ -129,173 +115,12 @@ def new_stream_id() -> int:
 
 def altered(message: Said, offset: int, data: bytes) -> bytes:
     """A message with some of its bytes replaced, its header included in the count."""
-    whole = message if isinstance(message, bytes) else message.encode()
+    whole = encoded(message)
     assert offset + len(data) <= len(whole)
     return whole[:offset] + data + whole[offset + len(data) :]
 
 
-def in_progress(seq: int) -> int:
-    return seq << 1
-
-
-def committed(seq: int) -> int:
-    return seq << 1 | 1
-
-
-def packed_slot(dims: Sequence[int] = (), strides: Sequence[int] = (), **fields: Any) -> bytes:
-    """The 256 bytes of a slot."""
-    unused = (0,) * 8
-    arrays = (*(*dims, *unused)[:8], *(*strides, *unused)[:8])
-    return SLOT.pack(*(fields[name] for name in SLOT_FIELDS), *arrays, fields.get("tail", b""))
-
-
-class Regions:
-    """The files of one epoch: a header ring and its pools."""
-
-    def __init__(
-        self, folder: Path, stream_id: int, epoch: int, *, nslots: int = NSLOTS, pools: Mapping[int, int] = POOLS
-    ) -> None:
-        self.folder = folder
-        self.stream_id = stream_id
-        self.epoch = epoch
-        self.nslots = nslots
-        self.pools = dict(pools)
-        names = {RING: "header.ring"} | {pool_id: f"{pool_id}.pool" for pool_id in pools}
-        self.paths = {region: folder / name for region, name in names.items()}
-        self._fds: dict[int, int] = {}
-
-    def create(self, activity_ns: int, **lies: int) -> Self:
-        """Make the files, with lies in all of the superblocks."""
-        self.folder.mkdir(parents=True)
-        for region, path in self.paths.items():
-            self._fds[region] = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
-            os.truncate(self._fds[region], self.size_of(region))
-            stamps = {"start_timestamp_ns": activity_ns, "activity_timestamp_ns": activity_ns}
-            self.set_superblock(region, **stamps | lies)
-        return self
-
-    def size_of(self, region: int) -> int:
-        return 64 + self.nslots * self.pools.get(region, 256)
-
-    def set_superblock(self, region: int, **changed: int) -> None:
-        """Write a superblock: what is there or else what is true, with some fields changed."""
-        current = self.read(region, 0, 64)
-        is_written = len(current) == 64 and any(current)
-        fields = dict(zip(SUPERBLOCK_FIELDS, SUPERBLOCK.unpack(current), strict=True)) if is_written else {}
-        fields = fields or self._honest_superblock(region)
-        self.write(region, 0, SUPERBLOCK.pack(*((fields | changed)[name] for name in SUPERBLOCK_FIELDS)))
-
-    def restore_superblock(self, region: int, now_ns: int) -> None:
-        """Write nothing but the truth."""
-        honest = self._honest_superblock(region) | {"start_timestamp_ns": now_ns, "activity_timestamp_ns": now_ns}
-        self.set_superblock(region, **honest)
-
-    def _honest_superblock(self, region: int) -> dict[str, int]:
-        stride = self.pools.get(region, 0)
-        return {
-            "magic": MAGIC,
-            "layout_version": 1,
-            "epoch": self.epoch,
-            "stream_id": self.stream_id,
-            "region_type": 2 if region else 1,
-            "pool_id": region,
-            "nslots": self.nslots,
-            "slot_bytes": stride or 256,
-            "stride_bytes": stride,
-            "pid": os.getpid(),
-            "start_timestamp_ns": 0,
-            "activity_timestamp_ns": 0,
-        }
-
-    def breathe(self, now_ns: int) -> None:
-        """Refresh the activity of every region."""
-        for region in self._fds:
-            self.write(region, 56, struct.pack("<Q", now_ns))
-
-    def write(self, region: int, offset: int, data: bytes) -> None:
-        os.pwrite(self._fds[region], data, offset)
-
-    def read(self, region: int, offset: int, length: int) -> bytes:
-        return os.pread(self._fds[region], length, offset)
-
-    # --- slots
-
-    def set_word(self, slot: int, word: int) -> None:
-        """The commit word alone."""
-        self.write(RING, 64 + slot * 256, struct.pack("<Q", word))
-
-    def set_header(self, slot: int, data: bytes) -> None:
-        """Everything of a slot but its commit word."""
-        self.write(RING, 64 + slot * 256 + 8, data[8:])
-
-    def header(self, slot: int) -> bytes:
-        return self.read(RING, 64 + slot * 256, 256)
-
-    def set_payload(self, pool_id: int, slot: int, data: bytes, offset: int = 0) -> None:
-        self.write(pool_id, 64 + slot * self.pools[pool_id] + offset, data)
-
-    def pool_for(self, length: int) -> int:
-        """The smallest pool that takes so many bytes; the largest where none does."""
-        by_stride = sorted(self.pools, key=lambda pool_id: (self.pools[pool_id], pool_id))
-        return next((pool_id for pool_id in by_stride if self.pools[pool_id] >= length), by_stride[-1])
-
-    # --- what a message says of them
-
-    def uri(self, region: int) -> str:
-        return f"shm:file?path={self.paths[region]}"
-
-    @property
-    def layout(self) -> dict[str, Any]:
-        """The fields by which an announce describes them."""
-        pools = [
-            PayloadPool(pool_id=pool_id, pool_nslots=self.nslots, stride_bytes=stride, region_uri=self.uri(pool_id))
-            for pool_id, stride in self.pools.items()
-        ]
-        return {
-            "epoch": self.epoch,
-            "layout_version": 1,
-            "header_nslots": self.nslots,
-            "header_slot_bytes": 256,
-            "payload_pools": tuple(pools),
-            "header_region_uri": self.uri(RING),
-        }
-
-    def layout_with(self, region: int, **changed: Any) -> dict[str, Any]:
-        """The same with some fields of one pool, or the URI of the ring, otherwise."""
-        if region == RING:
-            return self.layout | {"header_region_uri": changed["region_uri"]}
-        pools = [
-            PayloadPool(**_fields(pool) | changed) if pool.pool_id == region else pool
-            for pool in self.layout["payload_pools"]
-        ]
-        return self.layout | {"payload_pools": tuple(pools)}
-
-    # --- files that are none
-
-    def replace_with_link(self, region: int, target: Path) -> None:
-        """The path of a region becomes a symbolic link; the file moves to the target."""
-        self.paths[region].rename(target)
-        self.paths[region].symlink_to(target)
-
-    def replace_with_fifo(self, region: int) -> None:
-        self.paths[region].unlink()
-        os.mkfifo(self.paths[region], 0o600)
-
-    def replace_with_directory(self, region: int) -> None:
-        self.paths[region].unlink()
-        self.paths[region].mkdir()
-
-    def shorten(self, region: int, missing: int = 1) -> None:
-        """Cut bytes off the end of a file."""
-        os.truncate(self._fds[region], self.size_of(region) - missing)
-
-    def close(self) -> None:
-        for fd in self._fds.values():
-            os.close(fd)
-        self._fds.clear()
-
-
-class WireProducer:
+class WireProducer(WireServer):
     """One stream with its driver.
 
     >>> with WireProducer(folder, aeron_dir) as peer:                    # doctest: +SKIP
@@ -318,6 +143,7 @@ class WireProducer:
         pools: Mapping[int, int] = POOLS,
         clock_domain: ClockDomain = ClockDomain.MONOTONIC,
     ) -> None:
+        super().__init__(aeron_dir)
         self.folder = folder
         self.stream_id = stream_id or new_stream_id()
         self.endpoints = endpoints or Endpoints.unused()
@@ -336,20 +162,16 @@ class WireProducer:
         self.grants: list[Grant] = []
         self.ended: list[Grant] = []
         self.mapped_at_attach: list[list[str]] = []  # what this process had mapped when each request came
-        self.transcript: list[Heard[Any]] = []
+        self._next_announce_s = 0.0
         self._made: list[Regions] = []
         self.regions = self.make_regions(epoch)
-
-        self._client = aeron.connect(aeron_dir)
         self._publications: dict[Endpoint, aeron.Publication] = {
             endpoint: self._client.add_publication(*endpoint) for endpoint in self.endpoints
         }
-        self._subscriptions = [self._client.add_subscription(*endpoint) for endpoint in self._publications]
-        self._failure: BaseException | None = None
-        self._is_closing = False
+        for endpoint in self._publications:
+            self.listen(endpoint)
         for publication in self._publications.values():
             wait_until(functools.partial(_is_connected, publication), "the peer's streams are connected")
-        self._thread = threading.Thread(target=self._serve, name="wire-producer", daemon=True)
         self._thread.start()
 
     @property
@@ -365,13 +187,11 @@ class WireProducer:
         return time.monotonic_ns() if self.clock_domain is ClockDomain.MONOTONIC else time.time_ns()
 
     def close(self) -> None:
-        self._is_closing = True
-        self._thread.join()
-        self._client.close()
-        for regions in self._made:
-            regions.close()
-        if self._failure is not None:
-            raise self._failure
+        try:
+            super().close()
+        finally:
+            for regions in self._made:
+                regions.close()
 
     # --- memory
 
@@ -440,7 +260,7 @@ class WireProducer:
 
     def send(self, said: Said, on: Endpoint | None = None) -> int:
         """Put a message or bytes on a stream, the control stream by default."""
-        data = said if isinstance(said, bytes) else said.encode()
+        data = encoded(said)
         publication = self._publications[on or self.endpoints.control]
         sent_ns = time.monotonic_ns()
         wait_until(lambda: publication.offer(data), "a stream takes a message")
@@ -512,7 +332,7 @@ class WireProducer:
 
     def lie(self, **changed: Any) -> None:
         """The next answer is false in these fields."""
-        self.lies.append(lambda honest: _built(ShmAttachResponse, _fields(honest) | changed))
+        self.lies.append(lambda honest: _built(ShmAttachResponse, msgspec.structs.asdict(honest) | changed))
 
     def refuse(self, code: ResponseCode = ResponseCode.REJECTED, text: str = "no") -> None:
         """The next answer is a refusal."""
@@ -582,10 +402,9 @@ class WireProducer:
         regions = regions or self.regions
         at = seq & (regions.nslots - 1) if slot is None else slot
         regions.set_word(at, in_progress(seq))
-        header = bytearray(packed_slot(**self._header(regions, at, array) | changed))
-        for offset, data in (raw or {}).items():
-            header[offset : offset + len(data)] = data
-        regions.set_header(at, bytes(header))
+        nbytes = len(array) if isinstance(array, bytes) else array.nbytes
+        places = {"pool_id": regions.pool_for(nbytes), "slot": at}
+        regions.set_header(at, slot_image(array, raw=raw, **places | changed))
 
     def fill(self, seq: int, data: bytes, offset: int = 0, *, length: int | None = None) -> None:
         """Some of the payload of a frame of `length` bytes (its own by default) that was begun."""
@@ -611,91 +430,21 @@ class WireProducer:
         self.say(FrameDescriptor, on=on, **{"seq": seq} | dict(descriptor or {}))
         return seq
 
-    @staticmethod
-    def _header(regions: Regions, slot: int, array: NDArray[Any] | bytes) -> dict[str, Any]:
-        shaped = np.frombuffer(array, np.uint8) if isinstance(array, bytes) else array
-        is_column = shaped.flags.f_contiguous and not shaped.flags.c_contiguous
-        return {
-            "seq_commit": 0,
-            "values_len_bytes": shaped.nbytes,
-            "payload_slot": slot,
-            "pool_id": regions.pool_for(shaped.nbytes),
-            "payload_offset": 0,
-            "timestamp_ns": time.monotonic_ns(),
-            "meta_version": 0,
-            "pad": b"",
-            "header_length": 192,
-            "block_length": 184,
-            "template_id": 52,
-            "schema_id": 900,
-            "version": 1,
-            "dtype": DTYPES[shaped.dtype],
-            "major_order": MajorOrder.COLUMN if is_column else MajorOrder.ROW,
-            "ndims": shaped.ndim,
-            "pad_align": 0,
-            "progress_unit": 0,
-            "progress_stride_bytes": 0,
-            "dims": shaped.shape,
-            "strides": (),
-        }
-
-    # --- hearing
-
-    def heard[M: Message](self, kind: type[M], since: int = 0, **fields: object) -> list[Heard[M]]:
-        """What the transcript has of a kind with these fields, from index `since` on."""
-        return [heard for heard in self.transcript[since:] if _is_like(heard.message, kind, fields)]
-
-    def wait_for[M: Message](
-        self,
-        kind: type[M],
-        since: int = 0,
-        *,
-        where: Callable[[M], object] = lambda _: True,
-        timeout_s: float = 20.0,
-        **fields: object,
-    ) -> Heard[M]:
-        """The first message of a kind with these fields at or after index `since` of the transcript."""
-        found: list[Heard[M]] = []
-
-        def is_found() -> bool:
-            assert self._failure is None, self._failure
-            found.extend(heard for heard in self.heard(kind, since, **fields) if where(heard.message))
-            return bool(found)
-
-        wait_until(is_found, f"{kind.__name__} with {fields}", timeout_s=timeout_s)
-        return found[0]
-
-    @property
-    def now(self) -> int:
-        """Where the transcript ends."""
-        return len(self.transcript)
-
     # --- the thread
 
-    def _serve(self) -> None:
-        try:
-            next_announce_s = 0.0
-            while not self._is_closing:
-                if time.monotonic() >= next_announce_s:
-                    next_announce_s = time.monotonic() + ANNOUNCE_EVERY_S
-                    if self.breathes:
-                        self.regions.breathe(self.now_ns())
-                    if self.announces:
-                        self.say(ShmPoolAnnounce)
-                if not sum(subscription.poll(self._on_message, 50) for subscription in self._subscriptions):
-                    time.sleep(0.001)
-        except BaseException as failure:
-            self._failure = failure
-            raise
+    def _act(self) -> None:
+        if time.monotonic() >= self._next_announce_s:
+            self._next_announce_s = time.monotonic() + ANNOUNCE_EVERY_S
+            if self.breathes:
+                self.regions.breathe(self.now_ns())
+            if self.announces:
+                self.say(ShmPoolAnnounce)
 
     def _on_message(self, data: bytes, info: aeron.MessageInfo) -> None:
-        try:
-            message: Message | None = decode(data)
-        except DecodeError:
-            message = None  # one of those that no codec would write
+        message = decoded(data)
         if isinstance(message, ShmAttachRequest) and message.stream_id == self.stream_id:
             self.mapped_at_attach.append(mapped_files(self.folder))
-        self.transcript.append(Heard(message, data, time.monotonic_ns(), len(self.transcript), info.stream_id))
+        super()._on_message(data, info)
         if isinstance(message, ShmAttachRequest) and message.stream_id == self.stream_id:
             if self.answers:
                 self.answer(message)
@@ -703,14 +452,6 @@ class WireProducer:
                 self.held.append(message)
         elif isinstance(message, ShmDetachRequest):
             self._on_detach(message)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
 
 def _is_connected(publication: aeron.Publication) -> bool:
@@ -721,13 +462,7 @@ def _built[M: Message](kind: type[M], fields: dict[str, Any]) -> M:
     """A message; each schema has a type of its own for pools."""
     if "payload_pools" in fields:
         pool = driver.PayloadPool if kind is ShmAttachResponse else PayloadPool
-        fields = fields | {"payload_pools": tuple(pool(**_fields(given)) for given in fields["payload_pools"])}
+        fields = fields | {
+            "payload_pools": tuple(pool(**msgspec.structs.asdict(given)) for given in fields["payload_pools"])
+        }
     return kind(**fields)
-
-
-def _fields(message: Any) -> dict[str, Any]:
-    return {name: getattr(message, name) for name in message.__struct_fields__}
-
-
-def _is_like(message: Message | None, kind: type[Message], fields: Mapping[str, object]) -> bool:
-    return isinstance(message, kind) and all(getattr(message, name, None) == value for name, value in fields.items())

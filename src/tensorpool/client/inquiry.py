@@ -13,7 +13,8 @@ import msgspec
 
 from tensorpool.channel import Endpoint
 from tensorpool.errors import DriverUnreachable, LocalProtocolError, TensorPoolError
-from tensorpool.wire.discovery import DiscoveryRequest, Result, Tag
+from tensorpool.wire import control
+from tensorpool.wire.discovery import DiscoveryRequest, PayloadPool, Result, Tag
 
 HEADER_SLOT_BYTES: Final = 256
 MAX_DIMS: Final = 8
@@ -26,6 +27,16 @@ class DiscoveredPool(msgspec.Struct, frozen=True, kw_only=True):
     pool_nslots: int
     stride_bytes: int
     region_uri: str
+
+    @classmethod
+    def of(cls, pool: PayloadPool | control.PayloadPool) -> Self:
+        """As a provider or an announce describes it."""
+        return cls(
+            pool_id=pool.pool_id,
+            pool_nslots=pool.pool_nslots,
+            stride_bytes=pool.stride_bytes,
+            region_uri=pool.region_uri,
+        )
 
 
 class DiscoveredStream(msgspec.Struct, frozen=True, kw_only=True):
@@ -62,15 +73,7 @@ class DiscoveredStream(msgspec.Struct, frozen=True, kw_only=True):
             header_slot_bytes=result.header_slot_bytes,
             max_dims=result.max_dims,
             header_region_uri=result.header_region_uri,
-            payload_pools=tuple(
-                DiscoveredPool(
-                    pool_id=pool.pool_id,
-                    pool_nslots=pool.pool_nslots,
-                    stride_bytes=pool.stride_bytes,
-                    region_uri=pool.region_uri,
-                )
-                for pool in result.payload_pools
-            ),
+            payload_pools=tuple(map(DiscoveredPool.of, result.payload_pools)),
             driver_control_channel=result.driver_control_channel,
             driver_control_stream_id=result.driver_control_stream_id,
         )

@@ -15,6 +15,7 @@ from tensorpool.diagnosis.finding import Finding, fail, ok
 from tensorpool.driver.config import DriverConfig
 from tensorpool.errors import DecodeError
 from tensorpool.shm.epochs import FoundEpoch, scan_epochs
+from tensorpool.shm.headers import read_head
 from tensorpool.shm.layout import LAYOUT_VERSION, MAGIC
 from tensorpool.shm.leftovers import REGION_FILES
 from tensorpool.shm.liveness import is_process_alive
@@ -32,7 +33,7 @@ def check_layouts(config: DriverConfig) -> list[Finding]:
         for name in sorted(_region_names(epoch.path)):
             path = os.path.join(epoch.path, name)
             try:
-                data, file_bytes = _head(path)
+                data, file_bytes = read_head(path)
             except OSError:
                 continue  # retired meanwhile, or not ours to read, which another check tells
             is_living, differences = _differences(epoch, name, data, file_bytes)
@@ -59,14 +60,6 @@ def _region_names(folder: str) -> list[str]:
         return [name for name in os.listdir(folder) if REGION_FILES.fullmatch(name)]
     except OSError:
         return []
-
-
-def _head(path: str) -> tuple[bytes, int]:
-    fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC)
-    try:
-        return os.pread(fd, SUPERBLOCK_BYTES, 0), os.fstat(fd).st_size
-    finally:
-        os.close(fd)
 
 
 def _differences(epoch: FoundEpoch, name: str, data: bytes, file_bytes: int) -> tuple[bool, list[str]]:

@@ -68,15 +68,7 @@ def _described(observer: Observer, status: StreamStatus, config: DriverConfig) -
         header_slot_bytes=announce.header_slot_bytes,
         max_dims=MAX_DIMS,
         header_region_uri=announce.header_region_uri,
-        payload_pools=tuple(
-            DiscoveredPool(
-                pool_id=pool.pool_id,
-                pool_nslots=pool.pool_nslots,
-                stride_bytes=pool.stride_bytes,
-                region_uri=pool.region_uri,
-            )
-            for pool in announce.payload_pools
-        ),
+        payload_pools=tuple(map(DiscoveredPool.of, announce.payload_pools)),
         driver_control_channel=control.channel,
         driver_control_stream_id=control.stream_id,
     )

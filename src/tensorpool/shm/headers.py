@@ -1,14 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A header ring read through a descriptor of its file: nothing is mapped, no lease is taken, nobody notices.
+"""Region files read through a descriptor: nothing is mapped, no lease is taken, nobody notices.
 
 For those who look from outside, and for those who had to unmap an epoch and still owe an account of it. A sparse ring
-stays sparse, and a file that shrinks is no SIGBUS. Wire §8.1-§8.3, §15.21.
+stays sparse, and a file that shrinks is no SIGBUS. Wire §7.1, §8.1-§8.3, §15.21.
 """
 
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
+import stat
 from array import array
 from typing import Final
 
@@ -18,6 +20,21 @@ from tensorpool.wire import control
 from tensorpool.wire.control import SlotHeader, TensorHeader
 
 _AT_ONCE: Final = 16_384  # slots: 4 MiB
+
+
+def read_head(path: str) -> tuple[bytes, int]:
+    """The superblock of a region file, or as much of one as there is, and the file's size.
+
+    Raises OSError, also for a link and for what is no file: a pipe or a device is not read.
+    """
+    fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC)
+    try:
+        found = os.fstat(fd)
+        if not stat.S_ISREG(found.st_mode):
+            raise OSError(errno.EINVAL, "not a regular file", path)
+        return os.pread(fd, SUPERBLOCK_BYTES, 0), found.st_size
+    finally:
+        os.close(fd)
 
 
 class HeaderFile:
