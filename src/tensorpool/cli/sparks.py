@@ -4,6 +4,9 @@
 from __future__ import annotations
 
 import contextlib
+import logging
+import signal
+import threading
 from collections.abc import Callable, Iterator
 from decimal import Decimal
 from typing import TYPE_CHECKING, Any, Final
@@ -46,17 +49,30 @@ def started(master: str, name: str, conf: tuple[str, ...]) -> Iterator[SparkSess
 
     from tensorpool.spark import register, session
 
+    logging.getLogger().addFilter(_is_not_py4js)
     active = SparkSession.getActiveSession()
     if active is not None:
         register(active)
         yield active
         return
+    at_interrupt = signal.getsignal(signal.SIGINT)
     spark = session(master, f"tensorpool {name}", **SETTINGS | overrides(conf, "--spark"))
+    if threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGINT, at_interrupt)  # Spark's asks the JVM something in the midst of another question
     try:
         yield spark
+    except BaseException:
+        with contextlib.suppress(Py4JError, OSError):
+            spark.sparkContext.setLogLevel("OFF")  # whatever is still running there is cut off now
+        raise
     finally:
         with contextlib.suppress(Py4JError, OSError):  # a JVM that is gone has stopped
             spark.stop()
+
+
+def _is_not_py4js(record: logging.LogRecord) -> bool:
+    """py4j prints every error that it raises, an interrupt too."""
+    return record.module not in ("clientserver", "java_gateway")
 
 
 def rows_of(frames: DataFrame) -> list[dict[str, Any]]:
