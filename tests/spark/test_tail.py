@@ -16,6 +16,7 @@ import pytest
 import tensorpool as tp
 from tensorpool.cli.pattern import Checked
 from tensorpool.client import Client
+from tensorpool.errors import ConfigError
 from tensorpool.spark.lake import Lake, commits, layout, tail
 from tensorpool.spark.lake.cut import Cut
 from tensorpool.spark.lake.errors import LakeConflict
@@ -197,6 +198,43 @@ def test_a_recording_that_never_committed_begins_with_what_it_staged(
         again.begin()
         commit(again)
     assert seqs_in(lake) == list(range(3, 11))
+
+
+def test_what_was_committed_and_not_cleared_is_not_adopted(
+    follow: Callable[..., Tail], client: Client, tmp_path: Path, stream: Callable[..., int]
+) -> None:
+    """Killed between the entry in the manifest and the end of the staging."""
+    number = stream("deep")
+    lake = tmp_path / "lake"
+    with client.producer(number) as producer:
+        task = follow(number)
+        task.begin()
+        for _ in range(2):
+            film(producer, 4)
+            commit(task)
+        task.close()
+        for batch, file in enumerate(Lake.open(lake).files()):
+            folder = commits.staging_folder(lake, "q", batch)
+            folder.mkdir(parents=True, exist_ok=True)
+            name = layout.staged_name(file.stream_id, file.epoch, file.lo, file.hi)
+            (folder / name).hardlink_to(lake / file.path)
+        film(producer, 4)
+        again = follow(number, run="again")
+        again.begin()
+        commit(again)
+    assert seqs_in(lake) == list(range(12))
+    assert not any((lake / layout.STAGING).glob("*/*/*"))
+
+
+def test_a_task_that_cannot_begin_lets_the_next_one(
+    follow: Callable[..., Tail], client: Client, stream: Callable[..., int]
+) -> None:
+    """Both in the same process, as Spark's workers run them."""
+    number = stream("deep")
+    with client.producer(number), pytest.raises(ConfigError, match="only once"):
+        follow(number, number)
+    with client.producer(number):
+        follow(number).begin()
 
 
 def test_a_commit_of_somebody_else_is_not_taken_for_ones_own(

@@ -103,7 +103,11 @@ class Tail:
         self._signs = Signs(self._folder, plan.run)
         self._lock = os.open(self._folder / "task.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
         fcntl.flock(self._lock, fcntl.LOCK_EX)
-        self._planner = Planner(plan.options)
+        try:
+            self._planner = Planner(plan.options)
+        except BaseException:
+            os.close(self._lock)  # the process goes on to other tasks
+            raise
         self._lanes = [Lane(f"lane-{number}") for number in range(LANES)]
         self._committer = Lane("commits")
         self._memory: list[Bytes] = []
@@ -166,6 +170,7 @@ class Tail:
             source.flush()
             source.cut()
         self._roll_s = time.monotonic() + self._plan.commit_s
+        self._planner.count([])
         done = self._generation
         if done.is_empty:
             return
@@ -195,11 +200,11 @@ class Tail:
 
     def _adopt(self, at: Offsets) -> Offsets:
         """Commit what a task staged that did not live to see it committed; where to go on."""
+        commits.clear(self._lake, self._plan.query, self._batch - 1)  # committed, and not cleared any more
         root = self._lake.path / layout.STAGING / self._plan.query
-        folders = sorted((int(name), root / name) for name in _names(root) if name.isdecimal())
         mine = commits.staging_folder(self._lake.path, self._plan.query, self._batch)
         found: dict[int, dict[int, list[tuple[int, int]]]] = {}
-        for _, folder in folders:
+        for folder in (root / name for name in _names(root) if name.isdecimal()):
             for name in _names(folder):
                 entry = layout.staged_entry(name)
                 if entry is None:
