@@ -84,10 +84,11 @@ VECTORS = {
 }
 SWEEP: dict[str, Settings] = {
     "as it comes": Settings(sending="", receiving=""),
-    "so-rcvbuf=2m rcv-wnd=2m": Settings(sending=""),
+    "so-rcvbuf=4m rcv-wnd=2m": Settings(sending=""),
     "+ so-sndbuf=2m": Settings(sending="|so-sndbuf=2m"),
     "+ term-length=4m": Settings(sending="|so-sndbuf=2m|term-length=4m"),
     "+ term-length=64m": Settings(sending="|so-sndbuf=2m|term-length=64m"),
+    "so-rcvbuf=2m, rcv-wnd=2m": Settings(receiving="|so-rcvbuf=2m|rcv-wnd=2m"),
     "4m buffers, rcv-wnd=4m": Settings(sending="|so-sndbuf=4m", receiving="|so-rcvbuf=4m|rcv-wnd=4m"),
     "1m buffers, rcv-wnd=1m": Settings(sending="|so-sndbuf=1m", receiving="|so-rcvbuf=1m|rcv-wnd=1m"),
     "io vectors of 16": Settings(environment=VECTORS),

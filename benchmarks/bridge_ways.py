@@ -33,7 +33,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     """How Aeron is used: by the bridge and by the bare publication alike."""
 
     sending: str = "|so-sndbuf=2m|term-length=16m"
-    receiving: str = "|so-rcvbuf=2m|rcv-wnd=2m"
+    receiving: str = "|so-rcvbuf=4m|rcv-wnd=2m"
     media_driver: dict[str, int | str] = {}
     environment: dict[str, str] = {}
 
@@ -64,10 +64,11 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Shared:
-    """What all processes of a measurement see: how many frames came whole, which were wrong, and when it is over."""
+    """What all processes of a measurement see: which frames came whole, which were wrong, and when it is over."""
 
     def __init__(self, context: Any) -> None:
         self.frames = context.Value(ctypes.c_uint64, lock=False)
+        self.next = context.Value(ctypes.c_uint64, lock=False)  # the number after the newest that came
         self.wrong = context.Value(ctypes.c_uint64, lock=False)
         self.stop = context.Value(ctypes.c_uint32, lock=False)
 
@@ -77,6 +78,7 @@ class Shared:
 
     def see(self, first: int, last: int) -> None:
         self.frames.value += 1
+        self.next.value = last + 1
         if first != last:
             self.wrong.value += 1
 
@@ -146,7 +148,10 @@ def run_bridge(job: Job, host: str, shared: Shared, ready: Connection) -> None:
 
 
 def run_producer(job: Job, host: str, shared: Shared, ready: Connection) -> None:
-    """Half a ring ahead of what has arrived, as a camera is whose rate the link can carry."""
+    """Three quarters of a ring ahead of what has arrived, as a camera is whose rate the link can carry.
+
+    The bare publication has half a term of 16 MiB under way; less than that would make the source the limit.
+    """
     import tensorpool as tp
 
     with (
@@ -155,11 +160,11 @@ def run_producer(job: Job, host: str, shared: Shared, ready: Connection) -> None
     ):
         _wait_for(lambda: producer.wait_for_consumers(1, 0.1), "the sender")
         ready.send("ready")
-        number, ahead = 0, job.depth // 2
+        number, ahead, lost = 0, job.depth * 3 // 4, 0
         published_s = looked_s = time.monotonic()
         looked, frame_s = 0, 0.002
         while not shared.is_over:
-            now_s, came = time.monotonic(), shared.frames.value
+            now_s, came = time.monotonic(), max(shared.next.value, lost)
             if now_s - looked_s > 0.05 and came > looked:
                 frame_s = (now_s - looked_s) / (came - looked)
                 looked_s, looked = now_s, came
@@ -167,7 +172,7 @@ def run_producer(job: Job, host: str, shared: Shared, ready: Connection) -> None
                 if now_s - published_s < 0.1:
                     time.sleep(min(frame_s * ahead / 4, 0.01))  # so that it costs next to nothing, and never runs dry
                     continue
-                number = came  # something was lost on the way
+                lost = number  # all of them, on the way
             with producer.claim((job.size // 8,), np.uint64) as slot:
                 slot.array[0] = slot.array[-1] = number
             number += 1

@@ -7,7 +7,7 @@
 // No IO, and the caller passes the time; only a commit asks the clock, because whoever stood still past the end of its
 // lease writes nothing more. A frame that begins with its chunk 0 is written straight into its slot, which stays
 // in-progress until the frame is whole; any other one into a buffer, and is copied when it is whole. Nothing is allocated for a frame
-// before its size passed every limit. Every chunk and every frame that is not published is counted under one reason.
+// before its size passed every limit, and at most max_inflight frames have a buffer. Every chunk and every frame that is not published is counted under one reason.
 // Bridge §5, §6, §8; decisions G18-G21, G24-G27.
 #pragma once
 
@@ -18,16 +18,20 @@
 #include <cstring>
 #include <map>
 #include <memory>
+#include <new>
 #include <optional>
 #include <span>
 #include <utility>
 #include <vector>
+
+#include <sys/mman.h>
 
 #include "chunk.hpp"
 #include "crc32c.hpp"
 #include "layout.hpp"
 #include "misuse.hpp"
 #include "ring.hpp"
+#include "tally.hpp"
 #include "tensor.hpp"
 
 namespace tensorpool {
@@ -53,20 +57,6 @@ enum class FrameLoss : std::uint8_t {
     COUNT_,
 };
 
-// Written by one thread, read by any.
-class Tally {
-public:
-    void add(std::uint64_t amount = 1) noexcept { set(get() + amount); }
-    void set(std::uint64_t value) noexcept { value_.store(value, std::memory_order_relaxed); }
-    void raise_to(std::uint64_t value) noexcept {
-        if (value > get()) set(value);
-    }
-    std::uint64_t get() const noexcept { return value_.load(std::memory_order_relaxed); }
-
-private:
-    std::atomic<std::uint64_t> value_{0};
-};
-
 // Where whole frames go.
 class Outlet {
 public:
@@ -74,6 +64,19 @@ public:
     virtual RingWriter& ring() noexcept = 0;
     virtual void tell(std::uint64_t seq, std::uint32_t meta_version, std::uint64_t bytes) = 0;
 };
+
+// Mapped by itself and given back with its frame: malloc would keep memory of this size for later.
+struct Unmap {
+    std::size_t bytes = 0;
+    void operator()(std::uint8_t* at) const noexcept { munmap(at, bytes); }
+};
+using FrameBuffer = std::unique_ptr<std::uint8_t[], Unmap>;
+
+inline FrameBuffer make_frame_buffer(std::size_t bytes) {
+    void* const at = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (at == MAP_FAILED) throw std::bad_alloc();
+    return FrameBuffer(static_cast<std::uint8_t*>(at), Unmap{bytes});
+}
 
 struct AssemblyLimits {
     std::uint32_t max_chunk_bytes = kMaxChunkBytes;
@@ -232,7 +235,7 @@ private:
         std::uint32_t received = 0;
         std::uint64_t bytes = 0;
         std::uint8_t* at = nullptr;
-        std::unique_ptr<std::uint8_t[]> buffer;  // null: in its slot
+        FrameBuffer buffer;  // null: in its slot
         std::size_t pool = RingGeometry::npos;
         bool is_streamed = false;
         std::uint32_t contiguous_bytes = 0;
@@ -312,7 +315,7 @@ private:
             frame->at = RingGeometry::payload(ring.geometry().pools()[frame->pool], index);
             frame->is_streamed = is_streamed(ring, frame->pool, chunk.payload_length);
         } else {
-            frame->buffer = std::make_unique_for_overwrite<std::uint8_t[]>(std::max(chunk.payload_length, 1u));
+            frame->buffer = make_frame_buffer(std::max(chunk.payload_length, 1u));
             frame->at = frame->buffer.get();
             buffered_bytes_.add(chunk.payload_length);
         }

@@ -17,8 +17,8 @@ inline constexpr std::uint32_t kMaxBridgedBytes = std::uint32_t{1} << 30;  // §
 inline constexpr std::size_t kChunkHeadBytes = 8 + 41 + 4 + 4;  // message header, block, the lengths of two varData
 inline constexpr std::uint64_t kChunkHeader = 0x0001'0386'0001'0029;  // block 41, template 1, schema 902, version 1
 
-// One that leaves: the part that is not payload.
-struct ChunkHead {
+// Which part of which frame it is.
+struct ChunkPlace {
     std::uint32_t stream_id = 0;
     std::uint64_t epoch = 0;
     std::uint64_t seq = 0;
@@ -26,8 +26,11 @@ struct ChunkHead {
     std::uint32_t count = 0;
     std::uint32_t offset = 0;
     std::uint32_t length = 0;
-    std::uint32_t payload_bytes = 0;
+    std::uint32_t payload_length = 0;  // of the whole frame
+};
 
+// One that leaves: the part that is not payload.
+struct ChunkHead : ChunkPlace {
     std::size_t head_bytes() const noexcept { return kChunkHeadBytes + (index == 0 ? kSlotBytes : 0); }
     std::size_t message_bytes() const noexcept { return head_bytes() + length; }
 
@@ -45,7 +48,7 @@ struct ChunkHead {
         store<std::uint32_t>(at + 32, count);
         store<std::uint32_t>(at + 36, offset);
         store<std::uint32_t>(at + 40, length);
-        store<std::uint32_t>(at + 44, payload_bytes);
+        store<std::uint32_t>(at + 44, payload_length);
         store<std::uint8_t>(at + 48, index == 0 ? 1 : 0);
         const std::uint32_t header_bytes = index == 0 ? kSlotBytes : 0;
         store<std::uint32_t>(at + 49, header_bytes);
@@ -75,15 +78,7 @@ enum class ChunkDrop : std::uint8_t {
 };
 
 // One that arrived, as it stands in a message.
-struct ArrivedChunk {
-    std::uint32_t stream_id = 0;
-    std::uint64_t epoch = 0;
-    std::uint64_t seq = 0;
-    std::uint32_t index = 0;
-    std::uint32_t count = 0;
-    std::uint32_t offset = 0;
-    std::uint32_t length = 0;
-    std::uint32_t payload_length = 0;
+struct ArrivedChunk : ChunkPlace {
     bool has_header = false;
     std::span<const std::uint8_t> header;
     std::span<const std::uint8_t> payload;

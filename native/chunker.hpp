@@ -20,6 +20,7 @@
 #include "layout.hpp"
 #include "misuse.hpp"
 #include "ring.hpp"
+#include "tally.hpp"
 #include "wake.hpp"
 
 namespace tensorpool {
@@ -98,11 +99,12 @@ public:
     Sending send(const SlotFrame& frame, std::uint64_t patience_ns) {
         if (is_open_) throw Misuse("frame " + std::to_string(head_.seq) + " is still being sent; resume or abandon it");
         reader_.check_own(frame);
-        if (frame.values_len_bytes > max_payload_bytes_) return Sending::TOO_LARGE;
         head_.seq = frame.seq;
+        if (frame.values_len_bytes > max_payload_bytes_) return Sending::TOO_LARGE;
+        began_ns_ = monotonic_ns();
         head_.index = 0;
         head_.count = plan_.count(frame.values_len_bytes);
-        head_.payload_bytes = frame.values_len_bytes;
+        head_.payload_length = frame.values_len_bytes;
         slot_ = reader_.geometry().slot(frame.slot);
         payload_ = reader_.geometry().pools()[frame.pool].region.data() + frame.payload_offset;
         crc32c_ = 0;
@@ -114,8 +116,9 @@ public:
         if (!is_open_) throw Misuse("no frame is being sent");
         const CommitWord word(slot_);
         std::uint64_t waiting_since_ns = 0;
+        int refused = 0;  // since there was room
         while (head_.index < head_.count) {
-            const ChunkPlan::Slice slice = plan_.slice(head_.index, head_.payload_bytes);
+            const ChunkPlan::Slice slice = plan_.slice(head_.index, head_.payload_length);
             head_.offset = slice.offset;
             head_.length = slice.length;
             std::uint32_t crc = crc32c_;
@@ -125,9 +128,10 @@ public:
             });
             if (result > 0) {
                 crc32c_ = crc;
-                ++chunks_;
+                chunks_.add();
                 ++head_.index;
                 waiting_since_ns = 0;
+                refused = 0;
                 continue;
             }
             if (result == 0 || !is_whole(word)) return give_up(Sending::TORN);
@@ -135,11 +139,11 @@ public:
             const std::uint64_t now_ns = monotonic_ns();
             if (waiting_since_ns == 0) waiting_since_ns = now_ns;
             if (now_ns - waiting_since_ns >= patience_ns) return Sending::BACK_PRESSURED;
-            rest(now_ns - waiting_since_ns);
+            rest(++refused, now_ns - waiting_since_ns);
         }
         is_open_ = false;
-        bytes_ += head_.payload_bytes;
-        ++frames_;
+        bytes_.add(head_.payload_length);
+        frames_.add();
         return Sending::SENT;
     }
 
@@ -147,15 +151,19 @@ public:
     void abandon() noexcept { is_open_ = false; }
 
     bool is_open() const noexcept { return is_open_; }
+    // Of the frame that was begun last, or refused.
+    std::uint64_t seq() const noexcept { return head_.seq; }
+    // When the open frame was begun.
+    std::uint64_t began_ns() const noexcept { return began_ns_; }
     // Of the slot header and the payload of the frame that was sent last, as they left; 0 unless asked for.
     std::uint32_t crc32c_sent() const noexcept { return crc32c_; }
-    std::uint32_t payload_bytes() const noexcept { return head_.payload_bytes; }
-    std::uint64_t frames() const noexcept { return frames_; }
-    std::uint64_t bytes() const noexcept { return bytes_; }
-    std::uint64_t chunks() const noexcept { return chunks_; }
+    std::uint32_t payload_bytes() const noexcept { return head_.payload_length; }
+    std::uint64_t frames() const noexcept { return frames_.get(); }
+    std::uint64_t bytes() const noexcept { return bytes_.get(); }
+    std::uint64_t chunks() const noexcept { return chunks_.get(); }
 
 private:
-    static constexpr std::uint64_t kYieldNs = 20'000;
+    static constexpr int kYields = 20;
     static constexpr std::uint64_t kLongestNapNs = 100'000;
 
     // Returns the checksum up to here.
@@ -176,8 +184,8 @@ private:
     Sending give_up(Sending reason) noexcept { return is_open_ = false, reason; }
 
     // The media driver that makes room needs a core, too.
-    static void rest(std::uint64_t waited_ns) noexcept {
-        if (waited_ns < kYieldNs) {
+    static void rest(int refused, std::uint64_t waited_ns) noexcept {
+        if (refused <= kYields) {
             sched_yield();
             return;
         }
@@ -195,9 +203,8 @@ private:
     const std::uint8_t* slot_ = nullptr;
     const std::uint8_t* payload_ = nullptr;
     bool is_open_ = false;
-    std::uint64_t frames_ = 0;
-    std::uint64_t bytes_ = 0;
-    std::uint64_t chunks_ = 0;
+    std::uint64_t began_ns_ = 0;
+    Tally frames_, bytes_, chunks_;
 };
 
 }  // namespace tensorpool

@@ -51,16 +51,21 @@ public:
         const Busy busy(*this);
         const std::uint64_t start_ns = monotonic_ns();
         int taken = 0;
+        int empty = 0;  // polls since something came
         while (true) {
             if (std::any_of(others.begin(), others.end(), [](auto* other) { return other->has_fragment(); })) return taken;
             now_ns_ = monotonic_ns();
             if (now_ns_ - start_ns >= for_ns) return taken;
             const int fragments = subscription.poll(*this, limit);
             taken += fragments;
-            if (fragments > 0)
+            if (fragments > 0) {
                 polled_ns_ = now_ns_;
-            else
-                rest(std::min(now_ns_ - polled_ns_, 8 * (start_ns + for_ns - now_ns_)));
+                empty = 0;
+            } else if (++empty <= kYields) {
+                sched_yield();  // whoever brings the next chunks may wait for this core
+            } else {
+                nap(std::min(now_ns_ - polled_ns_, 8 * (start_ns + for_ns - now_ns_)));
+            }
         }
     }
 
@@ -79,6 +84,7 @@ public:
     }
 
 private:
+    static constexpr int kYields = 20;
     static constexpr std::uint64_t kShortestNapNs = 20'000;
     static constexpr std::uint64_t kLongestNapNs = 1'000'000;
 
@@ -118,13 +124,9 @@ private:
         return nullptr;
     }
 
-    static void rest(std::uint64_t silence_ns) noexcept {
-        if (silence_ns < kShortestNapNs) {
-            sched_yield();
-            return;
-        }
-        const timespec nap{0, static_cast<long>(std::clamp(silence_ns / 8, kShortestNapNs, kLongestNapNs))};
-        nanosleep(&nap, nullptr);
+    static void nap(std::uint64_t silence_ns) noexcept {
+        const timespec duration{0, static_cast<long>(std::clamp(silence_ns / 8, kShortestNapNs, kLongestNapNs))};
+        nanosleep(&duration, nullptr);
     }
 
     void count(ChunkDrop drop) noexcept { drops_[static_cast<std::size_t>(drop)].add(); }

@@ -19,6 +19,7 @@
 #include "intake.hpp"
 #include "mapping.hpp"
 #include "media_driver.hpp"
+#include "outflow.hpp"
 #include "publisher.hpp"
 #include "ring.hpp"
 
@@ -387,7 +388,8 @@ struct PyFrameSender {
                   std::uint64_t epoch, const ChunkPlan& plan, std::uint64_t max_payload_bytes, bool with_crc32c)
         : reader_object(std::move(object)),
           sender(nb::cast<PyRingReader&>(reader_object).reader, publication, stream_id, epoch, plan, max_payload_bytes,
-                 with_crc32c) {}
+                 with_crc32c),
+          outflow(sender) {}
 
     // Small frames go with the GIL: giving it up can take longer than sending them.
     Sending send(const SlotFrame& frame, std::uint64_t patience_ns) {
@@ -402,10 +404,22 @@ struct PyFrameSender {
         const nb::gil_scoped_release release;
         return sender.resume(patience_ns);
     }
+    std::optional<Sending> pump(PyFeed& feed, PySubscription& descriptors, const std::vector<PySubscription*>& others,
+                                std::uint64_t patience_ns, std::uint64_t for_ns) {
+        std::vector<std::shared_ptr<aeron::Subscription>> kept{descriptors.subscription};
+        std::vector<aeron::Subscription*> watched;
+        for (const PySubscription* other : others) {
+            kept.push_back(other->subscription);
+            watched.push_back(other->subscription.get());
+        }
+        const nb::gil_scoped_release release;
+        return outflow.pump(feed.feed, *kept.front(), watched, patience_ns, for_ns);
+    }
 
     static constexpr std::size_t kSendWithoutGilFromBytes = std::size_t{64} << 10;
     nb::object reader_object;
     FrameSender<aeron::Publication> sender;
+    Outflow outflow;
 };
 
 // --- the bridge: chunks into a ring
@@ -1174,9 +1188,20 @@ void bind_sending(nb::module_& m) {
         .def("send", &PyFrameSender::send, "frame"_a, "patience_ns"_a = 0,
              "Begin a frame; wait at most `patience_ns` for room at a time, without the GIL.")
         .def("resume", &PyFrameSender::resume, "patience_ns"_a = 0, "Go on with the frame that had no room.")
+        .def("pump", &PyFrameSender::pump, "feed"_a, "descriptors"_a, "others"_a, "patience_ns"_a, "for_ns"_a,
+             nb::sig("def pump(self, feed: Feed, descriptors: Subscription, "
+                     "others: collections.abc.Sequence[Subscription], patience_ns: int, for_ns: int) -> Sending | None"),
+             "Send what the feed brings, and sleep while it brings nothing, without the GIL; until the time is over, one of "
+             "the others has something, the feed needs its owner, it is stopped, or a frame is not sent: then why.")
+        .def("set_stopped", [](PyFrameSender& self, bool is_stopped) { self.outflow.set_stopped(is_stopped); },
+             "is_stopped"_a, "From any thread: whether pump ends after the frame it is at.")
         .def("abandon", [](PyFrameSender& self) { self.sender.abandon(); }, "Send no more of the open frame.")
         .def_prop_ro("is_open", [](const PyFrameSender& self) { return self.sender.is_open(); },
                      "Whether a frame was begun and not finished.")
+        .def_prop_ro("seq", [](const PyFrameSender& self) { return self.sender.seq(); },
+                     "Of the frame that was begun last, or refused.")
+        .def_prop_ro("began_ns", [](const PyFrameSender& self) { return self.sender.began_ns(); },
+                     "When the frame was begun that was begun last, by the monotonic clock.")
         .def_prop_ro("crc32c", [](const PyFrameSender& self) { return self.sender.crc32c_sent(); },
                      "Of the slot header and the payload of the frame that was sent last; 0 unless asked for.")
         .def_prop_ro("payload_bytes", [](const PyFrameSender& self) { return self.sender.payload_bytes(); },

@@ -738,12 +738,28 @@ class FrameSender:
     def resume(self, patience_ns: int = 0) -> Sending:
         """Go on with the frame that had no room."""
 
+    def pump(self, feed: Feed, descriptors: Subscription, others: Sequence[Subscription], patience_ns: int, for_ns: int) -> Sending | None:
+        """
+        Send what the feed brings, and sleep while it brings nothing, without the GIL; until the time is over, one of the others has something, the feed needs its owner, it is stopped, or a frame is not sent: then why.
+        """
+
+    def set_stopped(self, is_stopped: bool) -> None:
+        """From any thread: whether pump ends after the frame it is at."""
+
     def abandon(self) -> None:
         """Send no more of the open frame."""
 
     @property
     def is_open(self) -> bool:
         """Whether a frame was begun and not finished."""
+
+    @property
+    def seq(self) -> int:
+        """Of the frame that was begun last, or refused."""
+
+    @property
+    def began_ns(self) -> int:
+        """When the frame was begun that was begun last, by the monotonic clock."""
 
     @property
     def crc32c(self) -> int:

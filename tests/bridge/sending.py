@@ -134,11 +134,15 @@ class Rig:
 
     def turn(self) -> int:
         work = self.sender.invoke(time.monotonic_ns() + self.skipped_ns)
+        self.hear()
+        return work
+
+    def hear(self) -> None:
+        """What came over the network, the sender left alone."""
         for subscription, heard in self._others:
             subscription.poll(lambda data, _, heard=heard: heard.append(data), 100)  # type: ignore[misc]
         if self._payload is not None and self.is_reading:
             self._payload.poll(self._on_chunk, 1000)
-        return work
 
     def until(self, condition: Callable[[], object], what: str = "what the test waits for") -> None:
         def is_met() -> bool:

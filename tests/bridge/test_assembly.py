@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import struct
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -363,6 +364,28 @@ def test_a_frame_is_counted_once_though_its_rest_comes_when_it_is_forgotten() ->
     receiving.take(second, *chunks_of(2, PAYLOAD))
     assert receiving.frames_dropped == {"timeout": 1}
     assert (receiving.counts["frames_received"], receiving.counts.get("frames_unseen", 0)) == (2, 0)
+
+
+def test_memory_of_a_large_frame_is_given_back() -> None:
+    """A frame whose first chunk comes late lies in a buffer; what malloc frees of this size it would keep."""
+    nbytes = 16 << 20
+    receiving = Receiving(pools=((1, nbytes),))
+    receiving.assembler.set_source(EPOCH, [(1, nbytes)])
+
+    def own_bytes() -> int:
+        lines = Path("/proc/self/status").read_text(encoding="ascii").splitlines()
+        return next(int(line.split()[1]) << 10 for line in lines if line.startswith("VmData:"))
+
+    before = own_bytes()
+    fields = {"stream_id": STREAM, "epoch": EPOCH, "chunk_index": 1, "chunk_count": 3, "chunk_offset": 1000}
+    fields |= {"chunk_length": 5, "payload_length": nbytes, "header_included": 0, "header_bytes": b""}
+    for seq in range(4):
+        receiving.take(chunk(**fields, seq=seq, payload_bytes=b"bytes"))
+        assert receiving.assembler.buffered_bytes == nbytes
+        assert own_bytes() >= before + nbytes
+        receiving.wait()
+    assert receiving.assembler.buffered_bytes == 0
+    assert own_bytes() < before + nbytes // 2
 
 
 @given(st.lists(st.integers(0, 500), max_size=40))

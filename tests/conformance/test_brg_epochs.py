@@ -16,8 +16,7 @@ from tensorpool.wire.control import FrameDescriptor, ShmPoolAnnounce
 from tensorpool.wire.driver import Role, ShmAttachRequest
 from tests.support.bridge_rig import Host, Reception, serving_host
 from tests.support.bridge_sender import CHUNK_BYTES, FIRST_CHUNK_BYTES, Link, noise
-from tests.support.driver_process import superblock
-from tests.support.wire_producer import in_progress
+from tests.support.region_bytes import in_progress, superblock
 
 LENGTH = FIRST_CHUNK_BYTES + CHUNK_BYTES + 700  # three chunks
 

@@ -30,7 +30,7 @@ from tests.support.bridge_sender import (
     packed_chunk,
 )
 from tests.support.driver_client import attach_request
-from tests.support.wire_producer import committed
+from tests.support.region_bytes import committed
 
 mark = pytest.mark
 NULL_32 = 2**32 - 1

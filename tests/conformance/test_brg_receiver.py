@@ -22,8 +22,8 @@ from tensorpool.wire.control import FrameDescriptor, ProgressUnit
 from tests.support.bridge_rig import Host, Reception, serving_host
 from tests.support.bridge_sender import CHUNK_BYTES, FIRST_CHUNK_BYTES, Chunk, Link, encoded, noise, packed_chunk
 from tests.support.driver_process import NSLOTS, POOLS
+from tests.support.region_bytes import committed, in_progress
 from tests.support.wire_consumer import MappedStream
-from tests.support.wire_producer import committed, in_progress
 
 LARGEST = max(POOLS.values())
 THREE_CHUNKS = FIRST_CHUNK_BYTES + 2 * CHUNK_BYTES

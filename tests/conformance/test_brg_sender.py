@@ -21,7 +21,7 @@ from tensorpool.wire.control import FrameDescriptor, FrameProgress, ShmPoolAnnou
 from tests.support.bridge_rig import Sending
 from tests.support.bridge_sender import CHUNK_BYTES, FIRST_CHUNK_BYTES, MTU, Link, cut, noise
 from tests.support.processes import private_directory, wait_until
-from tests.support.wire_producer import committed, in_progress
+from tests.support.region_bytes import committed, in_progress
 
 POOLS = {1: 256, 7: 1 << 17}
 OVERHEAD = 32  # Aeron's
@@ -234,7 +234,7 @@ def test_no_chunk_leaves_before_the_announce_did(
             "frames are passed over",
         )
         assert receiver.chunks() == []
-        receiver.listen("control")
+        receiver.hear("control")
         sending.meet(forgets=False)
         receiver.wait_for(ShmPoolAnnounce)  # by another socket than the chunks: which arrives first says nothing
 
@@ -298,6 +298,6 @@ def test_a_link_without_a_receiver_costs_the_source_nothing(
         )
         lost = producer.next_seq - producer.nslots
         for name in Link._fields:
-            receiver.listen(name)
+            receiver.hear(name)
         sending.meet(forgets=False)
         assert min(chunk.seq for chunk in receiver.chunks()) >= lost

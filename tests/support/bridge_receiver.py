@@ -9,19 +9,14 @@ said on them before a chunk stands before it. Bridge §5, §7, §11; decisions G
 from __future__ import annotations
 
 import struct
-import time
 from collections.abc import Callable, Iterable
-from types import TracebackType
-from typing import Any, Final, NamedTuple, Self
+from typing import Any, Final, NamedTuple
 
 from tensorpool import aeron
-from tensorpool.wire import DecodeError, Message, decode
 from tensorpool.wire.bridge import BridgeFrameChunk
 from tests.support.bridge_sender import CHUNK, CHUNK_FIELDS, CHUNK_HEADER, Link
-from tests.support.driver_client import Heard
-from tests.support.processes import wait_until
+from tests.support.listener import Endpoint, Heard, WireListener
 from tests.support.wire_consumer import Slot
-from tests.support.wire_producer import Endpoint
 
 POLL_LIMIT: Final = 100
 
@@ -36,7 +31,7 @@ class Assembled(NamedTuple):
     chunks: tuple[BridgeFrameChunk, ...]  # in the order of their arrival
 
 
-class BridgeReceiver:
+class BridgeReceiver(WireListener):
     """The receiving side of a link.
 
     >>> with BridgeReceiver(aeron_dir, link) as receiver:                    # doctest: +SKIP
@@ -44,33 +39,28 @@ class BridgeReceiver:
     """
 
     def __init__(self, aeron_dir: str, link: Link, *, hears: Iterable[str] = Link._fields) -> None:
+        super().__init__(aeron_dir)
         self.link = link
-        self.transcript: list[Heard[Any]] = []
         self.on_wait: list[Callable[[], object]] = []  # what to do while waiting
-        self._client = aeron.connect(aeron_dir)
-        self._subscriptions: dict[str, aeron.Subscription] = {}
+        self._by_name: dict[str, aeron.Subscription] = {}
         for name in hears:
-            self.listen(name)
+            self.hear(name)
 
-    def close(self) -> None:
-        self._client.close()
-
-    def listen(self, name: str) -> None:
-        """Hear one more stream of the link."""
-        endpoint: Endpoint = getattr(self.link, name)
-        self._subscriptions[name] = self._client.add_subscription(*endpoint)
+    def hear(self, name: str) -> None:
+        """One more stream of the link."""
+        self._by_name[name] = self.listen(getattr(self.link, name))
 
     @property
     def is_connected(self) -> bool:
         """Whether a sender publishes on all that is heard."""
-        return all(subscription.is_connected for subscription in self._subscriptions.values())
+        return all(subscription.is_connected for subscription in self._by_name.values())
 
     def poll(self, *names: str) -> int:
         """Take what has arrived on these streams, by default on all."""
         taken = 0
         for name in names or ("control", "metadata", "payload"):
-            if name in self._subscriptions:
-                taken += self._subscriptions[name].poll(self._on_message, POLL_LIMIT)
+            if name in self._by_name:
+                taken += self._by_name[name].poll(self._on_message, POLL_LIMIT)
         return taken
 
     def wait_until(self, condition: Callable[[], object], what: str) -> None:
@@ -79,24 +69,9 @@ class BridgeReceiver:
         def is_met() -> object:
             for act in self.on_wait:
                 act()
-            self.poll()
             return condition()
 
-        wait_until(is_met, what)
-
-    def wait_for[M: Message](self, kind: type[M], since: int = 0, **fields: object) -> Heard[M]:
-        """The first message of a kind with these fields at or after index `since`."""
-        found: list[Heard[M]] = []
-
-        def is_found() -> bool:
-            found.extend(self.heard(kind, since, **fields))
-            return bool(found)
-
-        self.wait_until(is_found, f"{kind.__name__} with {fields} over the link")
-        return found[0]
-
-    def heard[M: Message](self, kind: type[M], since: int = 0, **fields: object) -> list[Heard[M]]:
-        return [it for it in self.transcript[since:] if isinstance(it.message, kind) and _has(it.message, fields)]
+        super().wait_until(is_met, what)
 
     def kinds(self, endpoint: Endpoint) -> set[type[Any]]:
         """Which messages came on a stream; NoneType is what does not decode."""
@@ -154,21 +129,6 @@ class BridgeReceiver:
         chunks = self.chunks(seq=seq, **fields)
         return bool(chunks) and len({chunk.chunk_index for chunk in chunks}) >= chunks[0].chunk_count
 
-    def _on_message(self, data: bytes, info: aeron.MessageInfo) -> None:
-        try:
-            message: Message | None = decode(data)
-        except DecodeError:
-            message = None
-        self.transcript.append(Heard(message, data, time.monotonic_ns(), len(self.transcript), info.stream_id))
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
-
 
 def _check_bytes(heard: Heard[BridgeFrameChunk]) -> None:
     """The message is laid out as in byte_layouts: block, headerBytes, payloadBytes, and nothing behind them."""
@@ -182,7 +142,3 @@ def _check_bytes(heard: Heard[BridgeFrameChunk]) -> None:
     (length,) = struct.unpack_from("<I", data, at)
     assert data[at + 4 :] == chunk.payload_bytes
     assert len(data) == at + 4 + length
-
-
-def _has(message: Message, fields: dict[str, object]) -> bool:
-    return all(getattr(message, name, None) == value for name, value in fields.items())

@@ -31,11 +31,13 @@ from tensorpool.wire.control import FrameDescriptor, ShmPoolAnnounce
 from tensorpool.wire.driver import PublishMode, Role
 from tests.support.bridge_receiver import Assembled, BridgeReceiver
 from tests.support.bridge_sender import BridgeSender, Chunk, Link, packed_chunk
-from tests.support.driver_client import DriverClient, Heard
-from tests.support.driver_process import NSLOTS, POOLS, Deployment, DriverProcess, _toml
+from tests.support.driver_client import DriverClient
+from tests.support.driver_process import NSLOTS, POOLS, Deployment, DriverProcess
+from tests.support.listener import Endpoint, Heard
 from tests.support.processes import private_directory
+from tests.support.toml import toml_text
 from tests.support.wire_consumer import MappedStream, Slot, WireConsumer, endpoint_of, separate
-from tests.support.wire_producer import Endpoint, Endpoints, WireProducer
+from tests.support.wire_producer import Endpoints, WireProducer
 
 RANGE: Final = (20_000, 29_999)  # the streams that a host's driver creates
 ANNOUNCE_PERIOD_MS: Final = 50
@@ -165,13 +167,7 @@ def bridge_tables(place: Place, link: Link, mappings: Iterable[Mapping[str, Any]
 
 
 def write_toml(path: Path, tables: Mapping[str, Any]) -> Path:
-    """A file with these tables; lists of tables become arrays of tables."""
-    lines: list[str] = []
-    for name, content in tables.items():
-        for table in content if isinstance(content, list) else [content]:
-            lines.append(f"[[{name}]]" if isinstance(content, list) else f"[{name}]")
-            lines += [f"{key} = {_toml(value)}" for key, value in table.items()]
-    path.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    path.write_text(toml_text(tables), encoding="utf-8")
     return path
 
 

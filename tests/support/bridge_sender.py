@@ -17,27 +17,27 @@ from collections.abc import Iterable, Mapping, Sequence
 from types import TracebackType
 from typing import Any, Final, NamedTuple, Self
 
-import numpy as np
 from numpy.typing import NDArray
 
 from tensorpool import aeron
 from tensorpool.wire import Message
 from tensorpool.wire.bridge import BridgeFrameChunk
 from tensorpool.wire.control import (
-    ClockDomain,
     DataSourceAnnounce,
     DataSourceMeta,
     FrameProgress,
     FrameProgressState,
-    MajorOrder,
-    PayloadPool,
     QosProducer,
     ShmPoolAnnounce,
 )
 from tests.support.disc_client import unused_udp_channel
 from tests.support.driver_client import new_client_id
+from tests.support.listener import Endpoint, Said
+from tests.support.listener import encoded as to_bytes
+from tests.support.messages import announce
 from tests.support.processes import wait_until
-from tests.support.wire_producer import DTYPES, Endpoint, committed, new_stream_id, packed_slot
+from tests.support.region_bytes import committed, slot_image
+from tests.support.wire_producer import new_stream_id
 
 MTU: Final = 1408
 CHUNK_BYTES: Final = MTU - 128
@@ -56,7 +56,6 @@ CHUNK_FIELDS: Final = (
 
 _udp_stream_ids = itertools.count(50_000, 4)  # bridges of a run share UDP channels
 
-type Said = Message | bytes
 type Chunk = dict[str, Any]
 
 
@@ -105,41 +104,6 @@ def packed_chunk(
     values = [int(fields[name]) for name in CHUNK_FIELDS]
     size = struct.pack("<I", len(payload_bytes) if bytes_length is None else bytes_length)
     return CHUNK.pack(*message_header, *values, claimed) + header_bytes + size + payload_bytes + tail
-
-
-def slot_image(seq: int, array: NDArray[Any] | bytes, *, pool_id: int, slot: int, **changed: Any) -> bytes:
-    """The 256 bytes of a committed source slot; `raw` are bytes by their offset."""
-    shaped = np.frombuffer(array, np.uint8) if isinstance(array, bytes) else array
-    is_column = shaped.flags.f_contiguous and not shaped.flags.c_contiguous
-    fields: dict[str, Any] = {
-        "seq_commit": committed(seq),
-        "values_len_bytes": shaped.nbytes,
-        "payload_slot": slot,
-        "pool_id": pool_id,
-        "payload_offset": 0,
-        "timestamp_ns": time.monotonic_ns(),
-        "meta_version": 0,
-        "pad": b"",
-        "header_length": 192,
-        "block_length": 184,
-        "template_id": 52,
-        "schema_id": 900,
-        "version": 1,
-        "dtype": DTYPES[shaped.dtype],
-        "major_order": MajorOrder.COLUMN if is_column else MajorOrder.ROW,
-        "ndims": shaped.ndim,
-        "pad_align": 0,
-        "progress_unit": 0,
-        "progress_stride_bytes": 0,
-        "dims": shaped.shape,
-        "strides": (),
-    }
-    raw: Mapping[int, bytes] = changed.pop("raw", {})
-    image = bytearray(packed_slot(**fields | changed))
-    for offset, data in raw.items():
-        image[offset : offset + len(data)] = data
-    assert len(image) == 256
-    return bytes(image)
 
 
 def cut(payload: bytes, first: int = FIRST_CHUNK_BYTES, other: int = CHUNK_BYTES) -> list[tuple[int, int]]:
@@ -194,25 +158,9 @@ class BridgeSender:
 
     def announced(self, **changed: Any) -> ShmPoolAnnounce:
         """The announce of the source, with what the test wants otherwise; `pools` as ids and strides."""
-        epoch = changed.get("epoch", self.epoch)
-        pools: Mapping[int, int] = changed.pop("pools", self.pools)
-        uri = f"shm:file?path=/dev/shm/elsewhere/{self.stream_id}/{epoch}"
-        fields: dict[str, Any] = {
-            "stream_id": self.stream_id,
-            "producer_id": self.producer_id,
-            "epoch": epoch,
-            "announce_timestamp_ns": time.monotonic_ns(),
-            "announce_clock_domain": ClockDomain.MONOTONIC,
-            "layout_version": 1,
-            "header_nslots": self.nslots,
-            "header_slot_bytes": 256,
-            "payload_pools": tuple(
-                PayloadPool(pool_id=id, pool_nslots=self.nslots, stride_bytes=stride, region_uri=f"{uri}/{id}.pool")
-                for id, stride in pools.items()
-            ),
-            "header_region_uri": f"{uri}/header.ring",
-        }
-        return ShmPoolAnnounce(**fields | changed)
+        source = {"stream_id": self.stream_id, "producer_id": self.producer_id, "epoch": self.epoch}
+        memory = {"nslots": self.nslots, "pools": self.pools, "below": "/dev/shm/elsewhere"}
+        return announce(**source | memory | changed)
 
     def pool_for(self, length: int) -> int:
         """The source pool of a frame: the smallest that takes it, else the largest."""
@@ -233,7 +181,7 @@ class BridgeSender:
         self.next_seq = max(self.next_seq, seq + 1)
         payload = array if isinstance(array, bytes) else array.tobytes("A")
         places = {"pool_id": self.pool_for(len(payload)), "slot": seq & (self.nslots - 1)}
-        image = slot_image(seq, array, **places | header)
+        image = slot_image(array, **{"seq_commit": committed(seq)} | places | header)
         slices = cut(payload) if cuts is None else cuts
         return [
             {
@@ -317,7 +265,7 @@ class BridgeSender:
 
     def send(self, said: Said, on: Endpoint | None = None) -> None:
         """Put a message or bytes on a stream, that of the chunks by default."""
-        data = said if isinstance(said, bytes) else said.encode()
+        data = to_bytes(said)
         publication = self._publications[on or self.link.payload]
         wait_until(lambda: publication.offer(data), "the link takes a message")
 

@@ -21,9 +21,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from tests.support.processes import Process, wait_until
-from tests.support.region_bytes import superblock as superblock
 from tests.support.toml import toml_text
-from tests.support.toml import toml_value as _toml  # noqa: F401
 
 IPC: Final = "aeron:ipc?term-length=4m"
 NSLOTS: Final = 8

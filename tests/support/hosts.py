@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-import json
 import os
 import re
 import socket
@@ -27,6 +26,7 @@ from tensorpool import aeron
 from tests.support.driver_process import DriverProcess
 from tests.support.processes import wait_until
 from tests.support.stream_processes import Consuming, Producing, Site
+from tests.support.toml import toml_text
 
 SUBNET: Final = "10.214.0"
 SWITCH: Final = f"{SUBNET}.1"  # an address on the switch itself, for a relay
@@ -163,10 +163,8 @@ class BridgeEnd:
         self.host = host
         self.config_path = host.folder / f"{bridge['instance_id']}.toml"
         local = {"aeron_dir": host.deployment.aeron_dir, "driver_config": str(host.deployment.config_path)}
-        lines = ["[bridge]", *_assignments({**local, **bridge})]
-        for mapping in mappings:
-            lines += ["[[mappings]]", *_assignments(mapping)]
-        self.config_path.write_text("\n".join(lines) + "\n", encoding="utf-8")
+        tables = {"bridge": {**local, **bridge}, "mappings": list(mappings)}
+        self.config_path.write_text(toml_text(tables), encoding="utf-8")
         self.instance_id = bridge["instance_id"]
         self.process: DriverProcess | None = None
 
@@ -205,7 +203,3 @@ class BridgeEnd:
                 return b"".join(iter(lambda: connection.recv(1 << 16), b"")).decode()
         except (ConnectionRefusedError, ConnectionResetError):
             return ""
-
-
-def _assignments(table: Mapping[str, Any]) -> list[str]:
-    return [f"{key} = {json.dumps(value)}" for key, value in table.items() if value is not None]

@@ -58,13 +58,11 @@ from tests.support.driver_client import new_client_id
 from tests.support.driver_process import IPC
 from tests.support.listener import Endpoint, Said, WireServer, decoded, encoded
 from tests.support.processes import wait_until
-from tests.support.region_bytes import DTYPES as DTYPES
 from tests.support.region_bytes import (
     committed,
     in_progress,
     slot_image,
 )
-from tests.support.region_bytes import packed_slot as packed_slot
 from tests.support.regions import NSLOTS, POOLS, Regions
 
 ANNOUNCE_EVERY_S: Final = 0.04

@@ -44,8 +44,9 @@ def telling(channel: str, term: str) -> str:
 def hearing(channel: str) -> str:
     """For a subscription over the network: room for what arrives while this host does something else.
 
-    With Aeron's own 128 KiB the sender waits for us all the time; a kernel that grants less just takes what it grants.
+    With Aeron's own 128 KiB the sender waits for us all the time. The kernel books a datagram with up to twice its
+    bytes (one of 8 KiB takes 16): the socket gets twice the window. A kernel that allows less grants what it allows.
     """
     if check_channel("channel", channel).media != "udp":
         return channel
-    return _with(_with(channel, "so-rcvbuf", "2m"), "rcv-wnd", "2m")
+    return _with(_with(channel, "so-rcvbuf", "4m"), "rcv-wnd", "2m")

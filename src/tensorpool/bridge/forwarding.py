@@ -88,6 +88,11 @@ class Forwarder:
         """Whether anybody hears the announces."""
         return self._control.is_connected
 
+    @property
+    def heard(self) -> tuple[aeron.Subscription, ...]:
+        """Where something to forward may come from."""
+        return tuple(ear.subscription for ear in self._ears)
+
     def has_told(self, epoch: int) -> bool:
         """G16: whether the announce of this epoch left before its first chunk may."""
         return self._told_epoch == epoch
@@ -212,17 +217,17 @@ class _Ear:
         take: Callable[[str, bytes], object],
         counters: Counters,
     ) -> None:
-        self._subscription = subscription
+        self.subscription: Final = subscription
         self._stream_id = stream_id
         self._kinds = kinds
         self._take = take
         self._counters = counters
 
     def poll(self) -> int:
-        return self._subscription.poll(self._on_message, FRAGMENT_LIMIT)
+        return self.subscription.poll(self._on_message, FRAGMENT_LIMIT)
 
     def close(self) -> None:
-        self._subscription.close()
+        self.subscription.close()
 
     def _on_message(self, data: bytes, info: aeron.MessageInfo) -> None:
         try:

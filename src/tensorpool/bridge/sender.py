@@ -7,7 +7,8 @@
 
 The source never waits for the network: frames that the link cannot carry are dropped as a whole, each with a reason.
 A frame's bytes are gathered from shared memory straight into Aeron's log by native code, which also sees to it that no
-torn frame completes. The first chunk of an epoch waits until Aeron has taken the announce of that epoch.
+torn frame completes. While all is well a whole turn is native: `wait` sends frame after frame until something else is
+to be done. The first chunk of an epoch waits until Aeron has taken the announce of that epoch.
 Bridge §2.1, §5, §7.2, §8; decisions G1-G3, G10, G16, G26.
 """
 
@@ -16,7 +17,7 @@ from __future__ import annotations
 from typing import Final
 
 from tensorpool import aeron
-from tensorpool._core import ChunkPlan, FrameSender, Sending
+from tensorpool._core import ChunkPlan, FrameSender, Sending, monotonic_ns
 from tensorpool.bridge.attaching import Attaching
 from tensorpool.bridge.channels import carrying
 from tensorpool.bridge.checksum import FrameChecksum
@@ -25,6 +26,7 @@ from tensorpool.bridge.forwarding import Forwarder
 from tensorpool.bridge.metrics import Counters, Key
 from tensorpool.client import Client, Consumer, Frame
 from tensorpool.client.mapped import MappedEpoch
+from tensorpool.client.reception import NEWER_EPOCH, SEQ_WENT_BACK
 from tensorpool.errors import TensorPoolError
 from tensorpool.logs import get_logger
 
@@ -42,7 +44,7 @@ class Sender:
     ) -> None:
         section = config.bridge
         self.mapping = mapping
-        self.paused = False
+        self._is_paused = False
         self._section = section
         self._patience_ns = PATIENCE_NS // len(config.mappings)
         self._counters = counters
@@ -64,6 +66,17 @@ class Sender:
         except BaseException:
             self._publication.close()
             raise
+
+    @property
+    def paused(self) -> bool:
+        return self._is_paused
+
+    @paused.setter
+    def paused(self, is_paused: bool) -> None:
+        self._is_paused = is_paused  # first: a wait that begins later looks here
+        frames = self._frames
+        if frames is not None:
+            frames.sender.set_stopped(is_paused)
 
     @property
     def is_ready(self) -> bool:
@@ -103,9 +116,17 @@ class Sender:
         return work
 
     def wait(self, timeout_ns: int) -> bool:
-        """Sleep until there is a frame to take, but no longer; False where something else is waited for."""
+        """Send frames as they come, without Python, until something else is to be done; False where that is waited for.
+
+        Raises TransportError, Closed.
+        """
         consumer = self._consumer
-        if consumer is None or self._is_sending or self._held is not None or not self._follow(consumer.epoch):
+        if consumer is None or self._held is not None or not self._follow(consumer.epoch):
+            return False
+        frames = self._frames
+        if frames is not None and self._is_smooth:
+            return self._pump(consumer, frames, timeout_ns)
+        if self._is_sending:
             return False
         consumer.wait(timeout_ns / 1e9)
         return True
@@ -172,6 +193,30 @@ class Sender:
             self._began_ns = now_ns
             self._settle(self._sender_of(frame._mapped).send(frame._slot, self._patience_ns), now_ns)
 
+    @property
+    def _is_smooth(self) -> bool:
+        """Whether frames need nothing but to be sent."""
+        return not (self.paused or self._wants_newest or self._section.crc32c) and self._is_connected
+
+    def _pump(self, consumer: Consumer, frames: _EpochSender, timeout_ns: int) -> bool:
+        """The consumer's part of it is what its own `wait` does."""
+        reception = consumer._reception
+        if reception.attention & (NEWER_EPOCH | SEQ_WENT_BACK):
+            return consumer.wait(timeout_ns / 1e9)
+        with reception.lock:
+            reception.apply()
+            if reception.current is None or reception.current[2] is not frames.mapped:
+                return False
+            feed, descriptors, _ = reception.current
+            before = frames.sender.seq
+            result = frames.sender.pump(feed, descriptors, self._forwarder.heard, self._patience_ns, timeout_ns)
+        if frames.sender.seq != before:
+            self._newest = frames.epoch, frames.sender.seq
+            self._began_ns = frames.sender.began_ns
+        if result is not None:
+            self._settle(result, monotonic_ns())
+        return True
+
     def _go_on(self, now_ns: int) -> int:
         """A turn in which no chunk found room is none: let the host idle."""
         assert self._frames is not None
@@ -198,6 +243,8 @@ class Sender:
                 self._drop(result.name.lower())
 
     def _sender_of(self, mapped: MappedEpoch) -> FrameSender:
+        if self._frames is not None and self._frames.mapped is not mapped:
+            self._leave_epoch()  # the same epoch, mapped anew
         if self._frames is None:
             self._warn_of_large_frames(mapped)
             self._frames = _EpochSender(
@@ -254,6 +301,7 @@ class _EpochSender:
         plan: ChunkPlan,
         section: BridgeSection,
     ) -> None:
+        self.mapped: Final = mapped
         self.epoch: Final = mapped.epoch
         self._stream_id = stream_id
         self.sender: Final = FrameSender(

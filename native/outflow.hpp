@@ -1,0 +1,56 @@
+// SPDX-License-Identifier: Apache-2.0
+// What a source stream brings, sent over a bridge's payload stream as it comes: no frame calls Python.
+// Bridge §5; decisions G3, G16.
+#pragma once
+
+#include <algorithm>
+#include <atomic>
+#include <cstdint>
+#include <optional>
+#include <span>
+
+#include "aeron_publication.hpp"
+#include "aeron_subscription.hpp"
+#include "chunker.hpp"
+#include "feed.hpp"
+
+namespace tensorpool {
+
+class Outflow {
+public:
+    explicit Outflow(FrameSender<aeron::Publication>& sender) : sender_(sender) {}
+
+    // Sends frame after frame, and sleeps while there is none. Ends after `for_ns`, when it is stopped, when the feed needs
+    // its owner, and as soon as one of `others` has something, which may have to leave before the next frame. Says what
+    // became of a frame that was not sent, if one was not: an open one waited `patience_ns` for room.
+    std::optional<Sending> pump(Feed& feed, aeron::Subscription& descriptors, std::span<aeron::Subscription* const> others,
+                                std::uint64_t patience_ns, std::uint64_t for_ns) {
+        const std::uint64_t start_ns = monotonic_ns();
+        ReceivedFrame frame;
+        while (!is_stopped_.load(std::memory_order_relaxed)) {
+            if (std::any_of(others.begin(), others.end(), [](auto* other) { return other->has_fragment(); })) break;
+            const std::uint64_t elapsed_ns = monotonic_ns() - start_ns;
+            if (elapsed_ns >= for_ns) break;
+            Sending result = Sending::SENT;
+            if (sender_.is_open())
+                result = sender_.resume(patience_ns);
+            else if (feed.next(descriptors, frame))
+                result = sender_.send(frame, patience_ns);
+            else if ((feed.attention() & ~std::uint32_t{Feed::kImageLost}) != 0)
+                break;
+            else
+                feed.wait(descriptors, for_ns - elapsed_ns);
+            if (result != Sending::SENT) return result;
+        }
+        return std::nullopt;
+    }
+
+    // From any thread: ends a pump after its frame, and every later one at once, until it is lifted.
+    void set_stopped(bool is_stopped) noexcept { is_stopped_.store(is_stopped, std::memory_order_relaxed); }
+
+private:
+    FrameSender<aeron::Publication>& sender_;
+    std::atomic<bool> is_stopped_{false};
+};
+
+}  // namespace tensorpool
