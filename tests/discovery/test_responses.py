@@ -16,6 +16,7 @@ from tests.support.processes import wait_until
 
 BOTH = ("aeron:ipc", "aeron:udp")
 LIMIT = 4
+LONG_TERM = "aeron:ipc?term-length=16m"  # carries messages of a mebibyte
 
 
 @pytest.mark.parametrize(
@@ -182,11 +183,11 @@ def test_one_endpoint_waits_for_so_many_answers(desk: Desk) -> None:
         desk.post(61_005)
     assert desk.counts["responses_beyond_queue"] == 36
     for _ in range(60):
-        desk.post(61_006, bytes(1 << 20))
+        desk.post(61_006, bytes(1 << 20), LONG_TERM)
     assert desk.counts["responses_beyond_queue"] == 36 + 44
     desk.now_ns += 500_000_000
     desk.responder.do_work(desk.now_ns)
-    desk.post(61_006, bytes(1 << 20))
+    desk.post(61_006, bytes(1 << 20), LONG_TERM)
     assert desk.counts["responses_beyond_queue"] == 36 + 44
 
 
