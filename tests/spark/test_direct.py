@@ -80,6 +80,17 @@ def test_memory_is_used_again(path: Path, no_spare_blocks: None):
         assert len(direct._spare) == 2
 
 
+def test_a_block_that_another_thread_took_first_is_made_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Raced(list[object]):
+        """Looks as if there were something in it."""
+
+        def __bool__(self) -> bool:
+            return True
+
+    monkeypatch.setattr(direct, "_spare", Raced())
+    assert len(direct._take_block()) == BLOCK_BYTES
+
+
 def test_what_cannot_be_written_is_said_and_nothing_is_left_open(path: Path):
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     before = set(os.listdir("/proc/self/fd"))

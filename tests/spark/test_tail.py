@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import random
 import threading
@@ -17,10 +18,11 @@ import tensorpool as tp
 from tensorpool.cli.pattern import Checked
 from tensorpool.client import Client
 from tensorpool.errors import ConfigError
-from tensorpool.spark.lake import Lake, commits, layout, tail
+from tensorpool.spark.lake import Lake, commits, lanes, layout, tail
 from tensorpool.spark.lake.cut import Cut
 from tensorpool.spark.lake.errors import LakeConflict
-from tensorpool.spark.lake.tail import Lane, Plan, Signs, Tail
+from tensorpool.spark.lake.lanes import Lane
+from tensorpool.spark.lake.tail import Plan, Signs, Tail
 from tensorpool.spark.live import DataLoss
 from tensorpool.spark.offsets import Offsets, Position
 from tensorpool.spark.options import LiveOptions
@@ -71,6 +73,17 @@ def seqs_in(path: Path) -> list[int]:
     """Of the one epoch of a lake in which every payload is what was published and nothing is unexplained."""
     (seqs,) = check(Lake.open(path)).values()
     return seqs
+
+
+@contextlib.contextmanager
+def broken_manifest(lake: Path) -> Iterator[None]:
+    """Nothing can be committed meanwhile."""
+    manifest, kept = lake / layout.MANIFEST, lake.with_name("kept")
+    manifest.rename(kept)
+    manifest.touch()
+    yield
+    manifest.unlink()
+    kept.rename(manifest)
 
 
 def test_what_is_published_is_committed_in_order(
@@ -158,16 +171,13 @@ def test_a_file_that_was_staged_and_not_committed_is_adopted(
         film(producer, 5)
         commit(task)
         film(producer, 6)
-        (lake / layout.MANIFEST).rename(tmp_path / "kept")
-        (lake / layout.MANIFEST).touch()
-        with pytest.raises(NotADirectoryError):
-            commit(task)
-        film(producer, 2)
-        with pytest.raises(NotADirectoryError):
-            commit(task)  # whatever comes after must not be committed ahead of it
-        task.close()
-        (lake / layout.MANIFEST).unlink()
-        (tmp_path / "kept").rename(lake / layout.MANIFEST)
+        with broken_manifest(lake):
+            with pytest.raises(NotADirectoryError):
+                commit(task)
+            film(producer, 2)
+            with pytest.raises(NotADirectoryError):
+                commit(task)  # whatever comes after must not be committed ahead of it
+            task.close()
         film(producer, 20)
         again = follow(number, run="again")
         again.begin()
@@ -186,13 +196,10 @@ def test_a_recording_that_never_committed_begins_with_what_it_staged(
         task = follow(number)
         task.begin()
         film(producer, 4)
-        (lake / layout.MANIFEST).rmdir()
-        (lake / layout.MANIFEST).touch()
-        with pytest.raises(NotADirectoryError):
-            commit(task)
-        task.close()
-        (lake / layout.MANIFEST).unlink()
-        (lake / layout.MANIFEST).mkdir()
+        with broken_manifest(lake):
+            with pytest.raises(NotADirectoryError):
+                commit(task)
+            task.close()
         film(producer, 4)
         again = follow(number, run="again")
         again.begin()
@@ -266,7 +273,7 @@ def test_a_lane_that_is_behind_is_helped_by_another(
         film(producer, 15)
         task.step()
         go_on = threading.Event()
-        for _ in range(tail.BATCHES_PER_LANE):
+        for _ in range(lanes.BATCHES_PER_LANE):
             task._lanes[0].submit(go_on.wait)
         film(producer, 20)
         task.step()
@@ -286,7 +293,7 @@ def test_files_are_cut_by_size(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(tail, "ROW_GROUP_BYTES", 1000)
-    monkeypatch.setattr(tail, "BATCHES_PER_LANE", 1000)
+    monkeypatch.setattr(lanes, "BATCHES_PER_LANE", 1000)
     monkeypatch.setattr(Tail, "max_file_bytes", 3000)
     number = stream("deep")
     with client.producer(number) as producer:
@@ -340,6 +347,13 @@ def test_whatever_happens_every_frame_is_there_once_or_in_a_gap(
     assert found
     newest = max(found)
     assert found[newest][-8:] == list(range(found[newest][-1] - 7, found[newest][-1] + 1))
+
+
+def test_what_a_killed_recorder_left_to_tell_its_task_goes(tmp_path: Path) -> None:
+    for name in ("ready-old", "stop-old", "task.lock"):
+        (tmp_path / name).touch()
+    Signs(tmp_path, "new").clear()
+    assert [path.name for path in tmp_path.iterdir()] == ["task.lock"]
 
 
 def test_a_lane_does_nothing_more_after_the_first_failure() -> None:

@@ -88,7 +88,11 @@ def _launch(conf: dict[str, str]) -> None:
 
 def _children() -> set[int]:
     """The processes that this one has started."""
-    return {int(pid) for path in Path("/proc/self/task").glob("*/children") for pid in path.read_text().split()}
+    found: set[int] = set()
+    for path in Path("/proc/self/task").glob("*/children"):
+        with contextlib.suppress(OSError):  # a thread that has ended meanwhile
+            found.update(map(int, path.read_text().split()))
+    return found
 
 
 def register(spark: SparkSession) -> None:

@@ -247,6 +247,7 @@ class Tailing:
             commit_s=min(settings.trigger_s, settings.max_file_seconds),
         )
         signs = Signs(self._folder, plan.run)
+        signs.clear()
         if self._target is not None:
             _tell(signs.stop, self._target)
         self._job = _Job(self._spark, plan, signs)

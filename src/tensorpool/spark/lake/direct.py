@@ -131,4 +131,7 @@ def _make_ordinary(fd: int) -> None:
 
 def _take_block() -> Block:
     """Memory that begins at a page."""
-    return _spare.pop() if _spare else np.frombuffer(mmap.mmap(-1, BLOCK_BYTES), np.uint8)
+    try:
+        return _spare.pop()  # asked first, another thread could have it by then
+    except IndexError:
+        return np.frombuffer(mmap.mmap(-1, BLOCK_BYTES), np.uint8)

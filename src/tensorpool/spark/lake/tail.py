@@ -14,12 +14,10 @@ import fcntl
 import itertools
 import os
 import time
-import uuid
-from collections import deque
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Future
 from pathlib import Path
-from typing import Any, Final, Self
+from typing import Final, Self
 
 import msgspec
 import numpy as np
@@ -30,9 +28,10 @@ from tensorpool.spark.lake import commits, layout
 from tensorpool.spark.lake.commits import Staged
 from tensorpool.spark.lake.cut import Cut
 from tensorpool.spark.lake.errors import LakeConflict
-from tensorpool.spark.lake.files import ROW_GROUP_BYTES, FrameFile
+from tensorpool.spark.lake.files import ROW_GROUP_BYTES
 from tensorpool.spark.lake.intake import gap_of
 from tensorpool.spark.lake.lake import Lake
+from tensorpool.spark.lake.lanes import Draft, Lane
 from tensorpool.spark.lake.manifest import Gap, State
 from tensorpool.spark.lake.staging import GONE, Staging
 from tensorpool.spark.lake.store import write_once
@@ -43,7 +42,6 @@ from tensorpool.spark.planner import Planner
 from tensorpool.spark.rings import Builder, Bytes
 
 LANES: Final = 2
-BATCHES_PER_LANE: Final = 3  # that wait; more, and the next file is another lane's
 STEP_BYTES: Final = 64 << 20  # that are read without a look at anything else
 COMMITS_WAITING: Final = 4
 NAP_S, LONGEST_NAP_S = 0.002, 0.02
@@ -79,8 +77,9 @@ class Signs(msgspec.Struct, frozen=True):
         return self.folder / f"stop-{self.run}"
 
     def clear(self) -> None:
-        self.ready.unlink(missing_ok=True)
-        self.stop.unlink(missing_ok=True)
+        """Of this run, and of those that nobody was left to clear; a recording has one recorder at a time."""
+        for path in (*self.folder.glob("ready-*"), *self.folder.glob("stop-*")):
+            path.unlink(missing_ok=True)
 
 
 def follow(plan: Plan, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -287,11 +286,11 @@ class Tail:
     def has_idle_lane(self) -> bool:
         return any(lane.waiting == 0 for lane in self._lanes)
 
-    def new_file(self) -> _Draft:
+    def new_file(self) -> Draft:
         """In the lane that has least to do."""
         lane = min(self._lanes, key=lambda lane: lane.waiting)
         folder = commits.staging_folder(self._lake.path, self._plan.query, self._generation.batch)
-        return _Draft(lane, folder, self._plan.cut)
+        return Draft(lane, folder, self._plan.cut)
 
     def take_memory(self) -> Bytes:
         return self._memory.pop() if self._memory else np.empty(0, np.uint8)
@@ -328,7 +327,7 @@ class _Source:
         self._stream_id = stream_id
         self.epoch: Final = epoch
         self._builder = builder
-        self._draft: _Draft | None = None
+        self._draft: Draft | None = None
         self._gaps: list[Gap] = []  # since the last batch
 
     def read(self, piece: SeqRange) -> None:
@@ -371,103 +370,13 @@ class _Source:
         self._draft.add(batch, inside, lambda: tail.give_memory(memory))
         self._gaps = behind
 
-    def _is_to_be_cut(self, draft: _Draft) -> bool:
+    def _is_to_be_cut(self, draft: Draft) -> bool:
         is_full = draft.payload_bytes >= self._tail.max_file_bytes
         return is_full or (draft.is_behind and self._tail.has_idle_lane)
 
     def _lose(self, lo: int, hi: int, reason: str) -> None:
         self._tail.note([Loss(self._stream_id, self.epoch, lo, hi, reason)])
         self._gaps.append(Gap(self._stream_id, self.epoch, lo, hi, reason))
-
-
-class _Draft:
-    """A file that a lane writes."""
-
-    def __init__(self, lane: Lane, folder: Path, cut: Cut) -> None:
-        self._lane = lane
-        self._folder = folder
-        self._cut = cut
-        self._gaps: list[Gap] = []
-        self._file: FrameFile | None = None  # of the lane
-        self.payload_bytes = 0
-
-    @property
-    def is_behind(self) -> bool:
-        return self._lane.waiting >= BATCHES_PER_LANE
-
-    def add(self, batch: pa.RecordBatch, gaps: list[Gap], done: Callable[[], None]) -> None:
-        self._gaps += gaps
-        self.payload_bytes += batch.column("payload").nbytes
-        self._lane.wait_for_room(BATCHES_PER_LANE)
-        self._lane.submit(self._add, batch, done)
-
-    def finish(self) -> Future[Staged]:
-        return self._lane.submit(self._finish)
-
-    def drop(self) -> None:
-        """The lane is at rest."""
-        if self._file is not None:
-            self._file.discard()
-            self._file = None
-
-    def _add(self, batch: pa.RecordBatch, done: Callable[[], None]) -> None:
-        if self._file is None:
-            self._file = FrameFile(self._folder / f".{uuid.uuid4().hex}", self._cut)
-        self._file.add(batch)
-        done()
-
-    def _finish(self) -> Staged:
-        file, self._file = self._file, None
-        assert file is not None
-        assert file.first_seq is not None
-        assert file.last_seq is not None
-        path, footer = file.finish(file.first_seq, file.last_seq + 1, tuple(self._gaps), self._name_of(file))
-        return Staged((msgspec.structs.replace(footer.file, path=path.name),), footer.gaps)
-
-    def _name_of(self, file: FrameFile) -> Callable[[int, int], Path]:
-        stream_id, epoch = file.ids
-        return lambda lo, hi: self._folder / layout.staged_name(stream_id, epoch, lo, hi)
-
-
-class Lane:
-    """A thread that does one thing after another, and nothing more after the first that fails."""
-
-    def __init__(self, name: str) -> None:
-        self._thread = ThreadPoolExecutor(1, f"tensorpool-{name}")
-        self._flying: deque[Future[Any]] = deque()
-        self._failure: BaseException | None = None
-
-    @property
-    def waiting(self) -> int:
-        """How much is still to do. Raises what went wrong."""
-        while self._flying and self._flying[0].done():
-            self._flying.popleft().result()
-        return len(self._flying)
-
-    def submit[T](self, call: Callable[..., T], *args: Any) -> Future[T]:
-        future = self._thread.submit(self._do, call, *args)
-        self._flying.append(future)
-        return future
-
-    def wait_for_room(self, most: int) -> None:
-        """Until fewer than `most` are waiting. Raises what went wrong."""
-        while self.waiting >= most:
-            self._flying[0].exception()
-
-    def settle(self) -> None:
-        self.wait_for_room(1)
-
-    def close(self) -> None:
-        self._thread.shutdown(wait=True)
-
-    def _do[T](self, call: Callable[..., T], *args: Any) -> T:
-        if self._failure is not None:
-            raise self._failure
-        try:
-            return call(*args)
-        except BaseException as failure:
-            self._failure = failure
-            raise
 
 
 def ends_of(state: State) -> dict[int, Position]:
