@@ -42,8 +42,8 @@ SMALL: dict[str, Any] = {
     "driver.stream_id_range": [20_000, 20_999],
     "driver.descriptor_stream_id_range": [31_000, 31_015],
     "driver.control_stream_id_range": [32_000, 32_015],
-    "policies.announce_period_ms": 300,
-    "policies.lease_keepalive_interval_ms": 1_000,
+    "policies.announce_period_ms": 3_000,
+    "policies.lease_keepalive_interval_ms": 5_000,
     "policies.max_streams": 1000,
     "policies.dynamic_stream_linger_ms": 60_000,
     "streams.front.stream_id": STREAM,
@@ -280,7 +280,7 @@ def new_name() -> str:
 
 @pytest.fixture(scope="session")
 def pool() -> Iterator[tp.Local]:
-    """A driver for tests that do not end it."""
+    """A driver for tests that do not end it; nobody loses anything there for standing still a few seconds."""
     with tp.local(overrides=SMALL) as pool:
         yield pool
 

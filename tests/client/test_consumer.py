@@ -3,8 +3,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import threading
+from collections.abc import Iterator
 from typing import Any
 
 import msgspec
@@ -19,7 +21,7 @@ from tensorpool.wire.control import (
     FrameProgressState,
     Mode,
 )
-from tests.client.conftest import FRAME, SECOND_NS, Outsider, Pair, hello, new_name, paired
+from tests.client.conftest import FRAME, SECOND_NS, SMALL, Outsider, Pair, hello, new_name, paired
 from tests.support.messages import consumer_config
 from tests.support.processes import wait_until
 
@@ -243,10 +245,23 @@ class Answers:
         return said()[:3]
 
 
+@pytest.fixture
+def brisk() -> Iterator[tuple[Client, Outsider]]:
+    """Where hellos are frequent."""
+    often = {"policies.announce_period_ms": 300}
+    with (
+        tp.local(overrides=SMALL | often) as pool,
+        pool.connect() as client,
+        contextlib.closing(Outsider(pool)) as outsider,
+    ):
+        yield client, outsider
+
+
 @pytest.mark.parametrize("by", ["producer", "driver"])
 @pytest.mark.spec("WIRE-10.1.3-03", "WIRE-10.1.3-04")
-def test_who_answers_hellos_does_not_undo_what_others_decreed(client: Client, outsider: Outsider, by: str) -> None:
+def test_who_answers_hellos_does_not_undo_what_others_decreed(brisk: tuple[Client, Outsider], by: str) -> None:
     """A mode and a redirection stay, with the streams that the consumer has, until they are taken back."""
+    client, outsider = brisk
     wish = Endpoint("aeron:ipc?term-length=64k", next(_private_ids) if by == "producer" else 0)
     producer = client.producer(new_name(), create=True)
     consumer = client.consumer(producer.stream_id, max_rate_hz=20, private_descriptors=wish)

@@ -159,29 +159,37 @@ def test_a_deployment_may_number_the_schema_otherwise(deployment: Deployment) ->
 
 @pytest.mark.spec("CTL-5-04")
 def test_messages_to_others_allocate_nothing(recorder: Recorder) -> None:
-    """Not an object for each of hundreds of messages, and none of their bytes are copied."""
+    """Not an object for each of hundreds of messages, and none of their bytes are copied.
+
+    Other threads of this process allocate now and then: not in every round.
+    """
     service = recorder.service
     with recorder.peer() as peer:
         peer.answer_to(peer.command(TAG, "go"))
         peer.turn = lambda: None  # from here on nothing is read
-        for number in range(600):
-            peer.say(raw_event(tag=b"service:other", key=b"k", value=bytes(1000), correlation_id=number))
-        counts = service.counts
-        service.invoke()
-        tracemalloc.start()
-        service.invoke()
-        tracemalloc.reset_peak()
-        before, _ = tracemalloc.get_traced_memory()
-        blocks = sys.getallocatedblocks()
-        while service.invoke():
-            pass
-        blocks = sys.getallocatedblocks() - blocks
-        _, peak = tracemalloc.get_traced_memory()
-        tracemalloc.stop()
-    read = service.counts["other_tag"] - counts["other_tag"]
-    assert read == 600
-    assert peak - before < 1000  # less than the bytes of a single message
-    assert blocks < 50
+        rounds = [_cost_of_reading(600, service, peer) for _ in range(5)]
+    assert min(peak for peak, _ in rounds) < 1000  # less than the bytes of a single message
+    assert min(blocks for _, blocks in rounds) < 50
+
+
+def _cost_of_reading(count: int, service: Service, peer: EventPeer) -> tuple[int, int]:
+    """Python's memory at its peak, and the objects that stay, while a service takes messages to somebody else."""
+    for number in range(count):
+        peer.say(raw_event(tag=b"service:other", key=b"k", value=bytes(1000), correlation_id=number))
+    counts = service.counts
+    service.invoke()
+    tracemalloc.start()
+    service.invoke()
+    tracemalloc.reset_peak()
+    before, _ = tracemalloc.get_traced_memory()
+    blocks = sys.getallocatedblocks()
+    while service.invoke():
+        pass
+    blocks = sys.getallocatedblocks() - blocks
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert service.counts["other_tag"] - counts["other_tag"] == count
+    return peak - before, blocks
 
 
 @pytest.mark.spec("CTL-5-01")

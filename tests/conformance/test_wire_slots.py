@@ -633,10 +633,10 @@ def test_a_consumer_never_waits_for_a_commit(ring: RingFiles) -> None:
     """Ten thousand reads of a slot that stays in progress take no time and no more than a drop each."""
     ring.writer().begin(SEQ, tensor())
     reader = ring.reader()
-    start = time.process_time()
+    start = time.thread_time()
     for _ in range(10_000):
         assert reader.read(SEQ) is DropReason.NOT_COMMITTED
-    assert time.process_time() - start < 2
+    assert time.thread_time() - start < 2
     assert reader.drops == {DropReason.NOT_COMMITTED: 10_000}
 
 

@@ -174,13 +174,15 @@ def test_an_idle_turn_returns_nothing_and_allocates_nothing() -> None:
     lifecycle.on_tick(PERIOD_NS)
     now_ns = PERIOD_NS + 1
     results = {id(lifecycle.on_tick(now_ns)) for _ in range(100)}
-    before = sys.getallocatedblocks()
-    for _ in range(10_000):
-        lifecycle.on_tick(now_ns)
-    grown = sys.getallocatedblocks() - before
+    grown = []
+    for _ in range(3):  # other threads of this process allocate now and then, not in every round
+        before = sys.getallocatedblocks()
+        for _ in range(10_000):
+            lifecycle.on_tick(now_ns)
+        grown.append(sys.getallocatedblocks() - before)
     assert len(results) == 1  # not even an empty list
     assert lifecycle.on_tick(now_ns) == []
-    assert grown < 10
+    assert min(grown) < 10
 
 
 # --- attach

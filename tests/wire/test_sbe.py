@@ -273,17 +273,19 @@ def test_a_malformed_body_is_refused_by_name(
 def test_a_tiny_buffer_that_claims_many_entries_allocates_nothing() -> None:
     """A count is checked against the remaining bytes before a single entry exists."""
     claim = REQUEST.encode()[:40] + u16(0) + u16(65534) + bytes(100)
+    peaks = []
     tracemalloc.start()
     try:
-        for _ in range(3):  # the first round pays for lazily made constants
+        for _ in range(3):  # the first round pays for lazily made constants, another one for another thread's work
             tracemalloc.reset_peak()
             before, _ = tracemalloc.get_traced_memory()
             with pytest.raises(DecodeError, match="65534 entries need at least 262136 bytes, 100 left"):
                 decode(claim)
             _, peak = tracemalloc.get_traced_memory()
+            peaks.append(peak - before)
     finally:
         tracemalloc.stop()
-    assert peak - before < 16_384
+    assert min(peaks) < 16_384
 
 
 def test_schema_id_decides_before_template_id() -> None:

@@ -144,8 +144,8 @@ class MappingState:
         is_current_live = now_ns - self._announced_ns <= self._window_ns and is_active
         if self.epoch is not None and epoch < self.epoch and is_current_live:
             return []
-        if self._beyond is not None and epoch <= self._beyond and now_ns < self._beyond_until_ns:
-            return []
+        if self._beyond is not None and epoch <= self._beyond:
+            return []  # when the wait is over the driver is asked (`on_tick`), not whoever announces first
         regions = Regions.of(announce)
         self._beyond = None
         effects = self._unmap(f"epoch {epoch} was announced")
