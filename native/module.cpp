@@ -345,6 +345,33 @@ struct PyFrame {
     }
 };
 
+// What a consumer reads from, as one: a feed, the subscription that its descriptors come from, and what is mapped.
+struct PyFrameSource {
+    PyFrameSource(nb::object feed, nb::object subscription, nb::object mapped, nb::type_object type)
+        : feed_object(std::move(feed)),
+          subscription_object(std::move(subscription)),
+          mapped(std::move(mapped)),
+          type(std::move(type)),
+          feed(nb::cast<PyFeed&>(feed_object)),
+          subscription(nb::cast<PySubscription&>(subscription_object).subscription) {}
+
+    nb::object next() {
+        ReceivedFrame slot;
+        if (!feed.feed.next(*subscription, slot)) return nb::none();
+        nb::object frame = nb::inst_alloc(type);
+        new (nb::inst_ptr<PyFrame>(frame)) PyFrame{mapped, feed.reader_object, feed.reader, std::move(slot)};
+        nb::inst_mark_ready(frame);
+        return frame;
+    }
+
+    const nb::object feed_object;
+    const nb::object subscription_object;
+    const nb::object mapped;
+    const nb::type_object type;
+    PyFeed& feed;
+    const std::shared_ptr<aeron::Subscription> subscription;
+};
+
 PyFrame make_frame(nb::object mapped, const ReceivedFrame& slot) {
     nb::object reader = mapped.attr("reader");
     const PyRingReader& native = nb::cast<PyRingReader&>(reader);
@@ -1038,20 +1065,6 @@ void bind_streams(nb::module_& m) {
             },
             "subscription"_a, "The next frame that can be delivered, or None. Never waits.")
         .def(
-            "next_frame",
-            [](PyFeed& self, PySubscription& subscription, nb::handle type, nb::handle mapped) -> nb::object {
-                ReceivedFrame slot;
-                if (!self.feed.next(*subscription.subscription, slot)) return nb::none();
-                nb::object frame = nb::inst_alloc(type);
-                new (nb::inst_ptr<PyFrame>(frame))
-                    PyFrame{nb::borrow(mapped), self.reader_object, self.reader, std::move(slot)};
-                nb::inst_mark_ready(frame);
-                return frame;
-            },
-            "subscription"_a, "type"_a, "mapped"_a,
-            nb::sig("def next_frame[F: FrameBase](self, subscription: Subscription, type: builtins.type[F], mapped: object) -> F | None"),
-            "Like next, as a frame of `type` in the epoch `mapped`, which this feed reads.")
-        .def(
             "latest",
             [](PyFeed& self, PySubscription& subscription) -> std::optional<ReceivedFrame> {
                 ReceivedFrame frame;
@@ -1096,6 +1109,20 @@ void bind_streams(nb::module_& m) {
         .def_prop_ro("lost", [](const PyFeed& self) { return self.feed.lost(); },
                      "Lost since the last frame that was delivered.")
         .def_prop_ro("last_seq_seen", [](const PyFeed& self) { return self.feed.last_seq_seen(); });
+
+    nb::class_<PyFrameSource>(m, "FrameSource", "What a consumer reads from, as one: every frame costs one call.")
+        .def(nb::init<nb::object, nb::object, nb::object, nb::type_object>(), "feed"_a, "descriptors"_a, "mapped"_a,
+             "type"_a,
+             nb::sig("def __init__(self, feed: Feed, descriptors: Subscription, mapped: object, "
+                     "type: builtins.type[FrameBase]) -> None"),
+             "`mapped` is the epoch that the feed reads, `type` what its frames are handed out as.")
+        .def("next", &PyFrameSource::next, nb::sig("def next(self) -> typing.Any"),
+             "The next frame that can be delivered, or None. Never waits.")
+        .def_prop_ro("feed", [](const PyFrameSource& self) { return self.feed_object; }, nb::sig("def feed(self) -> Feed"))
+        .def_prop_ro("descriptors", [](const PyFrameSource& self) { return self.subscription_object; },
+                     nb::sig("def descriptors(self) -> Subscription"))
+        .def_prop_ro("mapped", [](const PyFrameSource& self) { return self.mapped; },
+                     nb::sig("def mapped(self) -> typing.Any"));
 
     nb::class_<PyFramePublisher>(m, "FramePublisher", "A producer's stream in one epoch: slot, copy, commit, descriptor, wake-up.")
         .def(nb::init<nb::object, const std::shared_ptr<aeron::Publication>&, std::uint32_t, std::uint64_t, bool>(),

@@ -584,11 +584,6 @@ class Feed:
     def next(self, subscription: Subscription) -> ReceivedFrame | None:
         """The next frame that can be delivered, or None. Never waits."""
 
-    def next_frame[F: FrameBase](self, subscription: Subscription, type: type[F], mapped: object) -> F | None:
-        """
-        Like next, as a frame of `type` in the epoch `mapped`, which this feed reads.
-        """
-
     def latest(self, subscription: Subscription) -> ReceivedFrame | None:
         """The newest frame of the ring, delivered before or not. Never waits."""
 
@@ -654,6 +649,26 @@ class Feed:
 
     @property
     def last_seq_seen(self) -> int | None: ...
+
+class FrameSource:
+    """What a consumer reads from, as one: every frame costs one call."""
+
+    def __init__(self, feed: Feed, descriptors: Subscription, mapped: object, type: type[FrameBase]) -> None:
+        """
+        `mapped` is the epoch that the feed reads, `type` what its frames are handed out as.
+        """
+
+    def next(self) -> Any:
+        """The next frame that can be delivered, or None. Never waits."""
+
+    @property
+    def feed(self) -> Feed: ...
+
+    @property
+    def descriptors(self) -> Subscription: ...
+
+    @property
+    def mapped(self) -> Any: ...
 
 class FramePublisher:
     """

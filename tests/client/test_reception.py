@@ -28,12 +28,8 @@ def taken(reception: Reception) -> list[Frame]:
     frames: list[Frame] = []
     with reception.lock:
         reception.apply()
-        while reception.current is not None:
-            feed, descriptors, mapped = reception.current
-            received = feed.next(descriptors)
-            if received is None:
-                break
-            frames.append(Frame(mapped, received))
+        while reception.source is not None and (frame := reception.source.next()) is not None:
+            frames.append(frame)
     return frames
 
 
@@ -274,10 +270,10 @@ def test_what_was_queued_before_a_switch_does_not_end_it(stream: Stream, recepti
         stream.publish()  # on both
     with reception.lock:
         reception.apply()
-        assert reception.current is not None
-        feed, descriptors, _ = reception.current
-        assert feed.wait(descriptors, SECOND_NS)  # all of them are queued
-        assert feed.next(descriptors) is not None
+        source = reception.source
+        assert source is not None
+        assert source.feed.wait(source.descriptors, SECOND_NS)  # all of them are queued
+        assert source.next() is not None
     reception.switch(other, is_throttled=False)
     stream.publish()
     assert seqs(reception) == [1, 2, 3, 4]
@@ -403,10 +399,10 @@ def test_a_sleeping_reader_comes_out_for_a_change(stream: Stream, second: Stream
 
     def sleep() -> None:
         with reception.lock:
-            assert reception.current is not None
-            feed, descriptors, _ = reception.current
+            source = reception.source
+            assert source is not None
             asleep.set()
-            woken.append(feed.wait(descriptors, 60 * SECOND_NS))
+            woken.append(source.feed.wait(source.descriptors, 60 * SECOND_NS))
 
     sleeper = threading.Thread(target=sleep)
     sleeper.start()
@@ -437,9 +433,8 @@ def test_closing_is_the_end_of_frames_and_not_of_counts(stream: Stream, receptio
     stream.publish()
     stream.publish()
     with reception.lock:
-        assert reception.current is not None
-        feed, descriptors, _ = reception.current
-        assert feed.next(descriptors) is not None
+        assert reception.source is not None
+        assert reception.source.next() is not None
     reception.close()
     assert reception.is_closed
     assert taken(reception) == []

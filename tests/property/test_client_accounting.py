@@ -118,13 +118,11 @@ class AccountingMachine(RuleBasedStateMachine):
         with self.reception.lock:
             self.reception.apply()
             for _ in range(count):
-                if self.reception.current is None:
+                source = self.reception.source
+                frame = None if source is None else source.next()
+                if frame is None:
                     return
-                feed, descriptors, mapped = self.reception.current
-                received = feed.next(descriptors)
-                if received is None:
-                    return
-                self.take(Frame(mapped, received))
+                self.take(frame)
 
     @rule()
     def read_all(self) -> None:
@@ -137,17 +135,15 @@ class AccountingMachine(RuleBasedStateMachine):
     def look_at_the_newest(self) -> None:
         with self.reception.lock:
             self.reception.apply()
-            if self.reception.current is None:
-                return
-            feed, descriptors, mapped = self.reception.current
-            received = feed.latest(descriptors)
-        if received is None:
+            source = self.reception.source
+            received = None if source is None else source.feed.latest(source.descriptors)
+        if source is None or received is None:
             return
-        frame = Frame(mapped, received)
+        frame = Frame(source.mapped, received)
         if self.delivered and self.delivered[-1] == (frame.epoch, frame.seq):
             assert frame.dropped_before == 0
             assert list(frame.copy()) == [frame.epoch, frame.seq]
-        elif feed.last_seq_seen == frame.seq:  # else it was counted as lost before, and is only shown
+        elif source.feed.last_seq_seen == frame.seq:  # else it was counted as lost before, and is only shown
             self.take(frame)
 
     def take(self, frame: Frame) -> None:

@@ -17,7 +17,7 @@ from __future__ import annotations
 from typing import Final
 
 from tensorpool import aeron
-from tensorpool._core import ChunkPlan, FrameSender, Sending, monotonic_ns
+from tensorpool._core import ChunkPlan, FrameSender, FrameSource, Sending, monotonic_ns
 from tensorpool.bridge.attaching import Attaching
 from tensorpool.bridge.channels import carrying
 from tensorpool.bridge.checksum import FrameChecksum
@@ -26,7 +26,6 @@ from tensorpool.bridge.forwarding import Forwarder
 from tensorpool.bridge.metrics import Counters, Key
 from tensorpool.client import Client, Consumer, Frame
 from tensorpool.client.mapped import MappedEpoch
-from tensorpool.client.reception import NEWER_EPOCH, SEQ_WENT_BACK
 from tensorpool.errors import TensorPoolError
 from tensorpool.logs import get_logger
 
@@ -125,7 +124,9 @@ class Sender:
             return False
         frames = self._frames
         if frames is not None and self._is_smooth:
-            return self._pump(consumer, frames, timeout_ns)
+            return consumer.lend(
+                frames.mapped, lambda source, left_ns: self._pump(frames, source, left_ns), timeout_ns / 1e9
+            )
         if self._is_sending:
             return False
         consumer.wait(timeout_ns / 1e9)
@@ -198,24 +199,15 @@ class Sender:
         """Whether frames need nothing but to be sent."""
         return not (self.paused or self._wants_newest or self._section.crc32c) and self._is_connected
 
-    def _pump(self, consumer: Consumer, frames: _EpochSender, timeout_ns: int) -> bool:
-        """The consumer's part of it is what its own `wait` does."""
-        reception = consumer._reception
-        if reception.attention & (NEWER_EPOCH | SEQ_WENT_BACK):
-            return consumer.wait(timeout_ns / 1e9)
-        with reception.lock:
-            reception.apply()
-            if reception.current is None or reception.current[2] is not frames.mapped:
-                return False
-            feed, descriptors, _ = reception.current
-            before = frames.sender.seq
-            result = frames.sender.pump(feed, descriptors, self._forwarder.heard, self._patience_ns, timeout_ns)
-        if frames.sender.seq != before:
-            self._newest = frames.epoch, frames.sender.seq
-            self._began_ns = frames.sender.began_ns
+    def _pump(self, frames: _EpochSender, source: FrameSource, timeout_ns: int) -> None:
+        """Send what comes, natively, for as long as nobody else is needed."""
+        sender, before = frames.sender, frames.sender.seq
+        result = sender.pump(source.feed, source.descriptors, self._forwarder.heard, self._patience_ns, timeout_ns)
+        if sender.seq != before:
+            self._newest = frames.epoch, sender.seq
+            self._began_ns = sender.began_ns
         if result is not None:
             self._settle(result, monotonic_ns())
-        return True
 
     def _go_on(self, now_ns: int) -> int:
         """A turn in which no chunk found room is none: let the host idle."""

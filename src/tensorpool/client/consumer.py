@@ -17,7 +17,7 @@ from typing import Final, Self
 import numpy as np
 
 from tensorpool import aeron
-from tensorpool._core import DropReason, RingReader, SlotFrame
+from tensorpool._core import DropReason, FrameSource, RingReader, SlotFrame
 from tensorpool.client.consumer_session import ConsumerSession
 from tensorpool.client.frame import Frame
 from tensorpool.client.mapped import MappedEpoch
@@ -161,13 +161,12 @@ class Consumer:
 
     def poll(self, timeout: float = 0.0) -> Frame | None:
         """The next frame, waiting up to `timeout` seconds for it; None when there is none, or after close()."""
-        current = self._reception.current
-        if current is not None and self._is_simple:
-            feed, descriptors, mapped = current
+        source = self._reception.source
+        if source is not None and self._is_simple:
             try:
                 # Without the lock: with the GIL held nobody changes the feed meanwhile, and one that was stopped
                 # gives nothing.
-                frame = feed.next_frame(descriptors, Frame, mapped)
+                frame: Frame | None = source.next()
             except (TransportError, Closed):
                 frame = None
             if frame is not None:
@@ -183,16 +182,16 @@ class Consumer:
         reception = self._reception
         with self._lock:
             reception.apply()
-            if reception.current is None:
+            source = reception.source
+            if source is None:
                 return None
-            feed, descriptors, mapped = reception.current
             try:
-                received = feed.latest(descriptors)
+                received = source.feed.latest(source.descriptors)
             except (TransportError, Closed):
                 reception.lose_descriptors()
                 self._session.conductor.kick()
                 return None
-            return None if received is None else Frame(mapped, received)
+            return None if received is None else Frame(source.mapped, received)
 
     def wait(self, timeout: float | None = None) -> bool:
         """Wait until `poll` has something to do. False when the time is over, or the consumer is closed."""
@@ -204,6 +203,21 @@ class Consumer:
             if deadline_ns is not None and time.monotonic_ns() >= deadline_ns:
                 return False
         return False
+
+    def lend(self, mapped: MappedEpoch, take: Callable[[FrameSource, int], object], timeout: float) -> bool:
+        """Let somebody else take frames natively where `poll` would: `take(source, timeout_ns)` may wait so long.
+
+        Does what `wait` does where the consumer needs its own. False when `mapped` is not what is read now.
+        """
+        if self._reception.attention & (NEWER_EPOCH | SEQ_WENT_BACK):
+            return self.wait(timeout)
+        with self._lock:
+            self._reception.apply()
+            source = self._reception.source
+            if source is None or source.mapped is not mapped:
+                return False
+            take(source, round(timeout * 1e9))
+            return True
 
     def __iter__(self) -> Iterator[Frame]:
         return self
@@ -243,18 +257,17 @@ class Consumer:
     # --- inside
 
     def _try_next(self) -> Frame | None:
-        current = self._reception.current
-        if current is None:
+        source = self._reception.source
+        if source is None:
             return None
-        feed, descriptors, mapped = current
         try:
-            frame = feed.next_frame(descriptors, Frame, mapped)
+            frame: Frame | None = source.next()
         except (TransportError, Closed):
             self._reception.lose_descriptors()
             self._session.conductor.kick()  # the media driver is gone: it will find another
             return None
         if frame is not None and self._on_progress is not None and self._tracker.is_broken(frame.seq):
-            feed.refuse(DropReason.BAD_PROGRESS)  # §10.2.2: its progress went back
+            source.feed.refuse(DropReason.BAD_PROGRESS)  # §10.2.2: its progress went back
             return self._try_next()
         return frame
 
@@ -295,15 +308,15 @@ class Consumer:
             return True
         with self._lock:
             reception.apply()
-            if reception.current is not None:
-                feed, descriptors, _ = reception.current
+            source = reception.source
+            if source is not None:
                 try:
-                    return feed.wait(descriptors, timeout_ns)
+                    return source.feed.wait(source.descriptors, timeout_ns)
                 except (TransportError, Closed):
                     reception.lose_descriptors()
                     self._session.conductor.kick()
         with reception.mapped_or_changed:
-            if reception.current is None and not reception.pending:
+            if reception.source is None and not reception.pending:
                 reception.mapped_or_changed.wait(timeout_ns / 1e9)
         return bool(reception.pending)
 

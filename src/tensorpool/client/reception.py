@@ -17,8 +17,9 @@ from typing import Final
 import msgspec
 
 from tensorpool import aeron
-from tensorpool._core import DropReason, Feed, is_gap, is_late
+from tensorpool._core import DropReason, Feed, FrameSource, is_gap, is_late
 from tensorpool.channel import Endpoint
+from tensorpool.client.frame import Frame
 from tensorpool.client.mapped import MappedEpoch
 from tensorpool.errors import Closed, TransportError
 from tensorpool.shm import HeaderFile
@@ -127,7 +128,7 @@ class Reception:
         self.lock = threading.Lock()
         self.mapped_or_changed = threading.Condition()
         self.pending: deque[Callable[[], object]] = deque()
-        self.current: tuple[Feed, aeron.Subscription, MappedEpoch] | None = None  # what poll needs, as one
+        self.source: FrameSource | None = None  # what poll needs, as one
         self.mapped: MappedEpoch | None = None
         self.feed: Feed | None = None
         self.descriptors: aeron.Subscription | None = None
@@ -297,8 +298,9 @@ class Reception:
         while self.pending:
             self.pending.popleft()()
         feed, descriptors, mapped = self.feed, self.descriptors, self.mapped
-        is_whole = feed is not None and descriptors is not None and mapped is not None
-        self.current = (feed, descriptors, mapped) if is_whole else None  # type: ignore[assignment]
+        self.source = None
+        if feed is not None and descriptors is not None and mapped is not None:
+            self.source = FrameSource(feed, descriptors, mapped, Frame)
         self._on_change()
 
     # --- inside
@@ -306,7 +308,7 @@ class Reception:
     def lose_descriptors(self) -> None:
         """Their media driver is gone; the conductor brings others."""
         self.descriptors = None
-        self.current = None
+        self.source = None
 
     def _change(self, change: Callable[[], object]) -> None:
         self.pending.append(change)
@@ -319,7 +321,7 @@ class Reception:
 
     def _suspend(self) -> None:
         feed, mapped = self.feed, self.mapped
-        self.feed = self.mapped = self.current = None
+        self.feed = self.mapped = self.source = None
         if feed is None or mapped is None:
             return
         feed.stop()
