@@ -140,6 +140,7 @@ using LogFunction = void (*)(const char*);
     X(bool, publication_is_connected, (Pub*)) \
     X(bool, publication_is_closed, (Pub*)) \
     X(std::int64_t, publication_position, (Pub*)) \
+    X(std::int64_t, publication_position_limit, (Pub*)) \
     X(int, publication_constants, (Pub*, PublicationConstants*)) \
     X(int, publication_close, (Pub*, Notification, void*)) \
     X(std::int64_t, exclusive_publication_offer, (XPub*, const std::uint8_t*, std::size_t, void*, void*)) \
@@ -148,6 +149,7 @@ using LogFunction = void (*)(const char*);
     X(bool, exclusive_publication_is_connected, (XPub*)) \
     X(bool, exclusive_publication_is_closed, (XPub*)) \
     X(std::int64_t, exclusive_publication_position, (XPub*)) \
+    X(std::int64_t, exclusive_publication_position_limit, (XPub*)) \
     X(int, exclusive_publication_constants, (XPub*, PublicationConstants*)) \
     X(int, exclusive_publication_close, (XPub*, Notification, void*)) \
     X(int, buffer_claim_commit, (BufferClaim*)) \

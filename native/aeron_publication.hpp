@@ -83,6 +83,15 @@ public:
         const Inside inside(*this);
         return pub_ ? api().publication_is_connected(pub_) : api().exclusive_publication_is_connected(xpub_);
     }
+    // Whether a message would go now. A log whose first reader has just come is connected, and has no room yet: the
+    // media driver moves the limit a moment later.
+    bool has_room() {
+        const Inside inside(*this);
+        return pub_ ? api().publication_is_connected(pub_) &&
+                          api().publication_position_limit(pub_) > api().publication_position(pub_)
+                    : api().exclusive_publication_is_connected(xpub_) &&
+                          api().exclusive_publication_position_limit(xpub_) > api().exclusive_publication_position(xpub_);
+    }
     std::int64_t position() {
         const Inside inside(*this);
         return pub_ ? api().publication_position(pub_) : api().exclusive_publication_position(xpub_);

@@ -877,6 +877,8 @@ void bind_aeron(nb::module_& m) {
         .def("close", &aeron::Publication::close, nb::call_guard<nb::gil_scoped_release>())
         .def_prop_ro("is_closed", &aeron::Publication::is_closed)
         .def_prop_ro("is_connected", &aeron::Publication::is_connected)
+        .def_prop_ro("has_room", &aeron::Publication::has_room,
+                     "Whether a message would go now: somebody reads, and the log is not full.")
         .def_prop_ro("position", &aeron::Publication::position)
         .def_prop_ro("channel", &aeron::Publication::channel)
         .def_prop_ro("stream_id", &aeron::Publication::stream_id)
@@ -1177,6 +1179,8 @@ void bind_streams(nb::module_& m) {
             "timestamp_ns"_a = nb::none(), "meta_version"_a = 0, "trace_id"_a = 0, "bytes"_a = 0,
             "Commit the writer's open claim and announce it.")
         .def_prop_ro("bytes", [](const PyFramePublisher& self) { return self.publisher.bytes(); })
+        .def_prop_ro("is_choked", [](const PyFramePublisher& self) { return self.publisher.is_choked(); },
+                     "Whether a descriptor would be lost now though somebody listens: the log is full, or not yet open.")
         .def_prop_ro("unheard", [](const PyFramePublisher& self) { return self.publisher.unheard(); },
                      "Descriptors for which nobody listened.")
         .def_prop_ro("back_pressured", [](const PyFramePublisher& self) { return self.publisher.back_pressured(); },

@@ -51,6 +51,7 @@ public:
     std::uint64_t unheard() const noexcept { return unheard_; }
     std::uint64_t back_pressured() const noexcept { return back_pressured_; }
     bool is_broken() const noexcept { return is_broken_; }
+    bool is_choked() const { return publication_->is_connected() && !publication_->has_room(); }
 
 private:
     void announce(std::uint64_t seq, std::uint32_t meta_version, std::uint64_t trace_id) {

@@ -389,6 +389,12 @@ class Publication:
     def is_connected(self) -> bool: ...
 
     @property
+    def has_room(self) -> bool:
+        """
+        Whether a message would go now: somebody reads, and the log is not full.
+        """
+
+    @property
     def position(self) -> int: ...
 
     @property
@@ -692,6 +698,12 @@ class FramePublisher:
 
     @property
     def bytes(self) -> int: ...
+
+    @property
+    def is_choked(self) -> bool:
+        """
+        Whether a descriptor would be lost now though somebody listens: the log is full, or not yet open.
+        """
 
     @property
     def unheard(self) -> int:

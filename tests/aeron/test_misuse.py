@@ -21,7 +21,7 @@ client = aeron.connect(directory)
 IPC = "aeron:ipc?term-length=64k"
 subscription = client.add_subscription(IPC, 10)
 publication = client.add_publication(IPC, 10)
-wait_until(lambda: publication.is_connected, "connected")
+wait_until(lambda: publication.has_room, "connected")
 
 def expect(kind, call):
     try:
@@ -96,7 +96,7 @@ MISUSES = {
     "two handlers close each other's subscription": """
         other = client.add_subscription(IPC, 11)
         second = client.add_publication(IPC, 11)
-        wait_until(lambda: second.is_connected, "connected")
+        wait_until(lambda: second.has_room, "connected")
         both = threading.Barrier(2)
         def handler_of(victim):
             def handler(data, info):

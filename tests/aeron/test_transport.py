@@ -36,7 +36,7 @@ def stream_id() -> int:
 def pair(client: aeron.Client, stream_id: int) -> Iterator[Pair]:
     subscription = client.add_subscription(IPC, stream_id)
     publication = client.add_publication(IPC, stream_id)
-    wait_until(lambda: publication.is_connected and subscription.is_connected, "the pair is connected")
+    wait_until(lambda: publication.has_room and subscription.is_connected, "the pair is connected")
     yield publication, subscription
     publication.close()
     subscription.close()
@@ -68,7 +68,7 @@ def test_messages_beyond_the_mtu_are_assembled_across_polls(
     """A message of many fragments arrives whole although every poll takes a single fragment."""
     subscription = client.add_subscription(IPC, stream_id)
     publication = client.add_publication(IPC, stream_id, exclusive)
-    wait_until(lambda: publication.is_connected, "connected")
+    wait_until(lambda: publication.has_room, "connected")
     sent = [bytes([n]) * (publication.max_message_length - n) for n in range(3)]
     for message in sent:
         assert publication.offer(message)
@@ -85,7 +85,7 @@ def test_assembly_memory_goes_with_the_image(client: aeron.Client, stream_id: in
     subscription = client.add_subscription(IPC, stream_id)
     for _ in range(3):
         publication = client.add_publication(IPC, stream_id, True)
-        wait_until(lambda publication=publication: publication.is_connected, "connected")
+        wait_until(lambda publication=publication: publication.has_room, "connected")
         assert publication.offer(bytes(5000))
         receive(subscription, 1)
         assert subscription.partial_sessions == 1
@@ -102,7 +102,7 @@ def test_offers_say_why_they_were_not_accepted(client: aeron.Client, stream_id: 
     assert publication.offer(b"x") is aeron.OfferResult.NOT_CONNECTED
     assert not publication.offer(b"x")
     subscription = client.add_subscription(IPC, stream_id)  # kept: it is closed with its last reference
-    wait_until(lambda: publication.is_connected, "connected")
+    wait_until(lambda: publication.has_room, "connected")
     results = {publication.offer(bytes(1000)) for _ in range(1000)}
     assert subscription.is_connected
     assert results <= {
@@ -112,6 +112,20 @@ def test_offers_say_why_they_were_not_accepted(client: aeron.Client, stream_id: 
     }
     assert aeron.OfferResult.BACK_PRESSURED in results
     assert repr(aeron.OfferResult.BACK_PRESSURED) == "OfferResult.BACK_PRESSURED"
+
+
+@pytest.mark.parametrize("exclusive", [False, True])
+def test_room_is_where_a_message_would_go(client: aeron.Client, stream_id: int, exclusive: bool) -> None:
+    """Not where nobody reads, and not in a full log; a reader that comes and reads makes room."""
+    publication = client.add_publication(IPC, stream_id, exclusive)
+    assert not publication.has_room
+    subscription = client.add_subscription(IPC, stream_id)
+    wait_until(lambda: publication.has_room, "the log is open")
+    while publication.offer(bytes(1000)):
+        assert publication.is_connected
+    wait_until(lambda: not publication.offer(bytes(1000)) and not publication.has_room, "the log is full")
+    wait_until(lambda: subscription.poll(lambda *_: None) < 0 or publication.has_room, "there is room again")
+    assert publication.offer(b"x")
 
 
 def test_too_long_messages_are_refused_with_the_limit(pair: Pair) -> None:
@@ -182,7 +196,7 @@ def test_image_events_come_on_the_polling_thread_with_their_join_time(client: ae
     before = time.monotonic_ns()
     subscription = client.add_subscription(IPC, stream_id, events.append)
     publication = client.add_publication(IPC, stream_id)
-    wait_until(lambda: publication.is_connected, "connected")
+    wait_until(lambda: publication.has_room, "connected")
     assert events == []
     wait_until(lambda: subscription.poll(lambda *_: None) < 0 or events, "the image is told")
     publication.close()
@@ -201,7 +215,7 @@ def test_an_image_listener_that_raises_reaches_the_caller(client: aeron.Client, 
 
     subscription = client.add_subscription(IPC, stream_id, refuse)
     publication = client.add_publication(IPC, stream_id)
-    wait_until(lambda: publication.is_connected, "connected")
+    wait_until(lambda: publication.has_room, "connected")
     assert publication.offer(b"kept")
     with pytest.raises(RuntimeError, match="no images"):
         wait_until(lambda: subscription.poll(lambda *_: None) < 0, "the image is told")
@@ -271,6 +285,7 @@ def test_use_after_close_is_closed(client: aeron.Client, stream_id: int) -> None
         lambda: counter.add(1),
         lambda: publication.position,
         lambda: publication.is_connected,
+        lambda: publication.has_room,
         lambda: client.add_publication(IPC, stream_id),
         lambda: client.add_subscription(IPC, stream_id),
         lambda: client.add_counter(1, b"", "c"),

@@ -26,7 +26,7 @@ class Line:
         stream_ids = next(STREAM_IDS), next(STREAM_IDS)
         self.ears = [client.add_subscription("aeron:ipc", stream_id) for stream_id in stream_ids]
         self.mouths = [client.add_publication("aeron:ipc", stream_id) for stream_id in stream_ids]
-        wait_until(lambda: all(mouth.is_connected for mouth in self.mouths), "both are heard")
+        wait_until(lambda: all(mouth.has_room for mouth in self.mouths), "both are heard")
 
     def send(self, *messages: bytes) -> None:
         assert all(self.mouths[0].offer(message) for message in messages)

@@ -139,7 +139,7 @@ def test_an_epoch_that_is_mapped_again_is_sent_on(rig: Rig) -> None:
     endpoint = rig.client.config.driver.descriptor
     mouth = rig.link.add_publication(endpoint.channel, endpoint.stream_id)
     try:
-        wait_until(lambda: mouth.is_connected, "it is heard")
+        wait_until(lambda: mouth.has_room, "it is heard")
         assert mouth.offer(FrameDescriptor(stream_id=rig.stream_id, epoch=epoch, seq=0).encode())
         rig.until(lambda: reception.attention & SEQ_WENT_BACK or reception.mapped is not mapped, "a seq has gone back")
         wait_until(lambda: reception.mapped not in (None, mapped), "it is mapped anew")  # before the sender's next turn

@@ -49,7 +49,7 @@ class Local:
     def __init__(self, rig: Rig) -> None:
         channel = rig.config.bridge.local_control_channel
         self._publication = rig.link.add_publication(channel, SOURCE_CONTROL_ID, exclusive=True)
-        wait_until(lambda: self._publication.is_connected, "the sender listens")
+        wait_until(lambda: self._publication.has_room, "the sender listens")
 
     def say(self, *messages: Message | bytes) -> None:
         for message in messages:

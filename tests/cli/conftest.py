@@ -73,7 +73,7 @@ class Shell:
 @pytest.fixture(scope="package")
 def shell() -> Iterator[Shell]:
     """One driver for all; use stream names of your own."""
-    with tp.local(overrides={"profiles.default": PROFILE, "policies.announce_period_ms": 300}) as pool:
+    with tp.local(overrides={"profiles.default": PROFILE, "policies.announce_period_ms": 1000}) as pool:
         yield Shell(pool)
 
 

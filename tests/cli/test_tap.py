@@ -70,7 +70,7 @@ def test_tap_shows_what_was_asked_for_and_names_what_is_malformed(shell: Shell, 
         listen(shell, "--only", "malformed,ShmDriverShutdownRequest", "--count", "4", "--json") as faults,
     ):
         publication = transport.add_publication(*CONTROL, exclusive=True)
-        wait_until(lambda: publication.is_connected, "the taps hear the publication")
+        wait_until(lambda: publication.has_room, "the taps hear the publication")
         for message in messages:
             assert publication.offer(message)
         code, output = chosen.finish()

@@ -168,7 +168,7 @@ def test_a_consumer_may_have_descriptors_of_its_own(client: Client, by: str) -> 
         assert private.endpoint == endpoint
     else:
         assert private.endpoint.stream_id in client.config.driver.descriptor_stream_id_range
-    wait_until(lambda: private.publication.is_connected, "the consumer listens to it")
+    wait_until(lambda: private.publication.has_room, "the consumer listens to it")
     wait_until(lambda: consumer._session._private == private.endpoint, "and to nothing else")
     pair = Pair(producer, consumer)
     for _ in range(10):
@@ -185,7 +185,7 @@ def test_descriptors_of_its_own_have_the_time_of_publishing_too(client: Client) 
         producer.stream_id, private_descriptors=Endpoint("aeron:ipc?term-length=64k", next(_private_ids))
     )
     wait_until(
-        lambda: any(it.publication.is_connected for it in producer._session.fan_out.descriptors),
+        lambda: any(it.publication.has_room for it in producer._session.fan_out.descriptors),
         "the consumer listens to its own stream",
     )
     wait_until(lambda: consumer._session._private is not None, "and to nothing else")
@@ -202,7 +202,7 @@ def test_a_private_stream_is_throttled_as_asked(client: Client) -> None:
         private_descriptors=Endpoint("aeron:ipc?term-length=64k", next(_private_ids)),
     )
     wait_until(
-        lambda: any(it.publication.is_connected for it in producer._session.fan_out.descriptors),
+        lambda: any(it.publication.has_room for it in producer._session.fan_out.descriptors),
         "the consumer listens to its own stream",
     )
     wait_until(lambda: consumer._session._private is not None, "and to nothing else")
@@ -269,7 +269,7 @@ def test_who_answers_hellos_does_not_undo_what_others_decreed(brisk: tuple[Clien
     endpoint = consumer._session._private
     assert endpoint is not None
     (private,) = producer._session.fan_out.descriptors
-    wait_until(lambda: private.publication.is_connected, "the consumer listens to it")
+    wait_until(lambda: private.publication.has_room, "the consumer listens to it")
     answers = Answers(outsider, consumer, wish)
     plain = consumer_config(
         consumer.stream_id,

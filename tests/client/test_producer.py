@@ -403,6 +403,22 @@ def test_draining_waits_until_everything_was_read(pair: Pair) -> None:
     reader.join()
 
 
+def test_waiting_for_consumers_is_waiting_for_a_log_that_takes_descriptors(pair: Pair) -> None:
+    """Somebody who listens and a log that is full, or not open yet, would miss the next frame."""
+
+    def is_refused() -> bool:
+        lost = pair.producer.stats.descriptors_lost
+        while pair.producer.stats.descriptors_lost == lost:
+            pair.producer.publish(FRAME)
+        return not pair.producer.wait_for_consumers(1, 0)
+
+    wait_until(is_refused, "a full log is no place for a frame")  # a log lets go of a sleeping reader after a while
+    reader = threading.Thread(target=lambda: wait_until(lambda: pair.consumer.poll() is None, "all is read"))
+    reader.start()
+    assert pair.producer.wait_for_consumers(1, 20)
+    reader.join()
+
+
 def test_draining_waits_for_every_consumer(pair: Pair, shared_client: Client) -> None:
     """One that has read everything is not enough."""
     with shared_client.consumer(pair.producer.stream_id) as other:

@@ -118,7 +118,7 @@ def test_what_producers_say_about_themselves_is_found(deployment: Deployment, pe
     connection = aeron.connect(deployment.aeron_dir)
     try:
         publication = connection.add_publication(*METADATA)
-        wait_until(lambda: publication.is_connected, "the driver listens to metadata")
+        wait_until(lambda: publication.has_room, "the driver listens to metadata")
         epoch = peer.find(NAMED).epoch
         tags = Attribute(key="tags", format="text/plain", value=b"Lab1,rgb")
         for message in (

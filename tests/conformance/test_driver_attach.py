@@ -298,7 +298,7 @@ def test_nothing_is_said_on_the_default_stream_when_another_is_configured(
     connection = aeron.connect(shared_media_driver.aeron_dir)
     try:
         publication, subscription = connection.add_publication(IPC, 1000), connection.add_subscription(IPC, 1000)
-        client.wait_until(lambda: publication.is_connected, "connected to our own subscription")
+        client.wait_until(lambda: publication.has_room, "connected to our own subscription")
         request = attach_request(SHARED)
         heard: list[bytes] = []
         client.wait_until(lambda: publication.offer(request.encode()), "sent")

@@ -22,7 +22,7 @@ import tensorpool as tp
 from tensorpool import aeron
 from tensorpool.client import Client, Consumer, DropReason, State, StateChange
 from tensorpool.wire import Message
-from tensorpool.wire.control import ClockDomain, ConsumerConfig, Mode, QosConsumer, ShmPoolAnnounce
+from tensorpool.wire.control import ClockDomain, ConsumerConfig, QosConsumer, ShmPoolAnnounce
 from tests.shm.by_hand import mapped_files
 from tests.support.processes import private_directory, wait_until
 from tests.support.regions import RING, Regions
@@ -85,13 +85,6 @@ def deliver(peer: WireProducer, consumer: Consumer) -> tuple[int, int]:
     return got[-1]
 
 
-def fence(peer: WireProducer, consumer: Consumer) -> None:
-    """Return when the client has handled all that was said on the control stream: it obeyed what was said after it."""
-    for mode in (Mode.RATE_LIMITED, Mode.STREAM):
-        peer.say(ConsumerConfig, consumer_id=consumer.consumer_id, mode=mode)
-        wait_until(lambda wanted=mode: consumer.mode is wanted, f"the consumer's mode is {mode.name}")
-
-
 def wait_waiting(consumer: Consumer) -> None:
     """What it had is not used any more."""
     wait_until(lambda: consumer.poll() is None and not consumer.is_active, "the consumer waits")
@@ -115,7 +108,7 @@ def assert_refuses(peer: WireProducer, consumer: Consumer, regions: Regions, sai
     """Announced like this, the regions are not mapped; announced honestly, they are."""
     peer.announces = False
     peer.send(said)
-    fence(peer, consumer)
+    peer.fence(consumer)
     assert not mapped_files(regions.folder)
     assert consumer.epoch != regions.epoch
     peer.use(regions)
@@ -256,7 +249,7 @@ def test_a_lower_epoch_does_not_displace_a_live_one(peer: WireProducer, consumer
     lower = peer.make_regions(peer.epoch - 1)
     for _ in range(5):
         peer.send(_announce(peer, lower))
-    fence(peer, consumer)
+    peer.fence(consumer)
     assert consumer.epoch == peer.epoch
     assert not mapped_files(lower.folder)
     assert deliver(peer, consumer)[0] == peer.epoch
@@ -306,7 +299,7 @@ def test_after_an_epoch_change_nothing_is_accepted_until_the_new_epoch_is_mapped
     peer.announces = False
     peer.breathes = False
     peer.send(_announce(peer, new))
-    fence(peer, consumer)
+    peer.fence(consumer)
     for epoch in (old.epoch, new.epoch):
         for _ in range(2):
             peer.publish(np.zeros(8, np.uint8), descriptor={"epoch": epoch})
@@ -395,7 +388,7 @@ def test_a_superblock_that_differs_from_the_announce_is_not_mapped(
     since = peer.now
     wait_until(lambda: len(peer.heard(ShmPoolAnnounce, since)) > 2, "the epoch is announced again")
     peer.announces = False
-    fence(peer, consumer)
+    peer.fence(consumer)
     assert not consumer.is_active
     assert not mapped_files(regions.folder)
     regions.restore_superblock(region, peer.now_ns())
@@ -437,7 +430,7 @@ def test_a_pid_that_changes_within_an_epoch_is_a_second_writer(peer: WireProduce
     since = peer.now
     wait_until(lambda: len(peer.heard(ShmPoolAnnounce, since)) > 3, "the epoch is announced again")
     peer.publish(np.zeros(8, np.uint8))
-    fence(peer, consumer)
+    peer.fence(consumer)
     assert drain(consumer) == []
     assert not consumer.is_active
     regions = peer.new_epoch()
@@ -582,7 +575,7 @@ def test_files_that_may_not_be_mapped_are_not_and_the_consumer_says_why(
     with private_directory() as folder:
         peer.announces = False
         peer.send(lie(peer, regions, folder))
-        fence(peer, consumer)
+        peer.fence(consumer)
         wait_waiting(consumer)
         assert not mapped_files(folder)
         assert not mapped_files(regions.folder)

@@ -48,7 +48,7 @@ from tests.support.wire_consumer import MappedStream, WireConsumer, endpoint_of,
 
 NSLOTS = 8
 POOLS = {1: 256, 7: 4096, 9: 1 << 18}
-PERIOD_MS = 300
+PERIOD_MS = 600
 STREAMS = range(12_000, 12_050)
 IPC = "aeron:ipc?term-length=64k"
 STARTED, PROGRESS, COMPLETE = (FrameProgressState(number) for number in (1, 2, 3))
@@ -66,7 +66,7 @@ def deployment(shared_media_driver: aeron.MediaDriver) -> Iterator[Deployment]:
             folder,
             shared_media_driver.aeron_dir,
             streams=STREAMS,
-            policies={"announce_period_ms": PERIOD_MS, "lease_keepalive_interval_ms": 1000},
+            policies={"announce_period_ms": PERIOD_MS, "lease_keepalive_interval_ms": 3000},
             profiles={"small": profile},
         )
         with serving(separate(deployment)):

@@ -272,7 +272,7 @@ def test_a_shutdown_request_carries_the_configured_token(desk: Desk) -> None:
     peer = desk.peer
     since = peer.now
     commands = desk.transport.add_publication(*CONTROL)
-    wait_until(lambda: commands.is_connected, "the supervisor hears commands")
+    wait_until(lambda: commands.has_room, "the supervisor hears commands")
     command = EventMessage(
         timestamp_ns=0,
         correlation_id=4711,

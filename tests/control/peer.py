@@ -78,7 +78,7 @@ class EventPeer:
         self._client = aeron.connect(aeron_dir)
         self._status = self._client.add_subscription(*status)
         self._control = self._client.add_publication(*control, exclusive=exclusive)
-        self.until(lambda: self._control.is_connected, "somebody hears the control stream")
+        self.until(lambda: self._control.has_room, "somebody hears the control stream")
 
     def close(self) -> None:
         self._client.close()

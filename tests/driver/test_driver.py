@@ -24,7 +24,7 @@ def listen(client: aeron.Client, config: tp.DriverConfig) -> tuple[aeron.Publica
     control = config.driver.control
     subscription = client.add_subscription(control.channel, control.stream_id)
     publication = client.add_publication(control.channel, control.stream_id)
-    wait_until(lambda: publication.is_connected, "the control stream is connected")
+    wait_until(lambda: publication.has_room, "the control stream is connected")
     return publication, subscription
 
 

@@ -174,17 +174,17 @@ def test_the_driver_ends_when_it_is_asked_with_its_token() -> None:
     ):
         commander = Commander(transport, pool.config.control)
 
+        def is_told() -> bool:
+            return any("the driver ended, ADMIN" in it.words for it in desk.observer.snapshot().changes)
+
         def is_ended() -> bool:
             """Asked again: a driver passes over what may have been in the log before it was."""
-            if pool.is_running and not desk.observer.snapshot().changes:
+            if pool.is_running and not is_told():
                 assert commander.send(TAG, "shutdown-driver", "ADMIN", timeout=60).value == "asked"
             return not pool.is_running
 
         wait_until(is_ended, "the driver ended")
-        wait_until(
-            lambda: any("the driver ended, ADMIN" in it.words for it in desk.observer.snapshot().changes),
-            "the history tells it",
-        )
+        wait_until(is_told, "the history tells it")
 
 
 def test_it_waits_for_a_media_driver(shm_dir: Path) -> None:

@@ -152,7 +152,7 @@ class BridgeSender:
 
     def is_heard(self, *endpoints: Endpoint) -> bool:
         """Whether somebody listens to these, by default to frames and announces."""
-        return all(self._publications[it].is_connected for it in endpoints or self.link[:2])
+        return all(self._publications[it].has_room for it in endpoints or self.link[:2])
 
     # --- what is so
 

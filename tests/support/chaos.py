@@ -97,10 +97,10 @@ class Listener(DriverClient):
         self.asked: set[int] = set()
         super().__init__(deployment)
         self._publication = self._client.add_publication(*deployment.control, exclusive=True)
-        wait_until(lambda: self._publication.is_connected, "its own log is connected")
+        wait_until(lambda: self._publication.has_room, "its own log is connected")
         # A log of its own: in the shared one whoever offers most often crowds the others out.
         self._publication = self._client.add_publication(*deployment.control, True)
-        wait_until(lambda: self._publication.is_connected, "the client's own log is connected")
+        wait_until(lambda: self._publication.has_room, "the client's own log is connected")
 
     def send(self, message: Message | bytes) -> int:
         if isinstance(message, (ShmAttachRequest, ShmDetachRequest)):
@@ -375,7 +375,7 @@ def _flood(deployment: Deployment, diary: _Diary, path: str, seed: int, rounds: 
     order = random.Random(seed)
     client = aeron.connect(deployment.aeron_dir)
     publication = client.add_publication(*deployment.control)
-    wait_until(lambda: publication.is_connected, "the control stream is connected")
+    wait_until(lambda: publication.has_room, "the control stream is connected")
     for round in itertools.count(1):
         order.shuffle(messages)
         for message in messages:

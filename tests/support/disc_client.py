@@ -103,7 +103,7 @@ class DiscoveryPeer(WireListener):
         self._publication = self._client.add_publication(*endpoint, exclusive=True)
         self.listen(self.responses)
         self.listen(endpoint)
-        wait_until(lambda: self._publication.is_connected, "the request stream is connected")
+        wait_until(lambda: self._publication.has_room, "the request stream is connected")
 
     # --- asking
 

@@ -83,7 +83,7 @@ class AnnouncedDriver:
     @property
     def is_heard(self) -> bool:
         """Whether somebody listens to all of it."""
-        return all(publication.is_connected for publication in self._publications.values())
+        return all(publication.has_room for publication in self._publications.values())
 
     def announced(self, stream_id: int, **changed: Any) -> ShmPoolAnnounce:
         """An announce of made-up regions, with what the test wants otherwise."""

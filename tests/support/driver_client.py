@@ -163,7 +163,7 @@ class DriverClient(WireListener):
         self._publication = self._client.add_publication(*deployment.control)
         for endpoint in dict.fromkeys((deployment.control, deployment.announce)):
             self.listen(endpoint)
-        wait_until(lambda: self._publication.is_connected, "the control stream is connected")
+        wait_until(lambda: self._publication.has_room, "the control stream is connected")
 
     # --- sending
 

@@ -139,7 +139,7 @@ class WireConsumer(DriverClient):
             self.listen(endpoint)
         self._qos = self._client.add_publication(*self.endpoints["qos"])
         self._maps: list[MappedStream] = []
-        wait_until(lambda: self._qos.is_connected, "the QoS stream is connected")
+        wait_until(lambda: self._qos.has_room, "the QoS stream is connected")
 
     def close(self) -> None:
         super().close()

@@ -24,6 +24,7 @@ import msgspec
 from numpy.typing import NDArray
 
 from tensorpool import aeron
+from tensorpool.client import Consumer
 from tensorpool.wire import Message, driver
 from tensorpool.wire.control import (
     ClockDomain,
@@ -66,6 +67,7 @@ from tests.support.region_bytes import (
 from tests.support.regions import NSLOTS, POOLS, Regions
 
 ANNOUNCE_EVERY_S: Final = 0.04
+FENCE_EVERY_S: Final = 0.5
 LEASE_NS: Final = 20_000_000_000
 
 _aeron_stream_ids = itertools.count(60_000, 10)  # many peers share a media driver
@@ -255,6 +257,23 @@ class WireProducer(WireServer):
         if kind in (DataSourceAnnounce, DataSourceMeta, MetaBlobAnnounce, MetaBlobChunk, MetaBlobComplete):
             return self.endpoints.metadata
         return self.endpoints.control
+
+    def fence(self, consumer: Consumer) -> None:
+        """Return when a client has handled all that was said on the control stream: it obeyed what was said after it.
+
+        Said again and again: a consumer that has just lost its lease hears nothing.
+        """
+        for mode in (Mode.RATE_LIMITED, Mode.STREAM):
+            next_s = 0.0
+
+            def is_obeyed(mode: Mode = mode) -> bool:
+                nonlocal next_s
+                if time.monotonic() >= next_s:
+                    next_s = time.monotonic() + FENCE_EVERY_S
+                    self.say(ConsumerConfig, consumer_id=consumer.consumer_id, mode=mode)
+                return consumer.mode is mode
+
+            wait_until(is_obeyed, f"the consumer's mode is {mode.name}")
 
     def send(self, said: Said, on: Endpoint | None = None) -> int:
         """Put a message or bytes on a stream, the control stream by default."""
@@ -453,7 +472,7 @@ class WireProducer(WireServer):
 
 
 def _is_connected(publication: aeron.Publication) -> bool:
-    return publication.is_connected
+    return publication.has_room
 
 
 def _built[M: Message](kind: type[M], fields: dict[str, Any]) -> M:

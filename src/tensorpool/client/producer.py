@@ -263,7 +263,8 @@ class Producer:
 
     def wait_for_consumers(self, n: int = 1, timeout: float | None = None) -> bool:
         """Wait until `n` consumers have this epoch mapped, so that they miss nothing from here on."""
-        return self._wait(self._session, lambda: self._session.consumers_ready() >= n, timeout)
+        session = self._session
+        return self._wait(session, lambda: session.consumers_ready() >= n and not session.is_choked, timeout)
 
     def drain(self, timeout: float | None = 5.0) -> bool:
         """Wait until every consumer of this epoch has seen the last frame; what it has not seen goes with the epoch."""

@@ -172,6 +172,15 @@ class ProducerSession(Session):
         epoch = writing.ring.epoch
         return sum(heard.epoch == epoch for heard in list(self._consumers.values()))
 
+    @property
+    def is_choked(self) -> bool:
+        """Whether a descriptor would be lost now: a log takes none for a moment after its first reader has come."""
+        writing = self.writing
+        try:
+            return writing is not None and writing.publisher.is_choked
+        except (Closed, TransportError):
+            return True  # the link is lost; the conductor notices
+
     def is_read_up_to(self, seq: int, since_ns: int) -> bool:
         """Whether every consumer of this epoch has told of this frame or a later one.
 

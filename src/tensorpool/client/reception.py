@@ -19,7 +19,6 @@ import msgspec
 from tensorpool import aeron
 from tensorpool._core import DropReason, Feed, FrameSource, is_gap, is_late
 from tensorpool.channel import Endpoint
-from tensorpool.client.frame import Frame
 from tensorpool.client.mapped import MappedEpoch
 from tensorpool.errors import Closed, TransportError
 from tensorpool.shm import HeaderFile
@@ -300,6 +299,8 @@ class Reception:
         feed, descriptors, mapped = self.feed, self.descriptors, self.mapped
         self.source = None
         if feed is not None and descriptors is not None and mapped is not None:
+            from tensorpool.client.frame import Frame  # numpy: for those who have something to read
+
             self.source = FrameSource(feed, descriptors, mapped, Frame)
         self._on_change()
 
