@@ -13,7 +13,7 @@ import msgspec
 
 from tensorpool.cli import figures, options
 from tensorpool.cli.pattern import Checked
-from tensorpool.cli.signals import StopSignals
+from tensorpool.cli.signals import StopSignals, interruptible
 from tensorpool.client import Consumer, DropReason, Frame, connect
 
 SLICE_S: Final = 0.1  # how long a signal may wait
@@ -58,7 +58,7 @@ def command(
     SIGTERM end with a summary.
     """
     config = options.load_config(path, settings)
-    with figures.LiveLine(is_quiet=as_json) as line, options.interruptible():
+    with figures.LiveLine(is_quiet=as_json) as line, interruptible():
         job = _Job(stream, line, Checked() if verify else None)
         is_limited = max_rate_hz is not None and not latest
         with (

@@ -6,11 +6,8 @@ Shapes, dtypes, how a command reaches a running driver, and how a service is con
 
 from __future__ import annotations
 
-import contextlib
 import re
-import signal
-import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -95,20 +92,6 @@ def print_settings(values: Mapping[str, object], *, as_json: bool, warnings: Seq
 def load_config(path: Path | None, settings: tuple[str, ...]) -> DriverConfig:
     """The driver's settings as its clients see them: flags over the environment over the file."""
     return DriverConfig.load(path, overrides=overrides(settings))
-
-
-@contextlib.contextmanager
-def interruptible() -> Iterator[None]:
-    """Until `StopSignals` takes over, SIGTERM and Ctrl-C interrupt whatever waits: nothing has begun yet."""
-    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
-    try:
-        yield
-    except KeyboardInterrupt:
-        click.echo("stopped before it began", err=True)
-        sys.exit(0)
-    finally:
-        if signal.getsignal(signal.SIGTERM) is signal.default_int_handler:
-            signal.signal(signal.SIGTERM, before)
 
 
 def overrides(settings: tuple[str, ...], option: str = "--set") -> dict[str, str]:

@@ -13,7 +13,7 @@ import numpy as np
 
 from tensorpool.cli import figures, options
 from tensorpool.cli.pattern import PATTERNS, Painter
-from tensorpool.cli.signals import StopSignals
+from tensorpool.cli.signals import StopSignals, interruptible
 from tensorpool.client import Producer, connect
 from tensorpool.errors import LocalProtocolError
 from tensorpool.shm.arrays import Order, layout_for
@@ -86,7 +86,7 @@ def command(
     """
     nbytes = layout_for(shape, np.dtype(dtype), order).extent_bytes
     config = options.load_config(path, settings)
-    with figures.LiveLine(is_quiet=as_json) as line, options.interruptible():
+    with figures.LiveLine(is_quiet=as_json) as line, interruptible():
         job = _Job(stream, shape, np.dtype(dtype), order, rate, count, PATTERNS[pattern](), line)
         with (
             connect(aeron_dir, config=config) as client,

@@ -11,7 +11,7 @@ import click
 import msgspec
 
 from tensorpool.cli import figures, options, sparks
-from tensorpool.cli.signals import StopSignals
+from tensorpool.cli.signals import StopSignals, interruptible
 
 if TYPE_CHECKING:
     from tensorpool.spark.recorder import Recorder, RingDepth, Totals
@@ -94,7 +94,7 @@ def command(
     not be recorded. `tensorpool event send service:recorder:NAME pause`, and resume, status or drain, command it.
     """
     options.load_config(path, settings)  # says what is wrong with them before Spark starts
-    with figures.LiveLine(is_quiet=as_json) as line, options.interruptible():
+    with figures.LiveLine(is_quiet=as_json) as line, interruptible():
         line.note(f"starting Spark {master}")
         from tensorpool.spark.lake.options import lake_options
         from tensorpool.spark.recorder import Recorder, Settings

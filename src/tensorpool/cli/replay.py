@@ -11,7 +11,7 @@ import click
 import msgspec
 
 from tensorpool.cli import figures, options
-from tensorpool.cli.signals import StopSignals
+from tensorpool.cli.signals import StopSignals, interruptible
 from tensorpool.client import connect
 from tensorpool.errors import ConfigError
 
@@ -104,7 +104,7 @@ def command(
     """
     factor = _speed(speed)
     config = options.load_config(path, settings)
-    with figures.LiveLine(is_quiet=as_json) as line, options.interruptible():
+    with figures.LiveLine(is_quiet=as_json) as line, interruptible():
         from tensorpool.spark.lake import Lake
         from tensorpool.spark.replay import Replay, ReplayOptions
 

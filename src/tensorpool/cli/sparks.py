@@ -5,8 +5,6 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import signal
-import threading
 from collections.abc import Callable, Iterator
 from decimal import Decimal
 from typing import TYPE_CHECKING, Any, Final
@@ -47,7 +45,8 @@ def started(master: str, name: str, conf: tuple[str, ...]) -> Iterator[SparkSess
     from py4j.protocol import Py4JError  # type: ignore[import-untyped]
     from pyspark.sql import SparkSession
 
-    from tensorpool.spark import register, session
+    from tensorpool.spark import register
+    from tensorpool.spark.sessions import command_session
 
     logging.getLogger().addFilter(_is_not_py4js)
     active = SparkSession.getActiveSession()
@@ -55,10 +54,7 @@ def started(master: str, name: str, conf: tuple[str, ...]) -> Iterator[SparkSess
         register(active)
         yield active
         return
-    at_interrupt = signal.getsignal(signal.SIGINT)
-    spark = session(master, f"tensorpool {name}", **SETTINGS | overrides(conf, "--spark"))
-    if threading.current_thread() is threading.main_thread():
-        signal.signal(signal.SIGINT, at_interrupt)  # Spark's asks the JVM something in the midst of another question
+    spark = command_session(master, f"tensorpool {name}", SETTINGS | overrides(conf, "--spark"))
     try:
         yield spark
     except BaseException:

@@ -8,6 +8,7 @@ import os
 import shutil
 import signal
 import sys
+import threading
 from pathlib import Path
 from typing import Any, Final
 
@@ -47,6 +48,15 @@ def session(master: str = "local[*]", app_name: str = "tensorpool", **conf: str)
     `master` is Spark's, or the address of a Spark Connect server (sc://…). Raises ConfigError when no Java is found,
     for a setting that is none of Spark's, and where a session with other settings runs already.
     """
+    return _session(master, app_name, conf, keeps_interrupts=False)
+
+
+def command_session(master: str, app_name: str, conf: dict[str, str]) -> SparkSession:
+    """The same for a command, whose Ctrl-C stays its own: Spark's asks the JVM something in the midst of all else."""
+    return _session(master, app_name, conf, keeps_interrupts=True)
+
+
+def _session(master: str, app_name: str, conf: dict[str, str], *, keeps_interrupts: bool) -> SparkSession:
     for name, value in conf.items():
         if not name.startswith("spark."):
             raise ConfigError(name, value, 'a setting of Spark: session(**{"spark.driver.memory": "4g"})')
@@ -60,6 +70,10 @@ def session(master: str = "local[*]", app_name: str = "tensorpool", **conf: str)
     own = SETTINGS | LOCAL_SETTINGS if master.startswith("local") else SETTINGS
     wanted = {"spark.master": master, "spark.app.name": app_name} | own | conf
     _launch(wanted)
+    at_interrupt = signal.getsignal(signal.SIGINT)
+    SparkContext.getOrCreate(SparkConf().setAll(list(wanted.items())))
+    if keeps_interrupts and threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGINT, at_interrupt)
     builder = SparkSession.builder
     for name, value in wanted.items():
         builder = builder.config(name, value)
