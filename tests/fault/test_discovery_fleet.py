@@ -198,6 +198,7 @@ def test_a_stream_of_another_host_is_listed_and_refused_with_the_way_out(fleet: 
 
 def test_ls_lists_the_fleet(fleet: Fleet) -> None:
     """With the filters of the registry and those of the client."""
+    wait_until(lambda: fleet.drivers() == set(HOSTS), "the registry knows them all")
     environment = os.environ | {"DISCOVERY_CHANNEL": f"aeron:udp?endpoint={BRIDGE_ADDRESS}:40123"}
     arguments = ["ls", "--driver", "h3", "--tag", "fleet", "--json", "--aeron-dir", fleet.clients[0].aeron_dir]
     done = subprocess.run(
