@@ -51,6 +51,24 @@ def test_the_package_is_loaded_without_pyspark() -> None:
     assert run_script(script) == (0, "False\n")
 
 
+@pytest.mark.usefixtures("quick_jvm")
+def test_a_command_keeps_its_own_way_with_signals() -> None:
+    """Spark's would ask the JVM something in the midst of another question, and the answers would get mixed up."""
+    script = """
+import signal
+from tensorpool.spark.sessions import command_session
+
+def own(number, frame): ...
+
+signal.signal(signal.SIGINT, own)
+command_session("local[1]", "signals", {"spark.log.level": "ERROR", "spark.driver.memory": "512m"}).stop()
+print("kept" if signal.getsignal(signal.SIGINT) is own else "lost")
+"""
+    code, output = run_script(script)
+    assert code == 0, output
+    assert "kept" in output.splitlines()
+
+
 def test_workers_run_our_interpreter(spark: SparkSession) -> None:
     assert os.environ["PYSPARK_PYTHON"]
     assert spark.conf.get("spark.sql.execution.arrow.maxBytesPerBatch") == "16m"
