@@ -1,11 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
 // A mapped file: unmapped when the last view of it is gone, never before. Only tensorpool.shm creates one.
+//
+// Large files are mapped where huge pages could be: a tmpfs that was collapsed into them (see collapse()) is then mapped
+// by 2 MiB instead of 4 KiB in every process, which makes copies faster, and faults and unmapping next to free.
 #pragma once
 
 #include <algorithm>
 #include <cerrno>
 #include <cstddef>
 #include <cstdint>
+#include <cstdio>
 #include <span>
 #include <system_error>
 
@@ -16,14 +20,37 @@
 #define MADV_POPULATE_READ 22
 #define MADV_POPULATE_WRITE 23
 #endif
+#if defined(__linux__) && !defined(MADV_COLLAPSE)
+#define MADV_COLLAPSE 25
+#endif
 
 namespace tensorpool {
+
+// What the kernel gathers small pages into, 2 MiB with pages of 4 KiB; 0 where it does not.
+inline std::size_t transparent_huge_page_bytes() noexcept {
+    static const std::size_t bytes = []() -> std::size_t {
+        constexpr unsigned long kMost = 32ul << 20;  // kernels with pages of 64 KiB have 512 MiB, which no ring fills
+        unsigned long found = 0;
+        if (std::FILE* const file = std::fopen("/sys/kernel/mm/transparent_hugepage/hpage_pmd_size", "re")) {
+            if (std::fscanf(file, "%lu", &found) != 1 || found > kMost || (found & (found - 1)) != 0) found = 0;
+            std::fclose(file);
+        }
+        return found;
+    }();
+    return bytes;
+}
 
 class Mapping {
 public:
     // The caller has checked that the file has at least `length` bytes: a shorter one would fault later (B22).
     Mapping(int fd, std::size_t length, bool writable) : length_(length), writable_(writable) {
-        void* const at = mmap(nullptr, length, writable ? PROT_READ | PROT_WRITE : PROT_READ, MAP_SHARED, fd, 0);
+        const int protection = writable ? PROT_READ | PROT_WRITE : PROT_READ;
+        void* at = MAP_FAILED;
+        if (std::uint8_t* const aligned = reserve_aligned(length)) {
+            at = mmap(aligned, length, protection, MAP_SHARED | MAP_FIXED, fd, 0);
+            if (at == MAP_FAILED) munmap(aligned, length);  // hugetlbfs has pages that are larger still
+        }
+        if (at == MAP_FAILED) at = mmap(nullptr, length, protection, MAP_SHARED, fd, 0);
         if (at == MAP_FAILED) throw std::system_error(errno, std::generic_category(), "mmap");
         data_ = static_cast<std::uint8_t*>(at);
     }
@@ -62,11 +89,46 @@ public:
         }
     }
 
+    // Gives a new tmpfs file huge pages, as far as the kernel has any, and says how many bytes are in them: where there
+    // are none, or there is no room, nothing is lost. The kernel gathers what is there, so each gets a small page first;
+    // what is missing is zeroed at once, which is faster than prefault(). In pieces, for the reason given there.
+    std::size_t collapse() noexcept {
+        std::size_t done = 0;
+#if defined(__linux__)
+        const std::size_t page = transparent_huge_page_bytes();
+        const std::size_t whole = page == 0 ? 0 : length_ / page * page;
+        const std::size_t step = std::max(kPrefaultBytes, page);
+        while (done < whole) {
+            const std::size_t bytes = std::min(step, whole - done);
+            for (std::size_t at = done; at < done + bytes; at += page)
+                if (madvise(data_ + at, 1, MADV_POPULATE_WRITE) != 0) return done;
+            if (madvise(data_ + done, bytes, MADV_COLLAPSE) != 0) return done;
+            done += bytes;
+        }
+#endif
+        return done;
+    }
+
     void lock() {
         if (mlock(data_, length_) != 0) throw std::system_error(errno, std::generic_category(), "mlock");
     }
 
 private:
+    // Addresses for `length` bytes that begin where a huge page may, or null: any will do.
+    static std::uint8_t* reserve_aligned(std::size_t length) noexcept {
+        const std::size_t page = transparent_huge_page_bytes();
+        if (page == 0 || length < page || length > SIZE_MAX - 2 * page) return nullptr;
+        const std::size_t small = static_cast<std::size_t>(sysconf(_SC_PAGESIZE));
+        const std::size_t mapped = (length + small - 1) / small * small;
+        void* const at = mmap(nullptr, mapped + page, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+        if (at == MAP_FAILED) return nullptr;
+        auto* const begin = static_cast<std::uint8_t*>(at);
+        const std::size_t head = (page - reinterpret_cast<std::uintptr_t>(begin) % page) % page;
+        if (head > 0) munmap(begin, head);
+        if (head < page) munmap(begin + head + mapped, page - head);
+        return begin + head;
+    }
+
     static constexpr std::size_t kPrefaultBytes = std::size_t{8} << 20;
     std::uint8_t* data_ = nullptr;
     std::size_t length_;

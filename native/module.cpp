@@ -591,6 +591,8 @@ void bind_rings(nb::module_& m) {
         .def_prop_ro("is_writable", &PyMapping::is_writable)
         .def("prefault", &PyMapping::prefault, nb::call_guard<nb::gil_scoped_release>(),
              "Bring every page in; the GIL is released meanwhile.")
+        .def("collapse", &PyMapping::collapse, nb::call_guard<nb::gil_scoped_release>(),
+             "Give a new tmpfs file huge pages, as far as the kernel has any; the bytes that are in them.")
         .def("lock", &PyMapping::lock, nb::call_guard<nb::gil_scoped_release>(), "mlock the pages.")
         .def(
             "load_u64",

@@ -101,6 +101,11 @@ class Mapping:
     def prefault(self) -> None:
         """Bring every page in; the GIL is released meanwhile."""
 
+    def collapse(self) -> int:
+        """
+        Give a new tmpfs file huge pages, as far as the kernel has any; the bytes that are in them.
+        """
+
     def lock(self) -> None:
         """mlock the pages."""
 

@@ -33,7 +33,7 @@ template <typename Copy>
 void check_all(const Copy& copy) {
     std::vector<std::size_t> sizes(280);
     std::iota(sizes.begin(), sizes.end(), std::size_t{0});
-    for (std::size_t edge : {std::size_t{384}, std::size_t{1024}, std::size_t{1152}, std::size_t{4096}})
+    for (std::size_t edge : {std::size_t{384}, std::size_t{1024}, std::size_t{1152}, std::size_t{2048}, std::size_t{2176}, std::size_t{4096}})
         for (std::size_t d = 0; d < 5; ++d) sizes.push_back(edge - 2 + d);
 #if defined(__SANITIZE_THREAD__) || defined(__SANITIZE_ADDRESS__)
     const std::size_t step = 7;  // sanitized copies are slow; 7 is odd, so that all alignments still meet all sizes
@@ -59,6 +59,11 @@ void fill_source() {
 TEST(copy, streaming_equals_memcpy_for_all_alignments_and_block_edges) {
     fill_source();
     check_all([](std::uint8_t* to, const std::uint8_t* from, std::size_t bytes) { copy_streaming(to, from, bytes); });
+}
+
+TEST(copy, plain_copies_equal_memcpy_for_all_alignments_and_block_edges) {
+    fill_source();
+    check_all([](std::uint8_t* to, const std::uint8_t* from, std::size_t bytes) { copy_racing(to, from, bytes); });
 }
 
 TEST(copy, payload_copies_equal_memcpy_either_way) {

@@ -52,14 +52,22 @@ def mapped_files(below: Path) -> list[str]:
         return [line.split(maxsplit=5)[5].strip() for line in maps if str(below) in line]
 
 
-def resident_bytes(below: Path) -> int:
+def huge_page_bytes() -> int:
+    """What the kernel can gather the pages of a tmpfs into; 0: it cannot, or was told not to."""
+    settings = Path("/sys/kernel/mm/transparent_hugepage")
+    if not settings.exists() or "[deny]" in (settings / "shmem_enabled").read_text():
+        return 0
+    return int((settings / "hpage_pmd_size").read_text())
+
+
+def resident_bytes(below: Path, kind: str = "Rss") -> int:
     """How much of the mapped files below a directory has its pages in this process."""
     total, is_below = 0, False
     with open("/proc/self/smaps", encoding="utf-8") as smaps:
         for line in smaps:
             if "-" in line.split()[0]:
                 is_below = str(below) in line
-            elif is_below and line.startswith("Rss:"):
+            elif is_below and line.startswith(f"{kind}:"):
                 total += int(line.split()[1]) * 1024
     return total
 

@@ -31,6 +31,7 @@ from tests.shm.by_hand import (
     POOL,
     RING,
     folder,
+    huge_page_bytes,
     mapped_files,
     mounted,
     pool_file,
@@ -213,6 +214,50 @@ def test_prefaulting_brings_every_page_in(shm_dir: Path) -> None:
     del plain
     prefaulted = create(shm_dir / "b", spec, Backing(prefault=True))
     assert resident_bytes(shm_dir) >= len(prefaulted.mapping)
+
+
+def test_a_large_prefaulted_region_lies_in_huge_pages_wherever_it_is_mapped(shm_dir: Path, bases: AllowedBases) -> None:
+    """As far as the kernel has any: for its creator and for a reader that maps it later."""
+    spec = pool_of(8, 1 << 20)
+    whole = spec.size_bytes // huge_page_bytes() * huge_page_bytes() if huge_page_bytes() else 0
+    created = create(shm_dir / "r", spec, Backing(prefault=True))
+    taken = resident_bytes(shm_dir, "ShmemPmdMapped")
+    assert taken <= whole
+    assert (taken > 0) is (whole > 0)
+    assert (shm_dir / "r").stat().st_blocks * 512 >= (shm_dir / "r").stat().st_size == spec.size_bytes
+    assert not np.frombuffer(created.mapping, np.uint8)[64:].any()
+    mapped = map_region(uri_of(shm_dir / "r"), spec, bases)
+    mapped.mapping.prefault()
+    assert resident_bytes(shm_dir, "ShmemPmdMapped") == 2 * taken
+
+
+def test_regions_that_are_not_prefaulted_take_no_huge_pages(shm_dir: Path) -> None:
+    """Theirs are brought in one by one, as they are used."""
+    regions = [
+        create(shm_dir / name, pool_of(8, 1 << 20), backing) for name, backing in [("a", SPARSE), ("b", Backing())]
+    ]
+    assert resident_bytes(shm_dir, "ShmemPmdMapped") == 0
+    assert resident_bytes(shm_dir) <= len(regions) << 16
+
+
+WITHOUT_HUGE_PAGES = """
+import ctypes, sys
+from pathlib import Path
+from tensorpool.shm import Backing
+from tests.shm.by_hand import resident_bytes
+from tests.shm.test_region import create, pool_of
+
+PR_SET_THP_DISABLE = 41
+assert ctypes.CDLL(None).prctl(PR_SET_THP_DISABLE, 1, 0, 0, 0) == 0
+below = Path(sys.argv[1])
+region = create(below / "r", pool_of(8, 1 << 20), Backing(prefault=True))
+print(resident_bytes(below, "ShmemPmdMapped"), resident_bytes(below) >= region.spec.size_bytes)
+"""
+
+
+def test_huge_pages_are_a_wish(shm_dir: Path) -> None:
+    """Where the kernel gives none, the region is reserved and prefaulted all the same."""
+    assert run_script(WITHOUT_HUGE_PAGES, str(shm_dir)) == (0, "0 True\n")
 
 
 @pytest.mark.parametrize("mask", [0o000, 0o022, 0o077, 0o777])

@@ -160,7 +160,7 @@ def create_region(
             raise RegionRejected(str(uri), Check.HUGEPAGES, "shm.base_dir is not on hugetlbfs", remedy)
         length = mapped_bytes(fd, spec.size_bytes)
         if backing.is_reserved:
-            reserve(fd, length)
+            reserve(fd, length, in_huge_pages=backing.prefault)
         else:
             reserve(fd, SUPERBLOCK_BYTES)  # written below: a full mount refuses here, not with SIGBUS there
             os.ftruncate(fd, length)

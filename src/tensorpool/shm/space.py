@@ -4,6 +4,9 @@
 A tmpfs hands out pages at the first touch and answers with SIGBUS when there are none, far from the cause.
 So memory that will be written is reserved when it is created, and a refusal says what is needed, what is
 there and how to get more. Decisions B22, D10.
+
+Large regions are put together from transparent huge pages if they are to be prefaulted: quicker to get, to map and to
+give back, and to copy to. They are tmpfs pages all the same (D8): what the specifications call huge pages is hugetlbfs.
 """
 
 from __future__ import annotations
@@ -14,6 +17,7 @@ from typing import Final
 
 import msgspec
 
+from tensorpool._core import Mapping
 from tensorpool.errors import RegionRejected
 from tensorpool.shm.containment import Check, huge_page_bytes
 from tensorpool.shm.layout import RegionSpec, round_up
@@ -41,8 +45,14 @@ def mount_space(path: str) -> MountSpace:
     return MountSpace(at, mount.f_blocks * mount.f_frsize, mount.f_bavail * mount.f_frsize)
 
 
-def reserve(fd: int, size_bytes: int) -> None:
-    """Size a new file and take its blocks from the mount now. Raises OSError: ENOSPC for too few."""
+def reserve(fd: int, size_bytes: int, *, in_huge_pages: bool = False) -> None:
+    """Size a new file and take its blocks from the mount now. Raises OSError: ENOSPC for too few.
+
+    `in_huge_pages` is a wish: where the kernel has none the blocks are small ones, as on any tmpfs.
+    """
+    if in_huge_pages and huge_page_bytes(fd) is None:
+        os.ftruncate(fd, size_bytes)
+        Mapping(fd, size_bytes, writable=True).collapse()
     for start in range(0, size_bytes, _RESERVE_STEP_BYTES):
         os.posix_fallocate(fd, start, min(_RESERVE_STEP_BYTES, size_bytes - start))
 
