@@ -67,9 +67,15 @@ inline bool has_avx2() noexcept {
     return has;
 }
 
-__attribute__((target("avx2"))) inline void copy_blocks_avx2(std::uint8_t* to, const std::uint8_t* from,
-                                                             std::size_t bytes) noexcept {
+// Lines that a reader of the slot's last frame has in its cache are asked for ahead of time: 20 % of a frame of 640 KiB.
+__attribute__((target("avx2,prfchw"))) inline void copy_blocks_avx2(std::uint8_t* to, const std::uint8_t* from,
+                                                                    std::size_t bytes) noexcept {
+    constexpr std::size_t kAhead = 1024;
     for (std::size_t i = 0; i < bytes; i += 128) {
+        if (i + kAhead < bytes) {
+            __builtin_prefetch(to + i + kAhead, 1);
+            __builtin_prefetch(to + i + kAhead + 64, 1);
+        }
         const __m256i a = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(from + i));
         const __m256i b = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(from + i + 32));
         const __m256i c = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(from + i + 64));

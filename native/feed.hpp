@@ -121,8 +121,9 @@ public:
             if ((attention() & (kStopped | kSeqWentBack | kNewerEpoch)) != 0) return true;
             const std::uint64_t now_ns = monotonic_ns();
             const std::uint64_t elapsed_ns = now_ns - start_ns;
+            is_settled_ = is_settled_ || elapsed_ns >= kGraceNs;
             if (elapsed_ns >= timeout_ns) return false;
-            if (elapsed_ns < kGraceNs) {
+            if (!is_settled_) {
                 lull();
                 continue;
             }
@@ -245,7 +246,9 @@ private:
 
     int fill(aeron::Subscription& subscription) {
         bytes_since_fill_ = 0;
-        return queue_.size() < kMaxQueue ? subscription.poll(*this, kFragmentLimit) : 0;
+        const int polled = queue_.size() < kMaxQueue ? subscription.poll(*this, kFragmentLimit) : 0;
+        is_settled_ = is_settled_ && polled == 0;
+        return polled;
     }
 
     // §15.4: too far behind, go on with the newest.
@@ -332,6 +335,7 @@ private:
     std::optional<std::uint64_t> expected_;
     std::uint64_t watched_ = 0;
     std::uint64_t last_frame_ns_ = 0;
+    bool is_settled_ = false;  // nothing has come for kGraceNs: whatever comes now wakes us
     std::deque<FrameDescriptor> queue_;
     FrameDescriptor last_;
     bool has_last_ = false;

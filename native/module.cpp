@@ -372,6 +372,74 @@ struct PyFrameSource {
     const std::shared_ptr<aeron::Subscription> subscription;
 };
 
+// What a consumer's reader and its conductor share: where frames come from now.
+struct PyReception {
+    nb::object source_object = nb::none();
+    PyFrameSource* source = nullptr;
+
+    void set_source(nb::object object) {
+        source = object.is_none() ? nullptr : &nb::cast<PyFrameSource&>(object);
+        source_object = std::move(object);
+    }
+};
+
+struct PyConsumer {
+    nb::object reception_object;
+    PyReception& reception;
+    bool is_simple;  // nothing has to run before each poll
+
+    // The next frame if it is there already, or null. Without the reception's lock: with the GIL held nobody changes the
+    // feed meanwhile, and one that was stopped gives nothing. What goes wrong, such as a media driver that is gone, is met
+    // and told again by those who look after us.
+    nb::object next() const noexcept {
+        if (!is_simple || reception.source == nullptr) return {};
+        const nb::object kept = reception.source_object;
+        try {
+            nb::object frame = reception.source->next();
+            return frame.is_none() ? nb::object() : frame;
+        } catch (const std::exception&) {
+            return {};
+        }
+    }
+};
+
+// --- methods bound by hand, because loops call them: nanobind takes as long as the rest of them for arguments by name
+
+// Hands a call on to a method of the Python subclass.
+PyObject* hand_on(PyObject* self, const char* method, PyObject* const* arguments, Py_ssize_t count, PyObject* names) {
+    std::vector<PyObject*> all{self};
+    all.insert(all.end(), arguments, arguments + count + (names == nullptr ? 0 : PyTuple_Size(names)));
+    const nb::object name = nb::steal(PyUnicode_InternFromString(method));
+    return PyObject_VectorcallMethod(name.ptr(), all.data(), static_cast<std::size_t>(count) + 1, names);
+}
+
+template <typename Function>
+PyCFunction as_method(Function* function) {
+    return reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(function));
+}
+
+PyObject* consumer_poll(PyObject* self, PyObject* const* arguments, Py_ssize_t count, PyObject* names) {
+    if (count + (names == nullptr ? 0 : PyTuple_Size(names)) <= 1 && nb::inst_ready(self))
+        if (nb::object frame = nb::inst_ptr<PyConsumer>(self)->next()) return frame.release().ptr();
+    return hand_on(self, "_poll", arguments, count, names);
+}
+
+PyObject* consumer_next(PyObject* self) {
+    if (nb::inst_ready(self))
+        if (nb::object frame = nb::inst_ptr<PyConsumer>(self)->next()) return frame.release().ptr();
+    return hand_on(self, "_next", nullptr, 0, nullptr);
+}
+
+PyMethodDef consumer_methods[] = {
+    {"poll", as_method(consumer_poll), METH_FASTCALL | METH_KEYWORDS,
+     "poll($self, /, timeout=0.0)\n--\n\n"
+     "The next frame, waiting up to `timeout` seconds for it; None when there is none, or after close()."},
+    {nullptr, nullptr, 0, nullptr}};
+PyType_Slot consumer_slots[] = {{Py_tp_methods, consumer_methods},
+                                {Py_tp_iter, reinterpret_cast<void*>(PyObject_SelfIter)},
+                                {Py_tp_iternext, reinterpret_cast<void*>(consumer_next)},
+                                {0, nullptr}};
+
 PyFrame make_frame(nb::object mapped, const ReceivedFrame& slot) {
     nb::object reader = mapped.attr("reader");
     const PyRingReader& native = nb::cast<PyRingReader&>(reader);
@@ -527,6 +595,96 @@ bool publish_bytes(PyFramePublisher& self, std::uint64_t seq, const TensorLayout
     const nb::gil_scoped_release release;
     return self.publisher.publish(seq, layout, bytes, stamp_ns, meta_version, trace_id);
 }
+
+// What a producer's side and its conductor share: where frames go, until when, and how. With the GIL held, either sees
+// what the other did last.
+struct PyRoute {
+    nb::object publisher_object = nb::none();  // of the epoch that the producer has adopted; none: it has to look
+    PyFramePublisher* publisher = nullptr;
+    std::uint64_t until_ns = 0;
+    std::uint32_t meta_version = 0;
+    bool is_plain = true;
+    nb::object array_type = nb::module_::import_("numpy").attr("ndarray");
+
+    void set_publisher(nb::object object) {
+        publisher = object.is_none() ? nullptr : &nb::cast<PyFramePublisher&>(object);
+        publisher_object = std::move(object);
+    }
+
+    // The usual case: an array like the one before, and nobody with wishes of their own. -1: not here.
+    std::int64_t publish_same(PyObject* data, std::optional<std::uint64_t> timestamp_ns,
+                              std::optional<std::uint32_t> version, std::uint64_t trace_id) const {
+        if (publisher == nullptr || !is_plain || Py_TYPE(data) != reinterpret_cast<PyTypeObject*>(array_type.ptr()))
+            return -1;
+        const nb::object kept = publisher_object;  // whoever gets the GIL while we copy may set another
+        PyFramePublisher& own = *publisher;
+        const Buffer buffer(data, PyBUF_FULL_RO, std::nothrow);  // numpy has dtypes that no buffer describes
+        if (!buffer.is_there() || !own.is_same(buffer.view())) return -1;
+        const std::uint64_t now_ns = monotonic_ns();
+        if (now_ns >= until_ns) return -1;
+        const std::uint64_t seq = own.writer.own().next_seq();
+        const bool is_published = publish_bytes(own, seq, *own.last_layout, buffer.bytes(), timestamp_ns.value_or(now_ns),
+                                                version.value_or(meta_version), trace_id);
+        return is_published ? static_cast<std::int64_t>(seq) : -1;
+    }
+};
+
+struct PyProducer {
+    nb::object route_object;
+    PyRoute& route;
+};
+
+// An optional keyword of publish(). False: it is something else than a number that fits.
+template <typename T>
+bool take_number(PyObject* value, std::optional<T>& out) {
+    if (Py_IsNone(value)) return true;
+    if (!PyLong_Check(value)) return false;
+    const unsigned long long number = PyLong_AsUnsignedLongLong(value);
+    if (PyErr_Occurred()) return PyErr_Clear(), false;
+    if (number > std::numeric_limits<T>::max()) return false;
+    out = static_cast<T>(number);
+    return true;
+}
+
+// What is not done here, and what goes wrong, is `_publish`'s: nothing has happened yet by then.
+PyObject* producer_publish(PyObject* self, PyObject* const* arguments, Py_ssize_t count, PyObject* names) {
+    const Py_ssize_t named = names == nullptr ? 0 : PyTuple_Size(names);
+    std::optional<std::uint64_t> timestamp_ns, trace_id;
+    std::optional<std::uint32_t> meta_version;
+    bool is_usual = count == 1 && nb::inst_ready(self);
+    for (Py_ssize_t i = 0; is_usual && i < named; ++i) {
+        PyObject* const name = PyTuple_GetItem(names, i);
+        PyObject* const value = arguments[count + i];
+        if (PyUnicode_CompareWithASCIIString(name, "timestamp_ns") == 0)
+            is_usual = take_number(value, timestamp_ns);
+        else if (PyUnicode_CompareWithASCIIString(name, "meta_version") == 0)
+            is_usual = take_number(value, meta_version);
+        else
+            is_usual = PyUnicode_CompareWithASCIIString(name, "trace_id") == 0 && take_number(value, trace_id);
+    }
+    if (is_usual) {
+        try {
+            const std::int64_t seq = nb::inst_ptr<PyProducer>(self)->route.publish_same(
+                arguments[0], timestamp_ns, meta_version, trace_id.value_or(0));
+            if (seq >= 0) return PyLong_FromLongLong(seq);
+        } catch (const std::exception&) {  // such as an open claim: the long way says so in its own words
+        }
+    }
+    return hand_on(self, "_publish", arguments, count, names);
+}
+
+constexpr const char* kPublishDoc =
+    "publish($self, /, array, *, timestamp_ns=None, meta_version=None, trace_id=0, parents=(), seq=None)\n--\n\n"
+    "Copy an array into shared memory and tell everybody; its seq, or None: dropped and counted.\n\n"
+    ">>> producer.publish(np.zeros((480, 640), np.uint8), trace_id=7, parents=[3, 5])     # doctest: +SKIP\n\n"
+    "`timestamp_ns` is when it was captured (CLOCK_MONOTONIC; now by default), `meta_version` the metadata that\n"
+    "applies (what `set_metadata` set last). Strided and Fortran-ordered arrays go without an extra copy. Raises\n"
+    "LocalProtocolError for what no frame can carry, Closed after close().";
+
+PyMethodDef producer_methods[] = {
+    {"publish", as_method(producer_publish), METH_FASTCALL | METH_KEYWORDS, kPublishDoc},
+    {nullptr, nullptr, 0, nullptr}};
+PyType_Slot producer_slots[] = {{Py_tp_methods, producer_methods}, {0, nullptr}};
 
 std::size_t positive(std::int64_t limit) {
     if (limit < 1) throw nb::value_error("limit must be positive");
@@ -1128,6 +1286,24 @@ void bind_streams(nb::module_& m) {
         .def_prop_ro("mapped", [](const PyFrameSource& self) { return self.mapped; },
                      nb::sig("def mapped(self) -> typing.Any"));
 
+    nb::class_<PyReception>(m, "ReceptionBase", "Where a consumer's frames come from now.")
+        .def(nb::init<>())
+        .def_prop_rw("source", [](const PyReception& self) { return self.source_object; },
+                     [](PyReception& self, nb::object source) { self.set_source(std::move(source)); },
+                     nb::for_setter(nb::arg("source").none()),
+                     nb::for_getter(nb::sig("def source(self) -> FrameSource | None")),
+                     nb::for_setter(nb::sig("def source(self, source: FrameSource | None, /) -> None")),
+                     "What poll needs, as one.");
+
+    nb::class_<PyConsumer>(m, "ConsumerBase", nb::type_slots(consumer_slots),
+                           "What every loop calls of a consumer; what is not there yet is waited for by `_poll` and `_next`.")
+        .def("__init__", [](PyConsumer* self, nb::object reception, bool is_simple) {
+                 PyReception& native = nb::cast<PyReception&>(reception);
+                 new (self) PyConsumer{std::move(reception), native, is_simple};
+             },
+             "reception"_a, "is_simple"_a, nb::sig("def __init__(self, reception: ReceptionBase, is_simple: bool) -> None"),
+             "`is_simple`: nothing has to run before each poll.");
+
     nb::class_<PyFramePublisher>(m, "FramePublisher", "A producer's stream in one epoch: slot, copy, commit, descriptor, wake-up.")
         .def(nb::init<nb::object, const std::shared_ptr<aeron::Publication>&, std::uint32_t, std::uint64_t, bool>(),
              "writer"_a, "publication"_a, "stream_id"_a, "epoch"_a, "with_publish_time"_a = false,
@@ -1152,25 +1328,6 @@ void bind_streams(nb::module_& m) {
                     "meta_version: int = 0, trace_id: int = 0, seq: int | None = None) -> int | None"),
             "Copy, commit and announce a frame; its seq, or None when no pool holds it.")
         .def(
-            "publish_same",
-            [](PyFramePublisher& self, nb::handle data, std::optional<std::uint64_t> timestamp_ns,
-               std::uint32_t meta_version, std::uint64_t trace_id, std::uint64_t until_ns) -> std::int64_t {
-                const Buffer buffer(data, PyBUF_FULL_RO, std::nothrow);  // numpy has dtypes that no buffer describes
-                if (!buffer.is_there() || !self.is_same(buffer.view())) return -1;
-                const std::uint64_t now_ns = monotonic_ns();
-                if (now_ns >= until_ns) return -1;
-                const std::uint64_t number = self.writer.own().next_seq();
-                return publish_bytes(self, number, *self.last_layout, buffer.bytes(), timestamp_ns.value_or(now_ns),
-                                     meta_version, trace_id)
-                           ? static_cast<std::int64_t>(number)
-                           : -1;
-            },
-            "data"_a, "timestamp_ns"_a, "meta_version"_a, "trace_id"_a, "until_ns"_a,
-            nb::sig("def publish_same(self, data: collections.abc.Buffer, timestamp_ns: int | None, meta_version: int, "
-                    "trace_id: int, until_ns: int) -> int"),
-            "Publish an array that looks like the last one that was published, before `until_ns`; its seq, or -1 where "
-            "it does not, or it is too late.")
-        .def(
             "commit",
             [](PyFramePublisher& self, std::optional<std::uint64_t> timestamp_ns, std::uint32_t meta_version,
                std::uint64_t trace_id, std::uint64_t bytes) {
@@ -1189,6 +1346,28 @@ void bind_streams(nb::module_& m) {
                      "Descriptors that the log had no room for.")
         .def_prop_ro("is_broken", [](const PyFramePublisher& self) { return self.publisher.is_broken(); },
                      "Whether the media driver is gone.");
+}
+
+void bind_producing(nb::module_& m) {
+    nb::class_<PyRoute>(m, "Route", "Where a producer's frames go, until when and how: set by its session, used by publish.")
+        .def(nb::init<>())
+        .def_prop_rw("publisher", [](const PyRoute& self) { return self.publisher_object; },
+                     [](PyRoute& self, nb::object publisher) { self.set_publisher(std::move(publisher)); },
+                     nb::for_setter(nb::arg("publisher").none()),
+                     nb::for_getter(nb::sig("def publisher(self) -> FramePublisher | None")),
+                     nb::for_setter(nb::sig("def publisher(self, publisher: FramePublisher | None, /) -> None")),
+                     "Of the epoch that the producer has adopted; None: it has to look.")
+        .def_rw("until_ns", &PyRoute::until_ns, "After this (CLOCK_MONOTONIC) nothing is written: the lease may be over.")
+        .def_rw("meta_version", &PyRoute::meta_version, "Of frames that name none.")
+        .def_rw("is_plain", &PyRoute::is_plain, "No consumer has a descriptor stream of its own.");
+
+    nb::class_<PyProducer>(m, "ProducerBase", nb::type_slots(producer_slots),
+                           "What every loop calls of a producer; what it cannot do itself goes to `_publish`.")
+        .def("__init__", [](PyProducer* self, nb::object route) {
+                 PyRoute& native = nb::cast<PyRoute&>(route);
+                 new (self) PyProducer{std::move(route), native};
+             },
+             "route"_a, nb::sig("def __init__(self, route: Route) -> None"));
 }
 
 void bind_sending(nb::module_& m) {
@@ -1389,6 +1568,7 @@ NB_MODULE(_core, m) {
     bind_rings(m);
     bind_aeron(m);
     bind_streams(m);
+    bind_producing(m);
     bind_sending(m);
     bind_receiving(m);
 }

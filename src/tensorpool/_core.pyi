@@ -2,11 +2,13 @@
 The native core of tensorpool: rings in shared memory and Aeron's C API.
 """
 
-from collections.abc import Buffer, Callable, Sequence
+from collections.abc import Buffer, Callable, Iterable, Sequence
 import enum
-from typing import Any
+from typing import Any, Self
 
 import numpy.typing
+
+from tensorpool.client.frame import Frame
 
 
 SUPERBLOCK_BYTES: int = 64
@@ -681,6 +683,35 @@ class FrameSource:
     @property
     def mapped(self) -> Any: ...
 
+class ReceptionBase:
+    """Where a consumer's frames come from now."""
+
+    def __init__(self) -> None: ...
+
+    @property
+    def source(self) -> FrameSource | None:
+        """What poll needs, as one."""
+
+    @source.setter
+    def source(self, source: FrameSource | None, /) -> None: ...
+
+class ConsumerBase:
+    """
+    What every loop calls of a consumer; what is not there yet is waited for by `_poll` and `_next`.
+    """
+
+    def __iter__(self) -> Self: ...
+
+    def __next__(self) -> Frame: ...
+
+    def __init__(self, reception: ReceptionBase, is_simple: bool) -> None:
+        """`is_simple`: nothing has to run before each poll."""
+
+    def poll(self, timeout: float = 0.0) -> Frame | None:
+        """
+        The next frame, waiting up to `timeout` seconds for it; None when there is none, or after close().
+        """
+
 class FramePublisher:
     """
     A producer's stream in one epoch: slot, copy, commit, descriptor, wake-up.
@@ -691,11 +722,6 @@ class FramePublisher:
     def publish(self, layout: TensorLayout, data: Buffer, timestamp_ns: int | None = None, meta_version: int = 0, trace_id: int = 0, seq: int | None = None) -> int | None:
         """
         Copy, commit and announce a frame; its seq, or None when no pool holds it.
-        """
-
-    def publish_same(self, data: Buffer, timestamp_ns: int | None, meta_version: int, trace_id: int, until_ns: int) -> int:
-        """
-        Publish an array that looks like the last one that was published, before `until_ns`; its seq, or -1 where it does not, or it is too late.
         """
 
     def commit(self, timestamp_ns: int | None = None, meta_version: int = 0, trace_id: int = 0, bytes: int = 0) -> None:
@@ -721,6 +747,61 @@ class FramePublisher:
     @property
     def is_broken(self) -> bool:
         """Whether the media driver is gone."""
+
+class Route:
+    """
+    Where a producer's frames go, until when and how: set by its session, used by publish.
+    """
+
+    def __init__(self) -> None: ...
+
+    @property
+    def publisher(self) -> FramePublisher | None:
+        """Of the epoch that the producer has adopted; None: it has to look."""
+
+    @publisher.setter
+    def publisher(self, publisher: FramePublisher | None, /) -> None: ...
+
+    @property
+    def until_ns(self) -> int:
+        """
+        After this (CLOCK_MONOTONIC) nothing is written: the lease may be over.
+        """
+
+    @until_ns.setter
+    def until_ns(self, arg: int, /) -> None: ...
+
+    @property
+    def meta_version(self) -> int:
+        """Of frames that name none."""
+
+    @meta_version.setter
+    def meta_version(self, arg: int, /) -> None: ...
+
+    @property
+    def is_plain(self) -> bool:
+        """No consumer has a descriptor stream of its own."""
+
+    @is_plain.setter
+    def is_plain(self, arg: bool, /) -> None: ...
+
+class ProducerBase:
+    """
+    What every loop calls of a producer; what it cannot do itself goes to `_publish`.
+    """
+
+    def __init__(self, route: Route) -> None: ...
+
+    def publish(self, array: numpy.typing.ArrayLike, *, timestamp_ns: int | None = None, meta_version: int | None = None, trace_id: int = 0, parents: Iterable[int] = (), seq: int | None = None) -> int | None:
+        """
+        Copy an array into shared memory and tell everybody; its seq, or None: dropped and counted.
+
+        >>> producer.publish(np.zeros((480, 640), np.uint8), trace_id=7, parents=[3, 5])     # doctest: +SKIP
+
+        `timestamp_ns` is when it was captured (CLOCK_MONOTONIC; now by default), `meta_version` the metadata that
+        applies (what `set_metadata` set last). Strided and Fortran-ordered arrays go without an extra copy. Raises
+        LocalProtocolError for what no frame can carry, Closed after close().
+        """
 
 class ChunkPlan:
     """

@@ -6,6 +6,7 @@ Wire §8.3, §9, §10.2.1, §15.18; decision A20.
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ import numpy as np
 import pytest
 
 from tensorpool import aeron
-from tensorpool._core import MAX_SEQ, FramePublisher, SlotFrame, monotonic_ns
+from tensorpool._core import MAX_SEQ, FramePublisher, ProducerBase, Route, SlotFrame, monotonic_ns
 from tensorpool.errors import LocalProtocolError
 from tensorpool.shm import layout_of
 from tensorpool.wire import Message, decode
@@ -138,29 +139,117 @@ def test_a_claim_is_committed_and_described(bench: Bench) -> None:
     assert bench.heard() == []
 
 
+class Short(ProducerBase):
+    """A producer that has only the short way: what cannot go it is None."""
+
+    def __init__(self, bench: Bench) -> None:
+        self.route = Route()
+        self.route.publisher, self.route.until_ns = bench.publisher, EVER
+        self.others: list[tuple[tuple[Any, ...], dict[str, Any]]] = []
+        super().__init__(self.route)
+
+    def _publish(self, *arguments: Any, **named: Any) -> None:
+        self.others.append((arguments, named))
+
+
 def test_an_array_like_the_last_one_goes_the_short_way(bench: Bench) -> None:
     """Same shape, dtype and order: one call. Anything else is told apart, and nothing happens."""
-    assert bench.publisher.publish_same(FRAME, None, 0, 0, EVER) == -1  # there is no last one yet
+    short = Short(bench)
+    assert short.publish(FRAME) is None  # there is no last one yet
     bench.publish(FRAME)
-    assert bench.publisher.publish_same(FRAME + 1, 6, 2, 3, EVER) == 1
+    assert short.publish(FRAME + 1, timestamp_ns=6, meta_version=2, trace_id=3) == 1
     for other in (FRAME.astype(np.int32), FRAME.reshape(3, 2), FRAME.ravel(), FRAME.T, np.asfortranarray(FRAME)):
-        assert bench.publisher.publish_same(other, None, 0, 0, EVER) == -1
-    assert bench.publisher.publish_same(np.zeros((4, 3), np.float32)[::2], None, 0, 0, EVER) == -1
-    assert bench.publisher.publish_same(FRAME.astype(">f4"), None, 0, 0, EVER) == -1
-    assert [it.seq for it in bench.heard()] == [0, 1]
+        assert short.publish(other) is None
+    assert short.publish(np.zeros((4, 3), np.float32)[::2]) is None
+    assert short.publish(FRAME.astype(">f4")) is None
+    assert short.publish(memoryview(FRAME)) is None
+    assert short.publish(np.ma.masked_array(FRAME)) is None
+    assert [(it.seq, it.trace_id) for it in bench.heard()] == [(0, None), (1, 3)]
     assert (bench.slot(1).timestamp_ns, bench.slot(1).meta_version) == (6, 2)
     bench.publish(np.asfortranarray(FRAME))
-    assert bench.publisher.publish_same(FRAME, None, 0, 0, EVER) == -1
-    assert bench.publisher.publish_same(np.asfortranarray(FRAME), None, 0, 0, EVER) == 3
+    assert short.publish(FRAME) is None
+    assert short.publish(np.asfortranarray(FRAME)) == 3
 
 
 def test_after_the_leases_end_nothing_goes_the_short_way(bench: Bench) -> None:
     """The caller looks into it; nothing was written."""
     bench.publish(FRAME)
-    assert bench.publisher.publish_same(FRAME, None, 0, 0, monotonic_ns()) == -1
+    short = Short(bench)
+    short.route.until_ns = monotonic_ns()
+    assert short.publish(FRAME) is None
     assert bench.stream.next_seq == 1
-    assert bench.publisher.publish_same(FRAME, None, 0, 0, EVER) == 1
+    short.route.until_ns = EVER
+    assert short.publish(FRAME) == 1
     assert 0 < bench.slot(1).timestamp_ns <= monotonic_ns()
+
+
+def test_without_a_publisher_or_with_private_streams_nothing_goes_the_short_way(bench: Bench) -> None:
+    """Memory was lost, or a consumer wants its descriptors elsewhere: somebody looks. What is lost is released."""
+    bench.publish(FRAME)
+    short = Short(bench)
+    short.route.is_plain = False
+    assert short.publish(FRAME) is None
+    short.route.is_plain = True
+    held = sys.getrefcount(bench.publisher)
+    short.route.publisher = None
+    left = sys.getrefcount(bench.publisher)
+    assert left == held - 1
+    assert short.publish(FRAME) is None
+    short.route.publisher = bench.publisher
+    assert short.publish(FRAME) == 1
+
+
+def test_the_route_says_which_metadata_applies_unless_the_frame_does(bench: Bench) -> None:
+    bench.publish(FRAME)
+    short = Short(bench)
+    short.route.meta_version = 5
+    assert (short.publish(FRAME), short.publish(FRAME, meta_version=0), short.publish(FRAME, meta_version=None)) == (
+        1,
+        2,
+        3,
+    )
+    assert [bench.slot(seq).meta_version for seq in (1, 2, 3)] == [5, 0, 5]
+
+
+@pytest.mark.parametrize(
+    "named",
+    [
+        {"timestamp_ns": -1},
+        {"timestamp_ns": 2**64},
+        {"timestamp_ns": 1.5},
+        {"meta_version": 2**32},
+        {"trace_id": 2**64},
+        {"seq": 7},
+        {"parents": (1,)},
+        {"colour": 3},
+        {"trace_id": 3, "timestamp_ns": "now"},
+    ],
+)
+def test_what_the_short_way_cannot_do_is_handed_on_unchanged(bench: Bench, named: dict[str, Any]) -> None:
+    """Wishes, mistakes and numbers out of range; no error of the attempt is left behind."""
+    bench.publish(FRAME)
+    short = Short(bench)
+    assert short.publish(FRAME, **named) is None
+    assert [(len(arguments), rest) for arguments, rest in short.others] == [(1, named)]
+    assert bench.stream.next_seq == 1
+    for arguments in ((), (FRAME, 3)):
+        assert short.publish(*arguments, **named) is None
+    assert [len(arguments) for arguments, _ in short.others] == [1, 0, 2]
+
+
+def test_a_producer_that_was_never_made_hands_everything_on() -> None:
+    """A subclass that forgot super().__init__ is a mistake, not a crash."""
+
+    class Forgetful(ProducerBase):
+        def __init__(self) -> None:
+            pass
+
+        def _publish(self, array: Any) -> str:
+            return "handed on"
+
+    assert Forgetful().publish(FRAME) == "handed on"  # type: ignore[comparison-overlap]
+    with pytest.raises(TypeError):
+        ProducerBase(None)  # type: ignore[arg-type]
 
 
 def test_bytes_that_are_not_the_layouts_are_refused(bench: Bench) -> None:

@@ -6,14 +6,16 @@ produced = received + lost, over epochs, remaps and pauses; decisions B27-B34.
 
 from __future__ import annotations
 
+import sys
 import threading
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
 from tensorpool import aeron
-from tensorpool._core import DropReason
+from tensorpool._core import ConsumerBase, DropReason
 from tensorpool.channel import Endpoint
 from tensorpool.client.frame import Frame
 from tensorpool.client.reception import IMAGE_LOST, SEQ_WENT_BACK, ConsumerStats, Reception
@@ -59,6 +61,62 @@ def reception(stream: Stream) -> Reception:
 def second(stream: Stream, shm_dir: Path) -> Stream:
     """The epoch after it, on the same descriptor stream."""
     return stream.later(shm_dir)
+
+
+class Short(ConsumerBase):
+    """A consumer that has only the short way: what is not there yet is told as what was asked for."""
+
+    def _poll(self, *arguments: Any, **named: Any) -> Any:
+        return arguments, named
+
+    def _next(self) -> Any:
+        raise StopIteration
+
+
+def test_a_frame_that_is_there_goes_the_short_way(stream: Stream, reception: Reception) -> None:
+    """To poll and to a loop; what is not there yet, and whatever else is asked, is handed on unchanged."""
+    short = Short(reception, is_simple=True)
+    assert (short.poll(), short.poll(0.5), short.poll(timeout=2)) == (((), {}), ((0.5,), {}), ((), {"timeout": 2}))
+    for _ in range(6):
+        stream.publish()
+    assert [frame.seq for frame in (short.poll(), short.poll(9.0), short.poll(timeout=9.0)) if frame is not None] == [
+        0,
+        1,
+        2,
+    ]
+    assert short.poll(1, 2) == ((1, 2), {})  # type: ignore[call-arg, comparison-overlap]
+    assert [frame.seq for frame in short] == [3, 4, 5]
+    assert list(short) == []
+    assert reception.stats().received == 6
+
+
+def test_nothing_goes_the_short_way_that_somebody_has_to_look_after(stream: Stream, reception: Reception) -> None:
+    """Progress callbacks, an invoked conductor, an epoch that ended, a media driver that is gone."""
+    careful, short = Short(reception, is_simple=False), Short(reception, is_simple=True)
+    stream.publish()
+    assert careful.poll() == ((), {})  # type: ignore[comparison-overlap]
+    stream.subscription.close()
+    assert short.poll() == ((), {})  # type: ignore[comparison-overlap]
+    assert reception.source is not None
+    held = sys.getrefcount(reception.source)
+    source = reception.source
+    reception.source = None
+    left = sys.getrefcount(source)
+    assert left == held  # ours instead of the reception's
+    assert short.poll() == ((), {})  # type: ignore[comparison-overlap]
+
+
+def test_a_consumer_that_was_never_made_hands_everything_on(reception: Reception) -> None:
+    """A subclass that forgot super().__init__ is a mistake, not a crash."""
+
+    class Forgetful(Short):
+        def __init__(self) -> None:
+            pass
+
+    assert Forgetful().poll() == ((), {})  # type: ignore[comparison-overlap]
+    assert list(Forgetful()) == []
+    with pytest.raises(TypeError):
+        ConsumerBase(None, is_simple=True)  # type: ignore[arg-type]
 
 
 def test_before_anything_is_mapped_there_is_nothing() -> None:

@@ -10,14 +10,14 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from types import TracebackType
 from typing import Final, Self
 
 import numpy as np
 
 from tensorpool import aeron
-from tensorpool._core import DropReason, FrameSource, RingReader, SlotFrame
+from tensorpool._core import ConsumerBase, DropReason, FrameSource, RingReader, SlotFrame
 from tensorpool.client.consumer_session import ConsumerSession
 from tensorpool.client.frame import Frame
 from tensorpool.client.mapped import MappedEpoch
@@ -80,13 +80,15 @@ class Progress:
         return None
 
 
-class Consumer:
+class Consumer(ConsumerBase):
     """Receives the frames of one stream. Made by `Client.consumer`; one thread at a time polls it.
 
     >>> for frame in consumer:                        # every frame            # doctest: +SKIP
     ...     show(frame.array, frame.dropped_before)
     >>> frame = consumer.latest()                     # the newest, or None    # doctest: +SKIP
     >>> frame = consumer.poll(timeout=0.5)            # the next, or None      # doctest: +SKIP
+
+    `poll` and the loop are native for a frame that is there already; `_poll` and `_next` look after the rest and wait.
     """
 
     def __init__(
@@ -97,6 +99,7 @@ class Consumer:
         on_state: Callable[[StateChange], object] | None,
         on_progress: Callable[[Progress], object] | None,
     ) -> None:
+        super().__init__(session.reception, invoke is None and on_progress is None)
         self._session = session
         self._reception = session.reception
         self._lock = session.reception.lock
@@ -104,7 +107,6 @@ class Consumer:
         self._invoke = invoke
         self._on_state = on_state
         self._on_progress = on_progress
-        self._is_simple = invoke is None and on_progress is None  # nothing has to run before each poll
         self._pid = os.getpid()
         self._tracker = ProgressTracker()
         self._tracked_epoch: int | None = None
@@ -159,20 +161,6 @@ class Consumer:
 
     # --- frames
 
-    def poll(self, timeout: float = 0.0) -> Frame | None:
-        """The next frame, waiting up to `timeout` seconds for it; None when there is none, or after close()."""
-        source = self._reception.source
-        if source is not None and self._is_simple:
-            try:
-                # Without the lock: with the GIL held nobody changes the feed meanwhile, and one that was stopped
-                # gives nothing.
-                frame: Frame | None = source.next()
-            except (TransportError, Closed):
-                frame = None
-            if frame is not None:
-                return frame
-        return self._poll_slowly(timeout)
-
     def latest(self) -> Frame | None:
         """The newest frame, received before or not; None when there is none yet. Never waits.
 
@@ -219,17 +207,6 @@ class Consumer:
             take(source, round(timeout * 1e9))
             return True
 
-    def __iter__(self) -> Iterator[Frame]:
-        return self
-
-    def __next__(self) -> Frame:
-        while True:
-            frame = self.poll(1.0)
-            if frame is not None:
-                return frame
-            if self._session.is_closed or self._reception.is_closed or os.getpid() != self._pid:
-                raise StopIteration  # a forked child has nobody who could bring a frame
-
     # --- about the frames
 
     def metadata(self, meta_version: int | None = None) -> Metadata | None:
@@ -271,7 +248,15 @@ class Consumer:
             return self._try_next()
         return frame
 
-    def _poll_slowly(self, timeout: float) -> Frame | None:
+    def _next(self) -> Frame:
+        while True:
+            frame = self._poll(1.0)
+            if frame is not None:
+                return frame
+            if self._session.is_closed or self._reception.is_closed or os.getpid() != self._pid:
+                raise StopIteration  # a forked child has nobody who could bring a frame
+
+    def _poll(self, timeout: float = 0.0) -> Frame | None:
         deadline_ns = time.monotonic_ns() + round(timeout * 1e9)
         reception = self._reception
         while True:

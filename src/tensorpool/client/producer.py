@@ -17,7 +17,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from tensorpool._core import DropReason, TensorLayout, monotonic_ns
+from tensorpool._core import DropReason, ProducerBase, TensorLayout, monotonic_ns
 from tensorpool.client.metadata import to_message
 from tensorpool.client.producer_session import FanOut, ProducerSession, Writing
 from tensorpool.client.progress import ProgressThrottle
@@ -45,11 +45,13 @@ class ProducerStats(msgspec.Struct, frozen=True):
     epochs: int
 
 
-class Producer:
+class Producer(ProducerBase):
     """Publishes the frames of one stream. Made by `Client.producer`.
 
     >>> with client.producer("camera/front", create=True) as producer:     # doctest: +SKIP
     ...     seq = producer.publish(image)                                  # None: dropped and counted
+
+    `publish` is native for an array that looks like the one before; everything else goes through `_publish`.
     """
 
     def __init__(
@@ -60,6 +62,7 @@ class Producer:
         on_state: Callable[[StateChange], object] | None,
         release_gil_from_bytes: int | None,
     ) -> None:
+        super().__init__(session.route)
         self._session = session
         self._close = close
         self._wait = wait
@@ -140,7 +143,7 @@ class Producer:
 
     # --- frames
 
-    def publish(
+    def _publish(
         self,
         array: npt.ArrayLike,
         *,
@@ -150,29 +153,9 @@ class Producer:
         parents: Iterable[int] = (),
         seq: int | None = None,
     ) -> int | None:
-        """Copy an array into shared memory and tell everybody; its seq, or None: dropped and counted.
-
-        >>> producer.publish(np.zeros((480, 640), np.uint8), trace_id=7, parents=[3, 5])     # doctest: +SKIP
-
-        `timestamp_ns` is when it was captured (CLOCK_MONOTONIC; now by default), `meta_version` the metadata that
-        applies (what `set_metadata` set last). Strided and Fortran-ordered arrays go without an extra copy. Raises
-        LocalProtocolError for what no frame can carry, Closed after close().
-        """
+        """`publish` of the first array, of another kind of array, and with everything that can be wished."""
         session = self._session
         writing = session.writing
-        if (
-            writing is not None
-            and writing is self._writing
-            and session.is_plain
-            and type(array) is np.ndarray
-            and seq is None
-            and not parents
-        ):
-            # The usual case, in one native call: an array like the one before, and nobody with wishes of their own.
-            version = session.meta_version if meta_version is None else meta_version
-            same = writing.publisher.publish_same(array, timestamp_ns, version, trace_id, writing.until_ns)
-            if same >= 0:
-                return same
         if writing is None or writing is not self._writing or monotonic_ns() >= writing.until_ns:
             writing = self._renew()
             if writing is None:
@@ -183,12 +166,12 @@ class Producer:
         flags = data.flags
         if not (flags.c_contiguous or flags.f_contiguous):
             return self._publish_strided(data, timestamp_ns, meta_version, trace_id, links, seq)
-        version = session.meta_version if meta_version is None else meta_version
+        version = session.route.meta_version if meta_version is None else meta_version
         number = writing.publisher.publish(layout_of(data), data, timestamp_ns, version, trace_id, seq)
         if number is None:
             self._dropped[DropReason.NO_POOL] += 1
             return None
-        if links or not session.is_plain:
+        if links or not session.route.is_plain:
             self._tell_others(writing, number, version, trace_id, links)
         return number
 
@@ -215,7 +198,7 @@ class Producer:
         layout = layout_for(shape, dtype, order)
         if progress is not None:
             layout = _with_progress(layout, progress)
-        version = self._session.meta_version if meta_version is None else meta_version
+        version = self._session.route.meta_version if meta_version is None else meta_version
         writing = self._session.writing
         if writing is None or writing is not self._writing or monotonic_ns() >= writing.until_ns:
             writing = self._renew()
@@ -230,12 +213,12 @@ class Producer:
         """
         session = self._session
         tag_list = tuple(tags)
-        version = session.meta_version + 1
+        version = session.route.meta_version + 1
         if version > MAX_META_VERSION:
             raise LocalProtocolError("meta_version is used up; attach anew")
         _check_metadata(attributes, tag_list, summary)
         frozen = dict(attributes)
-        session.meta_version = version
+        session.route.meta_version = version
         session.conductor.order(lambda now_ns: session.set_metadata(frozen, tag_list, summary, version))
         return version
 
@@ -248,7 +231,7 @@ class Producer:
         if not 1 <= message.meta_version <= MAX_META_VERSION:
             raise LocalProtocolError(f"meta_version {message.meta_version}: expected 1 to 2^32 - 2")
         _check_size(message, summary)
-        session.meta_version = message.meta_version
+        session.route.meta_version = message.meta_version
         session.conductor.order(lambda now_ns: session.repeat_metadata(message, summary))
 
     def publish_blob(self, data: bytes, *, blob_type: int, checksum: bool = True) -> int:
@@ -257,7 +240,7 @@ class Producer:
         Consumers that come later get it too.
         """
         session = self._session
-        kept, version = bytes(data), session.meta_version
+        kept, version = bytes(data), session.route.meta_version
         session.conductor.order(lambda now_ns: session.add_blob(version, blob_type, kept, checksum))
         return version
 
@@ -301,6 +284,7 @@ class Producer:
             self._writing = current
             if current is not None and self._release_gil_from_bytes is not None:
                 current.writer.release_gil_from_bytes = self._release_gil_from_bytes
+            session.adopt(current)
         if current is not None and monotonic_ns() >= current.until_ns:
             session.conductor.kick()  # we stood still for longer than the lease lasts: it is about to find out
             return None
@@ -310,6 +294,7 @@ class Producer:
         return self._session.writing is writing and monotonic_ns() < writing.until_ns
 
     def _retire(self) -> None:
+        self._session.adopt(None)
         self._totals = self._totals.with_current(self._writing)
         self._writing = None
 

@@ -15,7 +15,7 @@ from typing import Any, Final
 import msgspec
 
 from tensorpool import aeron
-from tensorpool._core import FramePublisher
+from tensorpool._core import FramePublisher, Route
 from tensorpool.channel import Endpoint, check_channel
 from tensorpool.client import attachment as lease
 from tensorpool.client import metadata
@@ -147,8 +147,7 @@ class ProducerSession(Session):
         self._is_relay = is_relay
         self.writing: Writing | None = None
         self.fan_out = FanOut()
-        self.is_plain = True  # no consumer has a descriptor stream of its own
-        self.meta_version = 0
+        self.route = Route()
         self.epochs = 0
         self.with_publish_time = with_publish_time
         self._is_drivers_choice = name is not None and not conductor.config.driver.stream_id_range
@@ -163,6 +162,12 @@ class ProducerSession(Session):
         self._next_ns = 0
 
     # --- asked by the user's side
+
+    def adopt(self, writing: Writing | None) -> None:
+        """From now on frames go there, until that memory is lost."""
+        self.route.publisher = None if writing is None else writing.publisher
+        if self.writing is not writing:  # lost meanwhile, by the conductor's thread
+            self.route.publisher = None
 
     def consumers_ready(self) -> int:
         """How many consumers have this epoch mapped and told so lately."""
@@ -270,6 +275,7 @@ class ProducerSession(Session):
     def on_lost(self, reason: str) -> None:
         self._mapping = None
         self.writing = None
+        self.route.publisher = None
 
     def on_consumer_end(self, notice: ShmLeaseRevoked) -> None:
         """E28: a consumer without a lease needs no stream of its own."""
@@ -281,7 +287,7 @@ class ProducerSession(Session):
     def do_work(self, now_ns: int) -> int:
         work = super().do_work(now_ns)
         if self.writing is not None:
-            self.writing.until_ns = self.attachment.deadline_ns
+            self.writing.until_ns = self.route.until_ns = self.attachment.deadline_ns
         if self._mapping is not None and self._mapping.done():
             mapping, self._mapping = self._mapping, None
             self._mapped(mapping, now_ns)
@@ -370,6 +376,8 @@ class ProducerSession(Session):
         if not self.attachment.is_attached or self._descriptors is None:
             return
         until_ns = self.attachment.deadline_ns
+        self.route.publisher = None  # the producer looks, and adopts the new one
+        self.route.until_ns = until_ns
         self.writing = Writing(ring, self._descriptors, until_ns, with_publish_time=self.with_publish_time)
         self.epochs += 1
         self._next_ns = 0
@@ -393,7 +401,7 @@ class ProducerSession(Session):
             stream_id=stream_id,
             producer_id=producer_id,
             epoch=epoch,
-            meta_version=self.meta_version,
+            meta_version=self.route.meta_version,
             name=self.name or "",
             summary=self._summary,
         )
@@ -528,5 +536,5 @@ class ProducerSession(Session):
                     self._progress = self.link.publish(self.config.driver.control, SMALL_TERM)
                 progress.append(self._progress)
         descriptors = tuple(heard.descriptors for heard in consumers if heard.descriptors is not None)
-        self.is_plain = not descriptors
+        self.route.is_plain = not descriptors
         self.fan_out = FanOut(descriptors, tuple(progress), policy)

@@ -17,7 +17,7 @@ from typing import Final
 import msgspec
 
 from tensorpool import aeron
-from tensorpool._core import DropReason, Feed, FrameSource, is_gap, is_late
+from tensorpool._core import DropReason, Feed, FrameSource, ReceptionBase, is_gap, is_late
 from tensorpool.channel import Endpoint
 from tensorpool.client.mapped import MappedEpoch
 from tensorpool.errors import Closed, TransportError
@@ -120,14 +120,14 @@ class _Book(msgspec.Struct, frozen=True):
         )
 
 
-class Reception:
+class Reception(ReceptionBase):
     """The state of reading one stream."""
 
     def __init__(self, max_outstanding_seq_gap: int | None, on_change: Callable[[], object] = lambda: None) -> None:
+        super().__init__()
         self.lock = threading.Lock()
         self.mapped_or_changed = threading.Condition()
         self.pending: deque[Callable[[], object]] = deque()
-        self.source: FrameSource | None = None  # what poll needs, as one
         self.mapped: MappedEpoch | None = None
         self.feed: Feed | None = None
         self.descriptors: aeron.Subscription | None = None
