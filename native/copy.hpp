@@ -62,10 +62,7 @@ inline void streaming_fence() noexcept {}
 // target begins a few bytes after the source, counted within a page: an array of malloc's easily does so to a slot.
 inline constexpr std::size_t kBlocksFromBytes = std::size_t{2} << 10;
 
-inline bool has_avx2() noexcept {
-    static const bool has = __builtin_cpu_supports("avx2");
-    return has;
-}
+inline bool has_avx2() noexcept { return __builtin_cpu_supports("avx2"); }
 
 // Lines that a reader of the slot's last frame has in its cache are asked for ahead of time: 20 % of a frame of 640 KiB.
 __attribute__((target("avx2,prfchw"))) inline void copy_blocks_avx2(std::uint8_t* to, const std::uint8_t* from,

@@ -92,6 +92,12 @@ inline Recorder recorder;
 // x86_non_temporal_threshold); it fences afterwards, not before.
 constexpr std::size_t kMemcpyStreamsFrom = 0x4040;
 
+#if defined(__x86_64__)
+// Copies go by vectors where the processor has them, and by memcpy elsewhere: both are recorded.
+inline const bool can_have_vectors = __builtin_cpu_supports("avx2");
+inline bool has_vectors = can_have_vectors;
+#endif
+
 }  // namespace litmus
 
 namespace std {
@@ -131,6 +137,11 @@ inline void* recorded_memcpy(void* to, const void* from, size_t bytes) {
 #if defined(__x86_64__)
 #undef _mm_prefetch
 #define _mm_prefetch(at, hint) static_cast<void>(at)
+#define __builtin_cpu_supports(feature) litmus::has_vectors
+#define _mm256_loadu_si256(at) \
+    (litmus::recorder.data(reinterpret_cast<std::uintptr_t>(at), 32, litmus::Kind::LOAD), _mm256_loadu_si256(at))
+#define _mm256_storeu_si256(at, value) \
+    (litmus::recorder.data(reinterpret_cast<std::uintptr_t>(at), 32, litmus::Kind::STORE), _mm256_storeu_si256(at, value))
 #define _mm_sfence() litmus::recorder.fence(litmus::Kind::SFENCE, std::memory_order_release)
 #define _mm_stream_si128(at, value) \
     (litmus::recorder.data(reinterpret_cast<std::uintptr_t>(at), 16, litmus::Kind::STREAM), _mm_store_si128(at, value))
@@ -378,10 +389,12 @@ int main() {
         }
     }
 #if defined(__x86_64__)
-    {
+    for (const bool has_vectors : {false, true}) {
+        litmus::has_vectors = has_vectors && litmus::can_have_vectors;
         Ring ring(64 * 1024, 4);  // memcpy may stream
         const Trace read = ring.read(true);
-        tally.explore(ring, "x86, large memcpy", is_ordered_x86, ring.write(), read);
+        tally.explore(ring, "x86, large copy", is_ordered_x86, ring.write(), read);
+        tally.explore(ring, "weak, large copy", is_ordered_weak, ring.write(), read);
         tally.explore(ring, "x86, claim filled by streaming stores", is_ordered_x86, ring.claim(Kind::STREAM, false), read);
         tally.explore(ring, "x86, progressive claim filled by streaming stores", is_ordered_x86,
                       ring.claim(Kind::STREAM, true), read);
