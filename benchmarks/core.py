@@ -13,7 +13,6 @@ from __future__ import annotations
 import argparse
 import ctypes
 import json
-import os
 import statistics
 import sys
 import tempfile
@@ -25,6 +24,7 @@ from typing import Any
 import numpy as np
 
 from tensorpool import _core, aeron
+from tensorpool.shm.space import reserve
 
 SIZES = {"4 KiB": 4 << 10, "64 KiB": 64 << 10, "640 KiB": 640 << 10, "4 MiB": 4 << 20, "16 MiB": 16 << 20}
 RING_BYTES = 256 << 20
@@ -45,9 +45,9 @@ memcpy.restype = None
 
 
 def mapped(size: int) -> _core.Mapping:
-    """A prefaulted region in /dev/shm whose name is already gone."""
+    """A region in /dev/shm as the driver makes one, whose name is already gone."""
     with tempfile.NamedTemporaryFile(dir="/dev/shm", prefix="tensorpool-bench-") as file:
-        os.posix_fallocate(file.fileno(), 0, size)
+        reserve(file.fileno(), size, in_huge_pages=True)
         mapping = _core.Mapping(file.fileno(), size, writable=True)
     mapping.prefault()
     return mapping

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import numpy as np
 
-from benchmarks.peer import Frame, Visit, memcpy
+from benchmarks.peer import Frame, Visit, memcpy, new_frame
 
 SETTLE_S = 10.0
 
@@ -91,7 +91,7 @@ class Iceoryx2Writer:
         self._publisher.update_connections()
 
     def source(self, size: int) -> Frame:
-        frame = np.zeros(size // 8, np.uint64)
+        frame = new_frame(size)
         self._addresses[id(frame)] = frame.ctypes.data
         return frame
 

@@ -20,7 +20,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from benchmarks.peer import Frame, Visit
+from benchmarks.peer import Frame, Visit, new_frame
 
 ACQUIRE_S = 0.2
 OVER = b""
@@ -77,7 +77,7 @@ class SharedMemoryWriter:
         self._turn = 0
 
     def source(self, size: int) -> Frame:
-        return np.zeros(size // 8, np.uint64)
+        return new_frame(size)
 
     def publish(self, frame: Frame) -> None:
         if not self._free.acquire(True, ACQUIRE_S):

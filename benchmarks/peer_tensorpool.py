@@ -13,10 +13,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
-import numpy as np
-
 import tensorpool as tp
-from benchmarks.peer import Frame, Visit
+from benchmarks.peer import Frame, Visit, new_frame
 
 STREAM_ID = 10_000
 SETTLE_S = 10.0
@@ -63,7 +61,7 @@ class TensorpoolWriter:
         self.publish = self._producer.publish
 
     def source(self, size: int) -> Frame:
-        return np.zeros(size // 8, np.uint64)
+        return new_frame(size)
 
     def finish(self) -> None: ...
 

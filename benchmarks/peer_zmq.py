@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.peer import Frame, Visit
+from benchmarks.peer import Frame, Visit, new_frame
 
 SEND_TIMEOUT_MS = 200
 SOCKET_BUFFER_BYTES = 4 << 20
@@ -54,7 +54,7 @@ class ZmqWriter:
         self._socket.connect(endpoint)
 
     def source(self, size: int) -> Frame:
-        return np.zeros(size // 8, np.uint64)
+        return new_frame(size)
 
     def publish(self, frame: Frame) -> None:
         try:

@@ -36,7 +36,19 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from benchmarks.peer import SOURCES, Cpu, Failure, Peer, Phase, Sight, memcpy, run_reader, run_writer, version
+from benchmarks.peer import (
+    SOURCES,
+    Cpu,
+    Failure,
+    Peer,
+    Phase,
+    Sight,
+    memcpy,
+    new_frame,
+    run_reader,
+    run_writer,
+    version,
+)
 from benchmarks.peer_iceoryx2 import Iceoryx2
 from benchmarks.peer_report import CPU_SIZE, MEMCPY, OURS, RATE_HZ, Figures, report, targets
 from benchmarks.peer_shared_memory import SharedMemory
@@ -199,8 +211,10 @@ def _run(figures: Figures, peer: Peer, pair: Pair, phase: Phase) -> tuple[Sight,
 def _memcpy_rate(size: int, seconds: float) -> float:
     """Copies per second within this process."""
     depth = depth_of(size)
-    sources = [np.ones(size // 8, np.uint64) for _ in range(SOURCES)]
-    ring = np.ones((depth, size // 8), np.uint64)
+    sources = [new_frame(size) for _ in range(SOURCES)]
+    ring = new_frame(depth * size).reshape(depth, size // 8)
+    for array in (*sources, ring):
+        array[:] = 1  # numpy hands out pages that are not there yet
     addresses = [(ring[n].ctypes.data, sources[n % SOURCES].ctypes.data) for n in range(depth)]
     copies, started = 0, time.perf_counter()
     while (took := time.perf_counter() - started) < seconds:

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pyarrow.parquet as pq
 import pytest
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.types import StructType
@@ -20,7 +19,7 @@ from tensorpool.spark.analytics import frames_of, qos, stats
 from tensorpool.spark.columns import FRAME_DDL
 from tensorpool.spark.functions import frame_stats, frame_udf, gaps
 from tests.spark.conftest import new_stream, publish, read
-from tests.spark.frame_rows import MS, SECOND_NS, make_lake, row, rows_over_time, source, table
+from tests.spark.frame_rows import MS, SECOND_NS, make_lake, row, rows_over_time, source, table, write_in_order
 
 type Rows = list[dict[str, Any]]
 
@@ -131,8 +130,7 @@ def test_figures_of_a_stream(spark: SparkSession, tmp_path: Path) -> None:
     folder = tmp_path / "in"
     folder.mkdir()
     late = [row(seq=300, timestamp_ns=90 * SECOND_NS, received_ns=90 * SECOND_NS)]
-    for number, part in enumerate((rows[:90], rows[90:] + late)):
-        pq.write_table(table(part), folder / f"{number}.parquet")
+    write_in_order(folder, map(table, (rows[:90], rows[90:] + late)))
     reader = spark.readStream.schema(StructType.fromDDL(FRAME_DDL)).option("maxFilesPerTrigger", 1)
     streaming = reader.parquet(str(folder))
     query = stats(streaming, "1s", watermark="1s").writeStream.format("memory").queryName("figures")

@@ -9,7 +9,6 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as fn
@@ -30,7 +29,7 @@ from tensorpool.spark.functions import (
     with_metadata,
 )
 from tensorpool.spark.tables import SCHEMAS
-from tests.spark.frame_rows import MS, SECOND_NS, attribute, bit_row, row, rows_over_time, table
+from tests.spark.frame_rows import MS, SECOND_NS, attribute, bit_row, row, rows_over_time, table, write_in_order
 
 type Rows = list[dict[str, Any]]
 QOS = ("received_ns", "kind", "stream_id", "client_id", "epoch", "seq", "drops_gap", "drops_late", "mode")
@@ -50,8 +49,7 @@ class Tables:
     def stream(self, batches: Iterable[Rows]) -> DataFrame:
         """Each list of rows is a micro-batch of its own."""
         folder = self._fresh()
-        for number, rows in enumerate(batches):
-            pq.write_table(table(rows), folder / f"{number}.parquet")
+        write_in_order(folder, map(table, batches))
         return self._reader(folder, StructType.fromDDL(FRAME_DDL))
 
     def qos(self, rows: Iterable[tuple[Any, ...]]) -> DataFrame:
@@ -59,9 +57,8 @@ class Tables:
 
     def qos_stream(self, batches: Iterable[list[tuple[Any, ...]]]) -> DataFrame:
         folder = self._fresh()
-        for number, rows in enumerate(batches):
-            columns = [dict(zip(QOS, one, strict=True)) for one in rows]
-            pq.write_table(pa.Table.from_pylist(columns, SCHEMAS["qos"]), folder / f"{number}.parquet")
+        columns = [[dict(zip(QOS, one, strict=True)) for one in rows] for rows in batches]
+        write_in_order(folder, (pa.Table.from_pylist(rows, SCHEMAS["qos"]) for rows in columns))
         return self._reader(folder, StructType.fromDDL(TABLE_DDL["qos"]))
 
     def metadata(self, *rows: tuple[Any, ...]) -> DataFrame:

@@ -11,7 +11,6 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming import StreamingQuery
@@ -27,6 +26,7 @@ from tensorpool.spark.sink import check_columns
 from tensorpool.wire.control import Dtype
 from tensorpool.wire.driver import Role
 from tests.spark.conftest import options_of, pattern, read
+from tests.spark.frame_rows import write_in_order
 
 type Stream = Callable[..., int]
 
@@ -64,11 +64,10 @@ def test_every_dtype_order_and_shape_comes_back_as_it_was(
     stream_id = 11_011
     half = len(rows) // 2
     types = {"shape": pa.list_(pa.int32()), "payload": pa.binary()}
-    for name, part in (("a", rows[:half]), ("b", rows[half:])):
-        table = pa.Table.from_pylist(part)
-        fields = [pa.field(field.name, types.get(field.name, field.type)) for field in table.schema]
-        (tmp_path / "in").mkdir(exist_ok=True)
-        pq.write_table(table.cast(pa.schema(fields)), tmp_path / "in" / f"{name}.parquet")
+    tables = [pa.Table.from_pylist(part) for part in (rows[:half], rows[half:])]
+    schemas = [pa.schema({one.name: types.get(one.name, one.type) for one in table.schema}) for table in tables]
+    (tmp_path / "in").mkdir()
+    write_in_order(tmp_path / "in", map(pa.Table.cast, tables, schemas))
     schema = "dtype STRING, `order` STRING, shape ARRAY<INT>, payload BINARY, timestamp_ns BIGINT, meta_version BIGINT"
     reader = spark.readStream.schema(schema).option("maxFilesPerTrigger", 1)
     writer = reader.parquet(str(tmp_path / "in")).coalesce(1).writeStream.format("tensorpool")
