@@ -67,7 +67,7 @@ inline bool has_avx2() noexcept { return __builtin_cpu_supports("avx2"); }
 // Lines that a reader of the slot's last frame has in its cache are asked for ahead of time: 20 % of a frame of 640 KiB.
 __attribute__((target("avx2,prfchw"))) inline void copy_blocks_avx2(std::uint8_t* to, const std::uint8_t* from,
                                                                     std::size_t bytes) noexcept {
-    constexpr std::size_t kAhead = 1024;
+    constexpr std::size_t kAhead = 2048;
     for (std::size_t i = 0; i < bytes; i += 128) {
         if (i + kAhead < bytes) {
             __builtin_prefetch(to + i + kAhead, 1);
