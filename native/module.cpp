@@ -474,6 +474,7 @@ struct PyFramePublisher {
     std::string last_format;
     std::vector<Py_ssize_t> last_shape;
     bool last_is_column = false;
+    std::uint64_t until_ns = 0;
 };
 
 // --- the bridge: a frame from a ring into a log
@@ -596,12 +597,11 @@ bool publish_bytes(PyFramePublisher& self, std::uint64_t seq, const TensorLayout
     return self.publisher.publish(seq, layout, bytes, stamp_ns, meta_version, trace_id);
 }
 
-// What a producer's side and its conductor share: where frames go, until when, and how. With the GIL held, either sees
+// What a producer's side and its conductor share: where frames go, and how. With the GIL held, either sees
 // what the other did last.
 struct PyRoute {
     nb::object publisher_object = nb::none();  // of the epoch that the producer has adopted; none: it has to look
     PyFramePublisher* publisher = nullptr;
-    std::uint64_t until_ns = 0;
     std::uint32_t meta_version = 0;
     bool is_plain = true;
     nb::object array_type = nb::module_::import_("numpy").attr("ndarray");
@@ -621,7 +621,7 @@ struct PyRoute {
         const Buffer buffer(data, PyBUF_FULL_RO, std::nothrow);  // numpy has dtypes that no buffer describes
         if (!buffer.is_there() || !own.is_same(buffer.view())) return -1;
         const std::uint64_t now_ns = monotonic_ns();
-        if (now_ns >= until_ns) return -1;
+        if (now_ns >= own.until_ns) return -1;
         const std::uint64_t seq = own.writer.own().next_seq();
         const bool is_published = publish_bytes(own, seq, *own.last_layout, buffer.bytes(), timestamp_ns.value_or(now_ns),
                                                 version.value_or(meta_version), trace_id);
@@ -1337,6 +1337,8 @@ void bind_streams(nb::module_& m) {
             },
             "timestamp_ns"_a = nb::none(), "meta_version"_a = 0, "trace_id"_a = 0, "bytes"_a = 0,
             "Commit the writer's open claim and announce it.")
+        .def_rw("until_ns", &PyFramePublisher::until_ns,
+                "After this (CLOCK_MONOTONIC) a producer writes nothing: the lease may be over. Whoever publishes asks.")
         .def_prop_ro("bytes", [](const PyFramePublisher& self) { return self.publisher.bytes(); })
         .def_prop_ro("is_choked", [](const PyFramePublisher& self) { return self.publisher.is_choked(); },
                      "Whether a descriptor would be lost now though somebody listens: the log is full, or not yet open.")
@@ -1349,7 +1351,7 @@ void bind_streams(nb::module_& m) {
 }
 
 void bind_producing(nb::module_& m) {
-    nb::class_<PyRoute>(m, "Route", "Where a producer's frames go, until when and how: set by its session, used by publish.")
+    nb::class_<PyRoute>(m, "Route", "Where a producer's frames go, and how: set by its session, used by publish.")
         .def(nb::init<>())
         .def_prop_rw("publisher", [](const PyRoute& self) { return self.publisher_object; },
                      [](PyRoute& self, nb::object publisher) { self.set_publisher(std::move(publisher)); },
@@ -1357,7 +1359,6 @@ void bind_producing(nb::module_& m) {
                      nb::for_getter(nb::sig("def publisher(self) -> FramePublisher | None")),
                      nb::for_setter(nb::sig("def publisher(self, publisher: FramePublisher | None, /) -> None")),
                      "Of the epoch that the producer has adopted; None: it has to look.")
-        .def_rw("until_ns", &PyRoute::until_ns, "After this (CLOCK_MONOTONIC) nothing is written: the lease may be over.")
         .def_rw("meta_version", &PyRoute::meta_version, "Of frames that name none.")
         .def_rw("is_plain", &PyRoute::is_plain, "No consumer has a descriptor stream of its own.");
 

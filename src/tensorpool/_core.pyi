@@ -728,6 +728,15 @@ class FramePublisher:
         """Commit the writer's open claim and announce it."""
 
     @property
+    def until_ns(self) -> int:
+        """
+        After this (CLOCK_MONOTONIC) a producer writes nothing: the lease may be over. Whoever publishes asks.
+        """
+
+    @until_ns.setter
+    def until_ns(self, arg: int, /) -> None: ...
+
+    @property
     def bytes(self) -> int: ...
 
     @property
@@ -750,7 +759,7 @@ class FramePublisher:
 
 class Route:
     """
-    Where a producer's frames go, until when and how: set by its session, used by publish.
+    Where a producer's frames go, and how: set by its session, used by publish.
     """
 
     def __init__(self) -> None: ...
@@ -761,15 +770,6 @@ class Route:
 
     @publisher.setter
     def publisher(self, publisher: FramePublisher | None, /) -> None: ...
-
-    @property
-    def until_ns(self) -> int:
-        """
-        After this (CLOCK_MONOTONIC) nothing is written: the lease may be over.
-        """
-
-    @until_ns.setter
-    def until_ns(self, arg: int, /) -> None: ...
 
     @property
     def meta_version(self) -> int:

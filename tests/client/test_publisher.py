@@ -144,7 +144,7 @@ class Short(ProducerBase):
 
     def __init__(self, bench: Bench) -> None:
         self.route = Route()
-        self.route.publisher, self.route.until_ns = bench.publisher, EVER
+        self.route.publisher, bench.publisher.until_ns = bench.publisher, EVER
         self.others: list[tuple[tuple[Any, ...], dict[str, Any]]] = []
         super().__init__(self.route)
 
@@ -175,10 +175,10 @@ def test_after_the_leases_end_nothing_goes_the_short_way(bench: Bench) -> None:
     """The caller looks into it; nothing was written."""
     bench.publish(FRAME)
     short = Short(bench)
-    short.route.until_ns = monotonic_ns()
+    bench.publisher.until_ns = monotonic_ns()
     assert short.publish(FRAME) is None
     assert bench.stream.next_seq == 1
-    short.route.until_ns = EVER
+    bench.publisher.until_ns = EVER
     assert short.publish(FRAME) == 1
     assert 0 < bench.slot(1).timestamp_ns <= monotonic_ns()
 

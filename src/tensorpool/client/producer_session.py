@@ -55,17 +55,26 @@ MAX_AERON_STREAM_ID: Final = 2**31 - 1
 class Writing:
     """What the publishing thread needs of one epoch."""
 
-    __slots__ = ("publisher", "ring", "until_ns", "writer")
+    __slots__ = ("publisher", "ring", "writer")
 
     def __init__(
         self, ring: MappedRing, publication: aeron.Publication, until_ns: int, *, with_publish_time: bool
     ) -> None:
         self.ring: Final = ring
-        self.until_ns = until_ns  # §4.7: who stood still past the end of the lease writes nothing more
         self.writer: Final = ring.writer()
         self.publisher: Final = FramePublisher(
             self.writer, publication, ring.stream_id, ring.epoch, with_publish_time=with_publish_time
         )
+        self.until_ns = until_ns
+
+    @property
+    def until_ns(self) -> int:
+        """§4.7: who stood still past the end of the lease writes nothing more."""
+        return self.publisher.until_ns
+
+    @until_ns.setter
+    def until_ns(self, until_ns: int) -> None:
+        self.publisher.until_ns = until_ns
 
 
 class PrivateStream:
@@ -287,7 +296,7 @@ class ProducerSession(Session):
     def do_work(self, now_ns: int) -> int:
         work = super().do_work(now_ns)
         if self.writing is not None:
-            self.writing.until_ns = self.route.until_ns = self.attachment.deadline_ns
+            self.writing.until_ns = self.attachment.deadline_ns
         if self._mapping is not None and self._mapping.done():
             mapping, self._mapping = self._mapping, None
             self._mapped(mapping, now_ns)
@@ -377,7 +386,6 @@ class ProducerSession(Session):
             return
         until_ns = self.attachment.deadline_ns
         self.route.publisher = None  # the producer looks, and adopts the new one
-        self.route.until_ns = until_ns
         self.writing = Writing(ring, self._descriptors, until_ns, with_publish_time=self.with_publish_time)
         self.epochs += 1
         self._next_ns = 0
