@@ -59,6 +59,11 @@ _PARAMETERS: Final = re.findall(
 )
 
 
+def is_repeatable(text: str) -> bool:
+    """Whether a channel or URI from the wire may be kept and sent on: printable ASCII (A13), within Aeron's limit."""
+    return text.isascii() and text.isprintable() and len(text) <= _MAX_CHANNEL_BYTES
+
+
 def check_channel(key: str, channel: str) -> ChannelUri:
     """Take a channel apart without asking Aeron. Raises ConfigError for `key`.
 

@@ -18,6 +18,7 @@ from tensorpool.wire.driver import Role
 from tests.client.conftest import STREAM, StillConductor, hello, revoked
 from tests.support import messages
 
+MAX_MESSAGE_BYTES = 8192
 HALF: dict[str, Any] = {"descriptor_stream_id": 31_000}  # a request that is answered, with a decline (E23)
 DECREES: dict[str, dict[str, Any]] = {
     "a mode": {"mode": Mode.RATE_LIMITED},
@@ -38,6 +39,8 @@ class _Link:
         return self
 
     def offer(self, data: bytes) -> bool:
+        if len(data) > MAX_MESSAGE_BYTES:
+            raise ValueError(f"a message of {len(data)} bytes exceeds the limit of {MAX_MESSAGE_BYTES}")
         self.said.append(decode(data))
         return True
 
@@ -65,6 +68,24 @@ class Answers:
 
 def config(consumer_id: int = 1, **changed: Any) -> ConsumerConfig:
     return messages.consumer_config(STREAM, consumer_id, **changed)
+
+
+@pytest.mark.parametrize("uri", ["x" * 4096, "bridge://\udcff", "a b\n"], ids=["long", "not text", "not printable"])
+def test_a_fallback_that_cannot_be_sent_on_is_not_kept(uri: str) -> None:
+    """Our answers go on as if it had not come."""
+    answers = Answers()
+    assert answers.to(1) == config(1)
+    answers.session.on_consumer_config(config(1, payload_fallback_uri=uri))
+    assert answers.to(1) == config(1)
+
+
+def test_an_answer_that_no_log_takes_is_dropped(caplog: pytest.LogCaptureFixture) -> None:
+    """It is logged once, and the session goes on."""
+    answers = Answers()
+    for _ in range(2):
+        assert not answers.session.send(config(1, payload_fallback_uri="x" * MAX_MESSAGE_BYTES))
+    assert [record.getMessage().split()[0] for record in caplog.records] == ["message_not_sendable"]
+    assert answers.to(1) == config(1)
 
 
 @pytest.mark.parametrize("is_relay", [False, True], ids=["producer", "relay"])

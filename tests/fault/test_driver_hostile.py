@@ -20,6 +20,7 @@ from tests.support.chaos import TOKEN, Listener, Nursery, end, events_of, hostil
 from tests.support.driver_client import DriverClient, Lease, attach_request, new_client_id
 from tests.support.driver_process import Deployment, DriverProcess
 from tests.support.messages import hello
+from tests.support.processes import own_bytes
 
 SECONDS = float(os.environ.get("TENSORPOOL_FUZZ_SECONDS", "6"))
 SEED = int(os.environ.get("TENSORPOOL_FUZZ_SEED", time.time_ns() % 1_000_000_007))
@@ -67,14 +68,6 @@ def client(deployment: Deployment, process: DriverProcess) -> Iterator[Listener]
 def nursery(deployment: Deployment, process: DriverProcess) -> Iterator[Nursery]:
     with Nursery(deployment) as nursery:
         yield nursery
-
-
-def own_bytes(pid: int) -> int:
-    """The memory that a process has to itself: neither regions nor Aeron's logs."""
-    for line in Path(f"/proc/{pid}/status").read_text().splitlines():
-        if line.startswith("RssAnon:"):
-            return int(line.split()[1]) * 1024
-    raise AssertionError(f"process {pid} has no memory")
 
 
 def counts_at_end(process: DriverProcess, client: DriverClient, deployment: Deployment, log: Path) -> dict[str, int]:

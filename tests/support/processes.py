@@ -37,6 +37,14 @@ def terminal_environment() -> dict[str, str]:
     return kept | {"PYTHONPATH": str(ROOT), "TERM": "xterm"}
 
 
+def own_bytes(pid: int) -> int:
+    """The memory that a process has to itself: neither regions nor Aeron's logs."""
+    for line in Path(f"/proc/{pid}/status").read_text().splitlines():
+        if line.startswith("RssAnon:"):
+            return int(line.split()[1]) * 1024
+    raise AssertionError(f"process {pid} has no memory")
+
+
 class Process:
     """A child running a Python script or module, with its output captured to a pipe."""
 

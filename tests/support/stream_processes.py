@@ -152,7 +152,8 @@ class Journal(logging.Handler):
         os.write(self._fd, json.dumps(entry).encode() + b"\n")
 
     def emit(self, record: logging.LogRecord) -> None:
-        self.write("log", level=record.levelname, text=record.getMessage())
+        trace = "".join(traceback.format_exception(*record.exc_info)) if record.exc_info else ""
+        self.write("log", level=record.levelname, text=f"{record.getMessage()}\n{trace}".strip())
 
     def state(self, change: StateChange) -> None:
         self.write("state", state=change.state.value, reason=change.reason, epoch=change.epoch)

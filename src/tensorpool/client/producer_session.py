@@ -16,7 +16,7 @@ import msgspec
 
 from tensorpool import aeron
 from tensorpool._core import FramePublisher, Route
-from tensorpool.channel import Endpoint, check_channel
+from tensorpool.channel import Endpoint, check_channel, is_repeatable
 from tensorpool.client import attachment as lease
 from tensorpool.client import metadata
 from tensorpool.client.conductor import ClientConductor
@@ -339,7 +339,7 @@ class ProducerSession(Session):
         §10.1.3: a central authority may force a mode or redirect, so our own answers repeat it from now on.
         """
         heard = self._consumers.get(config.consumer_id)
-        if heard is None:
+        if heard is None or not is_repeatable(config.payload_fallback_uri):
             return
         heard.decree = config
         if heard.hello is None or heard.hello.descriptor_stream_id or heard.hello.control_stream_id:

@@ -22,6 +22,7 @@ from tensorpool.client.mapping import is_fresh
 from tensorpool.errors import (
     AttachRefused,
     DriverUnreachable,
+    LocalProtocolError,
     RemoteProtocolError,
     TensorPoolError,
     TransportError,
@@ -83,6 +84,7 @@ class Session:
         self.changed = threading.Condition()
         self.events: deque[StateChange] = deque(maxlen=MAX_EVENTS)
         self.link: Link | None = None
+        self._has_dropped = False
         self.log = get_logger("client", role=wish.role.name, stream=name or wish.stream_id)
 
     # --- for the user's side
@@ -204,12 +206,20 @@ class Session:
     # --- inside
 
     def send(self, message: Message) -> bool:
-        """Offer on the control stream; a loss is made good by the next period."""
+        """Offer on the control stream; a loss is made good by the next period.
+
+        A message that no log takes, because a peer's texts in it are too long, is dropped and logged once.
+        """
         if self.link is None:
             return False
         try:
             return bool(self.link.control.offer(message.encode()))
         except TransportError:
+            return False
+        except (ValueError, LocalProtocolError) as error:
+            if not self._has_dropped:
+                self._has_dropped = True
+                self.log.warning("message_not_sendable", kind=type(message).__name__, error=str(error))
             return False
 
     def _perform(self, effects: list[lease.Effect], now_ns: int) -> int:
