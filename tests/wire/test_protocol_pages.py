@@ -55,7 +55,7 @@ def blocks(block: Block) -> list[Block]:
 
 @pytest.mark.parametrize(("document", "message"), MESSAGES, ids=[message.name for _, message in MESSAGES])
 def test_page_describes_message_as_its_schema_does(document: Document, message: MessageType) -> None:
-    """Ids, block length, every field's offset, type and null, and the order of groups and data are those of the schema."""
+    """Ids, block length, each field's offset, type and null, and the order of groups and data are the schema's."""
     text = sections()[message.name]
     head = f"Schema {document.id}, template {message.template_id}, block {message.block.length}. "
     assert text.strip().startswith(head)
