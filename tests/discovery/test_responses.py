@@ -22,16 +22,16 @@ LONG_TERM = "aeron:ipc?term-length=16m"  # carries messages of a mebibyte
 @pytest.mark.parametrize(
     ("channel", "opened", "longest"),
     [
-        ("aeron:ipc", "aeron:ipc?term-length=1048576|linger=0", 131_072),
+        ("aeron:ipc", "aeron:ipc?term-length=8388608|linger=0", 1 << 20),
         ("aeron:ipc?term-length=64k|tether=false", "aeron:ipc?term-length=65536|linger=0", 8_192),
         ("aeron:ipc?term-length=1g", "aeron:ipc?term-length=16777216|linger=0", 2 << 20),
-        ("aeron:udp?endpoint=10.1.2.3:99", "aeron:udp?endpoint=10.1.2.3:99|term-length=1048576|linger=0", 131_072),
+        ("aeron:udp?endpoint=10.1.2.3:99", "aeron:udp?endpoint=10.1.2.3:99|term-length=8388608|linger=0", 1 << 20),
         (
             "aeron:udp?mtu=8k|endpoint=localhost:99|interface=lo",
-            "aeron:udp?endpoint=localhost:99|interface=lo|mtu=8k|term-length=1048576|linger=0",
-            131_072,
+            "aeron:udp?endpoint=localhost:99|interface=lo|mtu=8k|term-length=8388608|linger=0",
+            1 << 20,
         ),
-        ("aeron:udp?endpoint=[::1]:99", "aeron:udp?endpoint=[::1]:99|term-length=1048576|linger=0", 131_072),
+        ("aeron:udp?endpoint=[::1]:99", "aeron:udp?endpoint=[::1]:99|term-length=8388608|linger=0", 1 << 20),
     ],
 )
 def test_of_a_channel_only_the_address_is_taken(channel: str, opened: str, longest: int) -> None:

@@ -41,7 +41,7 @@ FORGET_NS: Final = 5_000 * MS  # an inquiry that nobody waits for any more
 MAX_REQUERIES: Final = 3
 MAX_ANNOUNCED: Final = 100_000
 REQUEST_TERM: Final = "64k"  # requests up to 8 KiB
-RESPONSE_TERM: Final = "4m"  # answers up to 512 KiB
+RESPONSE_TERM: Final = "8m"  # answers up to 1 MiB: a thousand streams of three pools
 
 
 class _Provider:

@@ -8,13 +8,15 @@
 
 What was told about a stream before its first announce is kept for as long as an entry would be. Each entry holds a set
 of facts, (kind, value); a query is a set of facts too and finds the entries that hold them all. Holds no clock and does
-no IO: callers pass `now_ns`. What is passed over is counted in `counts`, with a reason.
+no IO: callers pass `now_ns`, by which entries expire; a caller that reads late also passes when an announce arrived,
+from which its entry lives. What is passed over is counted in `counts`, with a reason.
 Discovery §5.1, §5.2, §6, §8, §12; decisions A13, C16, C17, F1, F3, F5-F8, F12, F15.
 """
 
 from __future__ import annotations
 
 import re
+import struct
 from collections import Counter, OrderedDict
 from collections.abc import Iterable
 from fnmatch import fnmatchcase
@@ -42,6 +44,11 @@ MAX_EPOCH: Final = 2**64 - 2  # C17: all ones is null
 MAX_STREAM_ID: Final = 2**32 - 2
 
 _DECIMAL: Final = re.compile(rb"[0-9]{1,20}")
+_RESPONSE_HEAD_BYTES: Final = 8 + 9  # message header, and the block with request_id and status
+_GROUP: Final = struct.Struct("<HH")  # bytes of one result without its groups and strings, and how many results follow
+_RESULT_BLOCK_BYTES: Final = 39
+_NO_ERROR_MESSAGE: Final = bytes(4)
+NARROWER: Final = "filter by data_source_name, tags, stream_id or producer_id"
 
 type Fact = tuple[str, int | str]
 
@@ -76,7 +83,7 @@ class _Told:
 
 
 class _Entry:
-    __slots__ = ("announce", "driver", "facts", "heard_ns", "result", "told")
+    __slots__ = ("announce", "driver", "encoded", "facts", "heard_ns", "result", "told")
 
     def __init__(self, driver: DriverIdentity, announce: ShmPoolAnnounce, told: _Told) -> None:
         self.driver = driver
@@ -84,6 +91,7 @@ class _Entry:
         self.told = told
         self.heard_ns = 0
         self.result = _result(driver, announce, told)
+        self.encoded = b""  # the result as part of a response, made when the first response needs it
         self.facts: frozenset[Fact] = frozenset()
 
     @property
@@ -131,8 +139,11 @@ class Directory:
 
     # --- what is heard
 
-    def on_pool_announce(self, instance_id: str, announce: ShmPoolAnnounce, now_ns: int) -> bool:
+    def on_pool_announce(
+        self, instance_id: str, announce: ShmPoolAnnounce, now_ns: int, arrived_ns: int | None = None
+    ) -> bool:
         """An announce of that driver's; whether it was taken."""
+        arrived_ns = now_ns if arrived_ns is None else arrived_ns
         flaw = _flaw_in(announce)
         if flaw is not None:
             self.counts[f"announces_{flaw}"] += 1
@@ -141,7 +152,7 @@ class Directory:
         self._expire(heard, now_ns)
         entry = heard.entries.get(announce.stream_id)
         if entry is None:
-            return self._add(heard, announce, now_ns)
+            return self._add(heard, announce, arrived_ns)
         known = entry.announce
         if announce.epoch < known.epoch:  # F8
             self.counts["announces_of_earlier_epochs"] += 1
@@ -151,16 +162,16 @@ class Directory:
         if _content(announce) != _content(known):
             entry.announce = announce
             self._renew(entry)
-        self._touch(heard, entry, now_ns)
+        self._touch(heard, entry, arrived_ns)
         return True
 
-    def on_repeat(self, instance_id: str, stream_id: int, now_ns: int) -> bool:
+    def on_repeat(self, instance_id: str, stream_id: int, now_ns: int, arrived_ns: int | None = None) -> bool:
         """The same announce as last time but for its timestamp; whether the stream is still known."""
         heard = self._heard[instance_id]
         self._expire(heard, now_ns)
         entry = heard.entries.get(stream_id)
         if entry is not None:
-            self._touch(heard, entry, now_ns)
+            self._touch(heard, entry, now_ns if arrived_ns is None else arrived_ns)
         return entry is not None
 
     def epoch_of(self, instance_id: str, stream_id: int) -> int | None:
@@ -209,24 +220,28 @@ class Directory:
 
     def answer(self, request: DiscoveryRequest, now_ns: int, max_message_bytes: int) -> bytes:
         """The response to a request as it goes on the wire, never longer than that."""
-        found = self.find(request, now_ns)
+        found = self._matches(request, now_ns)
         if len(found) > self._max_results:
-            words = f"{len(found)} streams match, at most {self._max_results} are returned; use more filters"
-            return refusal(request.request_id, words)
+            words = f"{len(found)} streams match, at most {self._max_results} are returned (discovery.max_results)"
+            return refusal(request.request_id, f"{words}; {NARROWER}")
         if not found and self._rules is not None:
             return DiscoveryResponse(request_id=request.request_id, status=DiscoveryStatus.NOT_FOUND).encode()
-        response = DiscoveryResponse(request_id=request.request_id, status=DiscoveryStatus.OK, results=tuple(found))
-        data = response.encode()
+        data = _response(request.request_id, found)
         if len(data) > max_message_bytes:
             words = (
                 f"{len(found)} streams match and take {len(data)} bytes, the response channel carries "
-                f"{max_message_bytes}; use more filters or a response channel with a larger term-length"
+                f"{max_message_bytes}; {NARROWER}, or give a response channel with a larger term-length (up to 16m)"
             )
             return refusal(request.request_id, words)
         return data
 
     def find(self, request: DiscoveryRequest, now_ns: int) -> list[Result]:
         """Every visible stream that fits all filters, by driver and id."""
+        return [entry.result for entry in self._matches(request, now_ns)]
+
+    # --- inside
+
+    def _matches(self, request: DiscoveryRequest, now_ns: int) -> list[_Entry]:
         self.expire(now_ns)
         facts = _wanted(request)
         if facts:
@@ -238,14 +253,12 @@ class Directory:
         if self._rules is not None:
             client_id = request.client_id
             candidates = [entry for entry in candidates if self._is_visible(entry, client_id)]
-        return [entry.result for entry in sorted(candidates, key=lambda entry: entry.key)]
-
-    # --- inside
+        return sorted(candidates, key=lambda entry: entry.key)
 
     def _is_visible(self, entry: _Entry, client_id: int) -> bool:
         return any(_fits(rule, entry, client_id) for rule in self._rules or ())
 
-    def _add(self, heard: _Heard, announce: ShmPoolAnnounce, now_ns: int) -> bool:
+    def _add(self, heard: _Heard, announce: ShmPoolAnnounce, arrived_ns: int) -> bool:
         if self._size >= self._max_streams:
             self.counts["streams_beyond_max_streams"] += 1
             return False
@@ -259,11 +272,11 @@ class Directory:
         heard.entries[announce.stream_id] = entry
         self._size += 1
         self._renew(entry)
-        self._touch(heard, entry, now_ns)
+        self._touch(heard, entry, arrived_ns)
         return True
 
-    def _touch(self, heard: _Heard, entry: _Entry, now_ns: int) -> None:
-        entry.heard_ns = now_ns
+    def _touch(self, heard: _Heard, entry: _Entry, arrived_ns: int) -> None:
+        entry.heard_ns = max(entry.heard_ns, arrived_ns)
         heard.entries.move_to_end(entry.announce.stream_id)
 
     def _told(self, instance_id: str, stream_id: int, now_ns: int) -> tuple[_Told | None, _Entry | None]:
@@ -304,6 +317,7 @@ class Directory:
         """What the entry says has changed."""
         self._unindex(entry)
         entry.result = _result(entry.driver, entry.announce, entry.told)
+        entry.encoded = b""
         entry.facts = _facts(entry.result)
         for fact in entry.facts:
             self._index.setdefault(fact, set()).add(entry)
@@ -331,6 +345,19 @@ class Directory:
                 break
             del heard.orphans[stream_id]
             self._orphans -= 1
+
+
+def _response(request_id: int, found: list[_Entry]) -> bytes:
+    """An OK with these results. Each result is encoded once and copied into every response that contains it."""
+    head = DiscoveryResponse(request_id=request_id, status=DiscoveryStatus.OK).encode()[:_RESPONSE_HEAD_BYTES]
+    group = _GROUP.pack(_RESULT_BLOCK_BYTES, len(found))
+    return b"".join((head, group, *(entry.encoded or _encode(entry) for entry in found), _NO_ERROR_MESSAGE))
+
+
+def _encode(entry: _Entry) -> bytes:
+    alone = DiscoveryResponse(request_id=0, status=DiscoveryStatus.OK, results=(entry.result,)).encode()
+    entry.encoded = alone[_RESPONSE_HEAD_BYTES + _GROUP.size : -len(_NO_ERROR_MESSAGE)]
+    return entry.encoded
 
 
 def refusal(request_id: int, words: str) -> bytes:

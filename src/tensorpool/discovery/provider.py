@@ -4,6 +4,10 @@
 One agent with an Aeron connection of its own; it never waits for anybody it answers. Streams may be shared with other
 schemas and directions: what is not for a provider is passed over by its header alone. It neither grants nor forwards
 attaches. A provider inside a driver also tells registries what it heard from that driver.
+
+A turn reads every log to its end, taking announces and queueing requests; then it answers, for a bounded time. A turn
+that comes late costs no live stream its entry: an announce that it finds arrived after the previous turn, and entries
+expire by the time until which everything was read.
 Discovery §2.2, §4, §6.4, §8, §13; decisions C6, F2, F6, F13, F14, F16, J.
 """
 
@@ -31,6 +35,10 @@ from tensorpool.wire.control import ClockDomain, DataSourceAnnounce, DataSourceM
 from tensorpool.wire.discovery import DiscoveryRequest
 
 FRAGMENT_LIMIT: Final = 256
+POLLS_PER_TURN: Final = 16  # of each subscription
+ANSWERS_PER_TURN: Final = 64
+ANSWERING_NS: Final = 5_000_000  # a turn's share for answers
+MAX_QUEUED_REQUESTS: Final = 1024
 RECONNECT_EVERY_NS: Final = 100_000_000
 LOOK_EVERY_NS: Final = 500_000_000
 EXPIRE_EVERY_NS: Final = 100_000_000
@@ -90,8 +98,10 @@ class Provider:
         self._announced: dict[tuple[str, int], bytes] = {}
         self._told: dict[tuple[str, int, int], tuple[bytes, int]] = {}
         self._untold: list[Endpoint] = []  # registries whose publication is still to be opened
+        self._requests: dict[bytes, None] = {}  # to be answered, in this order; one that is sent again is in it once
         self._reconnect_ns = self._look_ns = self._expire_ns = self._log_ns = self._open_ns = 0
         self._now_ns = 0
+        self._read_ns = 0  # when the latest turn began that read every log to its end
 
     @property
     def counts(self) -> Counter[str]:
@@ -119,13 +129,16 @@ class Provider:
             if self._link is not None:
                 self._look(self._link, now_ns)
                 self._open_tells(self._link, now_ns)
-                work += sum(poll() for poll in self._link.polls)
+                work += self._read(self._link, now_ns)
+                work += self._answer_requests(self._link)
                 work += self._link.responder.do_work(now_ns)
         except (TransportError, Closed) as error:
             self._lose_link(str(error))
+        if self._link is None:
+            self._read_ns = now_ns
         if now_ns >= self._expire_ns:
             self._expire_ns = now_ns + EXPIRE_EVERY_NS
-            self.directory.expire(now_ns)
+            self.directory.expire(self._read_ns)
             if len(self._announced) > 2 * len(self.directory) + 1024:
                 self._announced.clear()
             if len(self._told) > 4 * len(self.directory) + 1024:
@@ -141,6 +154,7 @@ class Provider:
     # --- inside: the connection
 
     def _connect(self) -> None:
+        self._read_ns = self._now_ns
         self._link = _Link(self._settings, self._aeron_dir, self.counts, self._now_ns)
         self._media_driver.adopt()
         try:
@@ -197,6 +211,7 @@ class Provider:
 
     def _lose_link(self, words: str) -> None:
         link, self._link = self._link, None
+        self._requests.clear()
         self._media_driver.forget()
         self._reconnect_ns = self._now_ns + RECONNECT_EVERY_NS
         if link is not None:
@@ -205,21 +220,38 @@ class Provider:
 
     # --- inside: what is heard
 
+    def _read(self, link: _Link, now_ns: int) -> int:
+        """Take announces and metadata, queue requests. Returns the fragments read."""
+        total = 0
+        is_all_read = True
+        for poll in link.polls:
+            fragments = FRAGMENT_LIMIT
+            for _ in range(POLLS_PER_TURN):
+                fragments = poll()
+                total += fragments
+                if fragments < FRAGMENT_LIMIT:
+                    break
+            is_all_read = is_all_read and fragments < FRAGMENT_LIMIT
+        if is_all_read:
+            self._read_ns = now_ns
+        return total
+
     def on_announce(self, identity: DriverIdentity, data: bytes, *, is_local: bool) -> None:
         """C6: a timestamp counts on its own host only; elsewhere the receipt does."""
-        if is_local and not self._is_recent(data, identity.expiry_ns):
+        arrived_ns = self._arrival_ns(data, identity.expiry_ns) if is_local else self._now_ns
+        if arrived_ns is None:
             self.counts["announces_too_old"] += 1
             return
         # Announces come again and again, the same but for the time: those are not decoded.
         (stream_id,) = _STREAM_ID.unpack_from(data)
         key = identity.instance_id, stream_id
         content = data[:_STAMP_AT] + data[_STAMP_AT + 8 :]
-        if self._announced.get(key) == content and self.directory.on_repeat(*key, self._now_ns):
+        if self._announced.get(key) == content and self.directory.on_repeat(*key, self._read_ns, arrived_ns):
             self._tell(data)
             return
         announce = decode(data)
         assert isinstance(announce, ShmPoolAnnounce)
-        if self.directory.on_pool_announce(identity.instance_id, announce, self._now_ns):
+        if self.directory.on_pool_announce(identity.instance_id, announce, self._read_ns, arrived_ns):
             self._announced[key] = content
             self._tell(data)
 
@@ -233,9 +265,9 @@ class Provider:
             return
         match decode(data):
             case DataSourceAnnounce() as announce:
-                is_taken = self.directory.on_data_source_announce(identity.instance_id, announce, self._now_ns)
+                is_taken = self.directory.on_data_source_announce(identity.instance_id, announce, self._read_ns)
             case DataSourceMeta() as meta:
-                is_taken = self.directory.on_data_source_meta(identity.instance_id, meta, self._now_ns)
+                is_taken = self.directory.on_data_source_meta(identity.instance_id, meta, self._read_ns)
             case _:
                 return
         if is_taken:
@@ -243,11 +275,18 @@ class Provider:
                 self._told[key] = data, epoch
             self._tell(data)
 
-    def _is_recent(self, data: bytes, window_ns: int) -> bool:
+    def _arrival_ns(self, data: bytes, window_ns: int) -> int | None:
+        """When an announce of this host arrived; None where its stamp is not of that time.
+
+        It was not there yet when the logs were last read to their end, and it did not come before it was made.
+        """
         stamp_ns: int
         stamp_ns, domain = _STAMP.unpack_from(data, _STAMP_AT)
-        now_ns = self._now_ns if domain == ClockDomain.MONOTONIC else self._clock.realtime_ns()
-        return -window_ns <= now_ns - stamp_ns <= window_ns
+        if domain != ClockDomain.MONOTONIC:
+            stamp_ns += self._now_ns - self._clock.realtime_ns()
+        if not self._read_ns - window_ns <= stamp_ns <= self._now_ns + window_ns:
+            return None
+        return min(max(stamp_ns, self._read_ns), self._now_ns)
 
     def _tell(self, data: bytes) -> None:
         """To registries; what is lost on the way comes again with the next period."""
@@ -258,6 +297,7 @@ class Provider:
     # --- inside: what is asked
 
     def on_request(self, data: bytes) -> None:
+        """Queue a request for the part of the turn that answers."""
         counts = self.counts
         if len(data) > MAX_REQUEST_BYTES:
             counts["requests_too_long"] += 1
@@ -265,8 +305,29 @@ class Provider:
         _, client_id = _ASKER.unpack_from(data)
         if not self._rates.admits(client_id, self._now_ns):
             counts["requests_over_rate"] += 1
-            return
-        request = _decode_request(data)
+        elif data not in self._requests and len(self._requests) >= MAX_QUEUED_REQUESTS:
+            counts["requests_beyond_queue"] += 1
+        else:
+            self._requests[data] = None
+
+    def _answer_requests(self, link: _Link) -> int:
+        """Answer those that came first, for a bounded time; the rest waits for the next turn."""
+        answered = 0
+        until_ns = self._clock.monotonic_ns() + ANSWERING_NS
+        while self._requests and answered < ANSWERS_PER_TURN:
+            data = next(iter(self._requests))
+            del self._requests[data]
+            answered += 1
+            try:
+                self._answer_request(link, _decode_request(data))
+            except DecodeError:
+                self.counts["malformed_messages"] += 1
+            if self._clock.monotonic_ns() >= until_ns:
+                break
+        return answered
+
+    def _answer_request(self, link: _Link, request: DiscoveryRequest) -> None:
+        counts = self.counts
         if not request.response_channel:
             counts["requests_without_channel"] += 1
             return
@@ -279,8 +340,7 @@ class Provider:
         if route is None or request.response_stream_id > MAX_AERON_STREAM_ID:
             counts["requests_to_refused_endpoints"] += 1
             return
-        assert self._link is not None
-        responder = self._link.responder
+        responder = link.responder
         if not responder.admits(route, request.response_stream_id, self._now_ns):
             return
         if request.response_stream_id == 0:  # F2
@@ -292,11 +352,12 @@ class Provider:
         responder.post(route, request.response_stream_id, answer, self._now_ns)
         if self._now_ns >= self._log_ns:
             self._log_ns = self._now_ns + LOG_EVERY_NS
-            self._log.info("query", client_id=client_id, requests=counts["requests"], streams=len(self.directory))
+            figures = {"requests": counts["requests"], "streams": len(self.directory)}
+            self._log.info("query", client_id=request.client_id, **figures)
 
     def _answer(self, request: DiscoveryRequest, max_message_bytes: int) -> bytes:
         try:
-            return self.directory.answer(request, self._now_ns, max_message_bytes)
+            return self.directory.answer(request, self._read_ns, max_message_bytes)
         except LocalProtocolError as error:
             self._log.error("answer_failed", error=str(error))
             return refusal(request.request_id, "the provider failed to encode its answer; its log says why")
