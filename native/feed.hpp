@@ -10,6 +10,7 @@
 #include <cstdint>
 #include <ctime>
 #include <deque>
+#include <memory>
 #include <optional>
 
 #include "aeron_subscription.hpp"
@@ -18,11 +19,36 @@
 
 namespace tensorpool {
 
+// How many delivered frames their readers found overwritten: one count for all epochs of a consumer. From any thread.
+class LateFrames {
+public:
+    void add() noexcept { count_.fetch_add(1, std::memory_order_relaxed); }
+    std::uint64_t count() const noexcept { return count_.load(std::memory_order_relaxed); }
+
+private:
+    std::atomic<std::uint64_t> count_{0};
+};
+
+// A frame that was counted as received. Everything that shows the frame shares it, so that it is uncounted once (K3).
+struct Delivery {
+    explicit Delivery(std::shared_ptr<LateFrames> late) : late(std::move(late)) {}
+    bool uncount() noexcept { return !is_uncounted.exchange(true, std::memory_order_relaxed); }
+
+    const std::shared_ptr<LateFrames> late;
+    std::atomic<bool> is_uncounted{false};
+};
+
 // A frame with what its descriptor said about it.
 struct ReceivedFrame : SlotFrame {
     std::uint64_t publish_timestamp_ns = FrameDescriptor::kNullU64;
     std::uint64_t trace_id = 0;
     std::uint64_t dropped_before = 0;  // lost since the frame delivered before this one
+    std::shared_ptr<Delivery> delivery;  // none: it was counted as lost before, and is only shown
+
+    // Its reader found the slot changed. From any thread.
+    void found_overwritten() const noexcept {
+        if (delivery && delivery->uncount()) delivery->late->add();
+    }
 };
 
 class Feed final : public aeron::Sink {
@@ -36,13 +62,15 @@ public:
         kImageLost = 8,    // a publisher went, or we were too slow for it: subscribe again
     };
 
-    // `expected` is the first seq that counts; without it the first descriptor decides.
+    // `expected` is the first seq that counts; without it the first descriptor decides. received() and drops() are as of the
+    // delivery; `late` counts the frames that moved from the one to the other since.
     Feed(RingReader& reader, std::uint32_t stream_id, std::uint64_t epoch, std::optional<std::uint64_t> expected,
-         std::uint64_t max_outstanding)
+         std::uint64_t max_outstanding, std::shared_ptr<LateFrames> late)
         : reader_(reader),
           stream_id_(stream_id),
           epoch_(epoch),
           max_outstanding_(max_outstanding),
+          late_(std::move(late)),
           expected_(expected) {
         const std::optional<std::uint64_t> newest = reader.newest();
         watched_ = newest ? *newest + 1 : 0;
@@ -99,10 +127,14 @@ public:
             out.publish_timestamp_ns = last_.timestamp_ns;
             out.trace_id = trace_of(last_);
             out.dropped_before = 0;
-            if (seq >= unseen_from && !(is_delivered_ && seq == delivered_)) {
+            if (is_delivered_ && seq == delivered_) {
+                told_ = 0;
+                out.delivery = delivery_;
+            } else if (seq >= unseen_from) {
                 if (drops_[index(Drop::SKIPPED)] > 0) --drops_[index(Drop::SKIPPED)];
-                out.dropped_before = std::exchange(lost_, 0);
-                note_delivered(seq);
+                note_delivered(out);
+            } else {
+                out.delivery = nullptr;
             }
             return true;
         }
@@ -153,10 +185,10 @@ public:
         is_discarding_ = false;
     }
 
-    // The frame that was delivered last is not to be believed after all.
-    void refuse(Drop reason) {
+    // The frame that was handed out last is not to be believed after all: it is counted under `reason` instead.
+    void refuse(const ReceivedFrame& frame, Drop reason) {
         const Busy busy(*this);
-        if (received_ == 0) return;
+        if (!frame.delivery || !frame.delivery->uncount()) return;
         --received_;
         lost_ += std::exchange(told_, 0);  // what was told with it is told with the next one
         count(reason, 1);
@@ -286,16 +318,27 @@ private:
         if (min_interval_ns_ != 0 && !is_due(descriptor, out)) return count(Drop::RATE_LIMITED, 1), false;
         out.publish_timestamp_ns = descriptor.timestamp_ns;
         out.trace_id = trace_of(descriptor);
-        out.dropped_before = told_ = std::exchange(lost_, 0);
-        note_delivered(descriptor.seq);
+        note_delivered(out);
         bytes_since_fill_ += out.values_len_bytes;
         return true;
     }
 
-    void note_delivered(std::uint64_t seq) noexcept {
+    void note_delivered(ReceivedFrame& out) {
+        out.dropped_before = told_ = std::exchange(lost_, 0);
+        renew_delivery();
+        out.delivery = delivery_;
         ++received_;
-        delivered_ = seq;
+        delivered_ = out.seq;
         is_delivered_ = true;
+    }
+
+    // A loop holds one frame while it asks for the next: the delivery before the last is free again by then.
+    void renew_delivery() {
+        std::swap(delivery_, spare_delivery_);
+        if (delivery_.use_count() == 1)
+            delivery_->is_uncounted.store(false, std::memory_order_relaxed);
+        else
+            delivery_ = std::make_shared<Delivery>(late_);
     }
 
     // §11: by the publisher's clock where it tells, so that the gate does not beat against our polls.
@@ -332,6 +375,7 @@ private:
     const std::uint32_t stream_id_;
     const std::uint64_t epoch_;
     const std::uint64_t max_outstanding_;
+    const std::shared_ptr<LateFrames> late_;
     std::optional<std::uint64_t> expected_;
     std::uint64_t watched_ = 0;
     std::uint64_t last_frame_ns_ = 0;
@@ -346,6 +390,8 @@ private:
     bool is_discarding_ = false;
     bool is_delivered_ = false;
     std::uint64_t delivered_ = 0;
+    std::shared_ptr<Delivery> delivery_;  // of the frame delivered last
+    std::shared_ptr<Delivery> spare_delivery_;
     std::uint64_t min_interval_ns_ = 0;
     std::uint64_t due_ns_ = 0;
     std::uint64_t lost_ = 0;

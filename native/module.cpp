@@ -193,6 +193,10 @@ struct PyRingReader {
     // Whether a buffer has the frame's very shape, dtype and order, without holes on either side.
     static bool is_like(const Py_buffer& view, const SlotFrame& frame) noexcept {
         const TensorLayout& layout = *frame.layout;
+        if (layout.is_bits())  // shown as its packed bytes
+            return view.ndim == 1 && view.len == static_cast<Py_ssize_t>(frame.values_len_bytes) && view.itemsize == 1 &&
+                   view.strides[0] == 1 && layout.extent_bytes == frame.values_len_bytes &&
+                   is_format_of(view.format, 1, static_cast<std::int16_t>(Dtype::UINT8));
         if (view.ndim != layout.ndims || view.len != static_cast<Py_ssize_t>(frame.values_len_bytes) ||
             layout.extent_bytes != frame.values_len_bytes || !is_format_of(view.format, view.itemsize, layout.dtype))
             return false;
@@ -323,10 +327,11 @@ private:
 
 struct PyFeed {
     PyFeed(nb::object object, std::uint32_t stream_id, std::uint64_t epoch, std::optional<std::uint64_t> expected,
-           std::uint64_t max_outstanding)
+           std::uint64_t max_outstanding, const std::shared_ptr<LateFrames>& late)
         : reader_object(std::move(object)),
           reader(&nb::cast<PyRingReader&>(reader_object)),
-          feed(reader->reader, stream_id, epoch, expected, max_outstanding) {}
+          feed(reader->reader, stream_id, epoch, expected, max_outstanding,
+               late ? late : std::make_shared<LateFrames>()) {}
     nb::object reader_object;
     PyRingReader* reader;
     Feed feed;
@@ -342,6 +347,12 @@ struct PyFrame {
     nb::object view() const {
         nb::object kept = reader->view_of(slot);
         return kept.is_none() ? mapped.attr("view")(slot) : kept;
+    }
+
+    // What a look at the slot, after the frame was read, says about it; one that changed is no longer counted as received.
+    bool settle(bool is_whole) const noexcept {
+        if (!is_whole) slot.found_overwritten();
+        return is_whole;
     }
 };
 
@@ -1197,9 +1208,13 @@ void bind_streams(nb::module_& m) {
              "mapped"_a, "slot"_a, nb::sig("def __init__(self, mapped: object, slot: ReceivedFrame) -> None"))
         .def_prop_ro("array", &PyFrame::view, nb::sig("def array(self) -> numpy.typing.NDArray[typing.Any]"),
                      "A read-only view of the payload, without a copy. BIT frames show their packed bytes.")
-        .def("is_intact", [](const PyFrame& self) { return self.reader->reader.intact(self.slot); },
-             "Whether everything read from the view so far was this frame.")
-        .def("_copy_like", [](const PyFrame& self, nb::handle out) { return self.reader->copy_like(self.slot, out); },
+        .def("is_intact", [](const PyFrame& self) { return self.settle(self.reader->reader.intact(self.slot)); },
+             "Whether everything read from the view so far was this frame. One that is not counts as dropped.")
+        .def("_copy_like",
+             [](const PyFrame& self, nb::handle out) {
+                 const std::optional<bool> is_whole = self.reader->copy_like(self.slot, out);
+                 return is_whole ? std::optional(self.settle(*is_whole)) : std::nullopt;
+             },
              "out"_a, nb::sig("def _copy_like(self, out: collections.abc.Buffer) -> bool | None"),
              "Whether the copy is whole; None, and no copy, where `out` differs in shape, dtype or strides.")
         .def_prop_ro("nbytes", [](const PyFrame& self) { return self.slot.values_len_bytes; })
@@ -1212,12 +1227,19 @@ void bind_streams(nb::module_& m) {
         .def_prop_ro("_mapped", [](const PyFrame& self) { return self.mapped; }, nb::sig("def _mapped(self) -> typing.Any"))
         .def_prop_ro("_slot", [](const PyFrame& self) { return &self.slot; }, nb::rv_policy::reference_internal);
 
+    nb::class_<LateFrames>(m, "LateFrames", "How many delivered frames their readers found overwritten, in all epochs.")
+        .def(nb::new_([] { return std::make_shared<LateFrames>(); }))
+        .def_prop_ro("count", &LateFrames::count);
+
     nb::class_<PyFeed>(m, "Feed", "A consumer's stream in one epoch: descriptors in, validated frames out.")
-        .def(nb::init<nb::object, std::uint32_t, std::uint64_t, std::optional<std::uint64_t>, std::uint64_t>(),
+        .def(nb::init<nb::object, std::uint32_t, std::uint64_t, std::optional<std::uint64_t>, std::uint64_t,
+                      const std::shared_ptr<LateFrames>&>(),
              "reader"_a, "stream_id"_a, "epoch"_a, "expected"_a = nb::none(), "max_outstanding"_a = 0,
+             "late"_a = nb::none(),
              nb::sig("def __init__(self, reader: RingReader, stream_id: int, epoch: int, expected: int | None = None, "
-                     "max_outstanding: int = 0) -> None"),
-             "`expected` is the first seq that counts; without it the first descriptor decides.")
+                     "max_outstanding: int = 0, late: LateFrames | None = None) -> None"),
+             "`expected` is the first seq that counts; without it the first descriptor decides. `received` and `drops` are "
+             "as of each delivery; `late` counts the frames that moved from the one to the other since.")
         .def(
             "next",
             [](PyFeed& self, PySubscription& subscription) -> std::optional<ReceivedFrame> {
@@ -1247,8 +1269,8 @@ void bind_streams(nb::module_& m) {
              "No more frames; the next seq that is not accounted for, or None where none was heard of.")
         .def("discard", [](PyFeed& self, PySubscription& subscription) { self.feed.discard(*subscription.subscription); },
              "subscription"_a, "Pass over everything that was told before now.")
-        .def("refuse", [](PyFeed& self, Drop reason) { self.feed.refuse(reason); }, "reason"_a,
-             "Count the frame that was delivered last as dropped instead.")
+        .def("refuse", [](PyFeed& self, const ReceivedFrame& frame, Drop reason) { self.feed.refuse(frame, reason); },
+             "frame"_a, "reason"_a, "Count the frame, which was handed out last, as dropped instead.")
         .def("stop", [](PyFeed& self) { self.feed.stop(); }, "From any thread: no more frames; a wait returns.")
         .def("set_min_interval_ns", [](PyFeed& self, std::uint64_t ns) { self.feed.set_min_interval_ns(ns); },
              "interval_ns"_a, "Deliver at most one frame per interval; 0: all.")

@@ -40,6 +40,7 @@ public:
                 break;
             else
                 feed.wait(descriptors, for_ns - elapsed_ns);
+            if (result == Sending::TORN) frame.found_overwritten();
             if (result != Sending::SENT) return result;
         }
         return std::nullopt;

@@ -551,7 +551,9 @@ class FrameBase:
         """
 
     def is_intact(self) -> bool:
-        """Whether everything read from the view so far was this frame."""
+        """
+        Whether everything read from the view so far was this frame. One that is not counts as dropped.
+        """
 
     def _copy_like(self, out: Buffer) -> bool | None:
         """
@@ -584,14 +586,24 @@ class FrameBase:
     @property
     def _slot(self) -> ReceivedFrame: ...
 
+class LateFrames:
+    """
+    How many delivered frames their readers found overwritten, in all epochs.
+    """
+
+    def __init__(self) -> None: ...
+
+    @property
+    def count(self) -> int: ...
+
 class Feed:
     """
     A consumer's stream in one epoch: descriptors in, validated frames out.
     """
 
-    def __init__(self, reader: RingReader, stream_id: int, epoch: int, expected: int | None = None, max_outstanding: int = 0) -> None:
+    def __init__(self, reader: RingReader, stream_id: int, epoch: int, expected: int | None = None, max_outstanding: int = 0, late: LateFrames | None = None) -> None:
         """
-        `expected` is the first seq that counts; without it the first descriptor decides.
+        `expected` is the first seq that counts; without it the first descriptor decides. `received` and `drops` are as of each delivery; `late` counts the frames that moved from the one to the other since.
         """
 
     def next(self, subscription: Subscription) -> ReceivedFrame | None:
@@ -613,8 +625,8 @@ class Feed:
     def discard(self, subscription: Subscription) -> None:
         """Pass over everything that was told before now."""
 
-    def refuse(self, reason: DropReason) -> None:
-        """Count the frame that was delivered last as dropped instead."""
+    def refuse(self, frame: ReceivedFrame, reason: DropReason) -> None:
+        """Count the frame, which was handed out last, as dropped instead."""
 
     def stop(self) -> None:
         """From any thread: no more frames; a wait returns."""

@@ -320,6 +320,27 @@ def test_qos_tells_what_was_seen_missed_and_late(peer: WireProducer, brisk: Clie
     peer.wait_for(QosConsumer, heard.index + 1, consumer_id=consumer.consumer_id)  # and again, though nothing changed
 
 
+@pytest.mark.spec("WIRE-10.4.1-04", "WIRE-15.18-02")
+def test_qos_counts_a_frame_as_late_that_was_overwritten_after_its_delivery(peer: WireProducer, brisk: Client) -> None:
+    """K3: delivered whole, overwritten before it was copied: one drops_late, however often it is looked at again."""
+    consumer = warm(peer, brisk.consumer(peer.stream_id))
+    late = consumer.stats.drops_late
+    seq = peer.publish(FRAME)
+    (frame,) = received(peer, consumer)
+    assert frame.seq == seq
+    before = consumer.stats
+    peer.regions.set_word(seq % NSLOTS, in_progress(seq + NSLOTS))
+    with pytest.raises(tp.FrameOverwritten):
+        frame.copy()
+    assert not frame.is_intact()
+    with pytest.raises(tp.FrameOverwritten), frame:
+        pass
+    heard = peer.wait_for(QosConsumer, consumer_id=consumer.consumer_id, drops_late=late + 1).message
+    after = consumer.stats
+    assert (after.received, after.drops_late) == (before.received - 1, before.drops_late + 1)
+    assert heard.drops_gap == after.drops_gap == before.drops_gap
+
+
 # --- hello
 
 
@@ -618,6 +639,35 @@ def test_a_frame_whose_progress_goes_back_is_dropped(peer: WireProducer, eager: 
     peer.publish(FRAME, seq=seq)
     assert received(peer, eager) == []
     assert sum(reasons(eager, before).values()) == 1
+
+
+@pytest.mark.spec("WIRE-10.2.2-11")
+def test_the_newest_frame_is_refused_when_its_progress_went_back(
+    peer: WireProducer, eager: Consumer, told: list[Progress]
+) -> None:
+    """`latest` gives it no more than `poll` does: it is dropped and counted once, and the next frame is shown."""
+    before, count = drops(eager), eager.stats.received
+    seq = peer.next_seq
+    peer.begin(seq, FRAME)
+    for filled in (12, 8):
+        tell(peer, filled)
+    heard_progress(peer, eager, told)
+    peer.publish(FRAME, seq=seq)
+    shown: set[int] = set()
+
+    def is_refused() -> bool:
+        frame = eager.latest()
+        shown.update(() if frame is None else (frame.seq,))
+        return bool(reasons(eager, before))
+
+    wait_until(is_refused, "the frame is refused")
+    assert eager.latest() is None
+    assert seq not in shown
+    assert reasons(eager, before) == {DropReason.BAD_PROGRESS: 1}
+    assert eager.stats.received == count
+    peer.publish(FRAME)
+    wait_until(lambda: eager.latest() is not None, "the next frame is shown")
+    assert eager.stats.received == count + 1
 
 
 @pytest.mark.spec("WIRE-10.2.2-12", "WIRE-10.2.2-13")

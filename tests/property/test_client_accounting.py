@@ -7,6 +7,7 @@ epochs come and go. Whenever everything that is left was read, the book has to b
 
     received + lost = committed                            sum of dropped_before = lost, but for what was asked for
     delivered frames are whole, in order, each once        nothing is delivered while nothing is mapped
+    a frame that its reader finds overwritten later counts as dropped instead of received, once
 """
 
 from __future__ import annotations
@@ -14,7 +15,8 @@ from __future__ import annotations
 import itertools
 import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -27,6 +29,7 @@ from tensorpool import aeron
 from tensorpool._core import DropReason
 from tensorpool.client.frame import Frame
 from tensorpool.client.reception import SEQ_WENT_BACK, Reception
+from tensorpool.errors import FrameOverwritten
 from tests.client.conftest import Stream
 from tests.support.processes import private_directory
 
@@ -37,6 +40,28 @@ _stream_ids = itertools.count(40_000)
 
 few = st.integers(1, 3)
 many = st.integers(1, 3 * NSLOTS)
+
+
+def entered(frame: Frame) -> None:
+    with frame:
+        pass
+
+
+USES: dict[str, Callable[[Frame], object]] = {
+    "is_intact": Frame.is_intact,
+    "copy": Frame.copy,
+    "copy_into": lambda frame: frame.copy_into(np.empty(2, np.uint64)),
+    "copy_into, strided": lambda frame: frame.copy_into(np.empty(4, np.uint64)[::2]),
+    "with": entered,
+}
+
+
+def is_whole(frame: Frame, use: str) -> bool:
+    """What a use of the frame says about it."""
+    try:
+        return USES[use](frame) is not False
+    except FrameOverwritten:
+        return False
 
 
 class AccountingMachine(RuleBasedStateMachine):
@@ -54,6 +79,8 @@ class AccountingMachine(RuleBasedStateMachine):
         self.is_mapped = True
         self.delivered: list[tuple[int, int]] = []
         self.told = 0  # the sum of dropped_before
+        self.kept: list[Frame] = []
+        self.late: set[tuple[int, int]] = set()  # delivered, and found overwritten later
 
     @initialize(max_gap=st.sampled_from([None, 0, 2, NSLOTS]))
     def begin(self, max_gap: int | None) -> None:
@@ -143,6 +170,7 @@ class AccountingMachine(RuleBasedStateMachine):
         if self.delivered and self.delivered[-1] == (frame.epoch, frame.seq):
             assert frame.dropped_before == 0
             assert list(frame.copy()) == [frame.epoch, frame.seq]
+            self.kept.append(frame)
         elif source.feed.last_seq_seen == frame.seq:  # else it was counted as lost before, and is only shown
             self.take(frame)
 
@@ -153,6 +181,19 @@ class AccountingMachine(RuleBasedStateMachine):
         assert list(frame.copy()) == [frame.epoch, frame.seq], "whole, and its own"
         self.delivered.append(key)
         self.told += frame.dropped_before
+        self.kept = [*self.kept[-20:], frame]
+
+    @precondition(lambda self: self.kept)
+    @rule(index=st.integers(0, 100), use=st.sampled_from(sorted(USES)), elsewhere=st.booleans())
+    def look_at_a_frame_again(self, index: int, use: str, elsewhere: bool) -> None:
+        """However late, on whichever thread, and again: the first time that it is not whole, its count moves."""
+        frame = self.kept[index % len(self.kept)]
+        with ThreadPoolExecutor(1) as thread:
+            found = thread.submit(is_whole, frame, use).result() if elsewhere else is_whole(frame, use)
+        received = self.reception.stats().received
+        if not found:
+            self.late.add((frame.epoch, frame.seq))
+        assert received == len(self.delivered) - len(self.late)
 
     @rule(rate_hz=st.sampled_from([0, 0, 1, 1_000_000]))
     def keep_to_a_rate(self, rate_hz: int) -> None:
@@ -203,15 +244,23 @@ class AccountingMachine(RuleBasedStateMachine):
         self.read_all()
         assert self.delivered[-1] == (self.stream.epoch, self.stream.next_seq - 1)
         stats = self.reception.stats()
-        assert stats.received == len(self.delivered)
+        assert stats.received == len(self.delivered) - len(self.late)
         assert stats.received + stats.lost == self.committed + self.stream.next_seq
-        assert self.told == stats.lost - sum(stats.drops.get(reason, 0) for reason in WISHED)
+        assert self.told == stats.lost - len(self.late) - sum(stats.drops.get(reason, 0) for reason in WISHED)
         assert (stats.epoch, stats.epochs) == (self.stream.epoch, self.stream.epoch)
         assert stats.last_seq_seen == self.stream.next_seq - 1
 
     def teardown(self) -> None:
         if hasattr(self, "reception"):
             self.balance()
+            before = self.reception.stats()
+            self.reception.close()
+            later = {(it.epoch, it.seq) for it in self.kept if not is_whole(it, "is_intact")} - self.late
+            after = self.reception.stats()
+            assert (after.received, after.drops_late) == (
+                before.received - len(later),
+                before.drops_late + len(later),
+            ), "also after the consumer was closed"
             assert self.reception.descriptors is not None
             self.reception.descriptors.close()
         self.first.publication.close()

@@ -162,9 +162,10 @@ class Consumer(ConsumerBase):
     # --- frames
 
     def latest(self) -> Frame | None:
-        """The newest frame, received before or not; None when there is none yet. Never waits.
+        """The newest frame, received before or not; None when there is none yet, or it is refused. Never waits.
 
-        Frames between the last one received and this one are counted as SKIPPED.
+        Frames between the last one received and this one are counted as SKIPPED. A frame whose progress went back is
+        refused and counted as BAD_PROGRESS.
         """
         self._housekeeping()
         reception = self._reception
@@ -179,7 +180,12 @@ class Consumer(ConsumerBase):
                 reception.lose_descriptors()
                 self._session.conductor.kick()
                 return None
-            return None if received is None else Frame(source.mapped, received)
+            if received is None:
+                return None
+            if self._on_progress is not None and self._tracker.is_broken(received.seq):
+                source.feed.refuse(received, DropReason.BAD_PROGRESS)
+                return None
+            return Frame(source.mapped, received)
 
     def wait(self, timeout: float | None = None) -> bool:
         """Wait until `poll` has something to do. False when the time is over, or the consumer is closed."""
@@ -244,7 +250,7 @@ class Consumer(ConsumerBase):
             self._session.conductor.kick()  # the media driver is gone: it will find another
             return None
         if frame is not None and self._on_progress is not None and self._tracker.is_broken(frame.seq):
-            source.feed.refuse(DropReason.BAD_PROGRESS)  # §10.2.2: its progress went back
+            source.feed.refuse(frame._slot, DropReason.BAD_PROGRESS)  # §10.2.2: its progress went back
             return self._try_next()
         return frame
 

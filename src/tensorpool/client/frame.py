@@ -79,17 +79,7 @@ class Frame(FrameBase):
 
     def copy(self) -> Array:
         """A copy that is yours, verified. Raises FrameOverwritten when the slot was used again meanwhile."""
-        view = self.array
-        out: Array
-        if self._slot.values_len_bytes == view.nbytes and (view.flags.c_contiguous or view.flags.f_contiguous):
-            out = np.empty_like(view)
-            is_whole = self._mapped.reader.copy_into(self._slot, out)
-        else:
-            out = view.copy(order="K")
-            is_whole = self.is_intact()
-        if not is_whole:
-            raise self._overwritten()
-        return out
+        return self.copy_into(np.empty_like(self.array))
 
     def copy_into(self, out: Array) -> Array:
         """Copy into an array of the same shape and dtype, verified; returns it.

@@ -17,7 +17,7 @@ from typing import Final
 import msgspec
 
 from tensorpool import aeron
-from tensorpool._core import DropReason, Feed, FrameSource, ReceptionBase, is_gap, is_late
+from tensorpool._core import DropReason, Feed, FrameSource, LateFrames, ReceptionBase, is_gap, is_late
 from tensorpool.channel import Endpoint
 from tensorpool.client.mapped import MappedEpoch
 from tensorpool.errors import Closed, TransportError
@@ -136,6 +136,7 @@ class Reception(ReceptionBase):
         self._max_gap = max_outstanding_seq_gap
         self._on_change = on_change  # a reader made changes that the conductor waits for
         self._book = _Book()
+        self._late = LateFrames()
         self._tail: _Tail | None = None
         self._interval_ns = 0
         self._is_throttled = False
@@ -277,10 +278,14 @@ class Reception(ReceptionBase):
         return 0 if feed is None else feed.last_seq_seen or 0  # B31
 
     def stats(self) -> ConsumerStats:
+        late = self._late.count  # first: every one of them is among the received
         book = self._book.summed().settled()
+        drops = dict(book.drops)
+        if late:
+            drops[DropReason.OVERWRITTEN] = drops.get(DropReason.OVERWRITTEN, 0) + late
         epoch = None if self.mapped is None else self.mapped.epoch
         return ConsumerStats(
-            book.received, book.drops, epoch, self.last_seq_seen, book.epochs, book.duplicates, book.ignored
+            book.received - late, drops, epoch, self.last_seq_seen, book.epochs, book.duplicates, book.ignored
         )
 
     # --- with the lock held
@@ -367,7 +372,7 @@ class Reception(ReceptionBase):
         if gap is None:
             # §15.4 recommends 256 frames and to mind the depth: near the end of the ring a frame does not last.
             gap = max(1, mapped.reader.nslots * 3 // 4)
-        feed = Feed(mapped.reader, mapped.stream_id, mapped.epoch, expected, gap)
+        feed = Feed(mapped.reader, mapped.stream_id, mapped.epoch, expected, gap, self._late)
         feed.carry_lost(self._lost_carried)
         feed.set_min_interval_ns(self._interval_ns)
         feed.set_throttled(self._is_throttled)
