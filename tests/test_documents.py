@@ -1,0 +1,90 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The documents: every link leads somewhere, and what ARCHITECTURE.md and CONTRIBUTING.md name exists."""
+
+from __future__ import annotations
+
+import ast
+import re
+from functools import cache
+from pathlib import Path
+from typing import Final
+
+import pytest
+
+ROOT: Final = Path(__file__).parents[1]
+PAGES: Final = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")])
+NAMING: Final = ("ARCHITECTURE.md", "CONTRIBUTING.md", "SECURITY.md")
+_CODE: Final = re.compile(r"^```.*?^```", re.MULTILINE | re.DOTALL)
+_LINK: Final = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
+# `src/tensorpool/driver/conductor.py`, or with what is meant in it: `client/mapping.py::MappingState.on_announce`
+_PLACE: Final = re.compile(r"`((?:[\w.-]+/)+[\w.*-]*|[\w-]+\.(?:py|hpp|cpp|md|toml|tsv))(?:::([\w.]+))?`")
+_NATIVE: Final = re.compile(r"\b(?:class|struct|enum class)\s+(\w+)|\b(\w+)\s*\(")
+
+
+@cache
+def anchors(page: Path) -> frozenset[str]:
+    """The anchors that GitHub gives to a page's headings."""
+    headings = re.findall(r"^#+ (.+)$", _CODE.sub("", page.read_text()), re.MULTILINE)
+    plain = (re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", heading).lower() for heading in headings)
+    return frozenset(re.sub(r"[^\w\- ]", "", heading).strip().replace(" ", "-") for heading in plain)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_links_between_documents_lead_somewhere(page: Path) -> None:
+    """A relative link names a file that exists, and an anchor one of its headings."""
+    broken = []
+    for target in _LINK.findall(_CODE.sub("", page.read_text())):
+        if target.startswith(("http:", "https:", "mailto:")):
+            continue
+        path, _, anchor = target.partition("#")
+        linked = (page.parent / path).resolve() if path else page
+        if not linked.exists() or (anchor and linked.suffix == ".md" and anchor not in anchors(linked)):
+            broken.append(target)
+    assert not broken
+
+
+@cache
+def names_in(path: Path) -> frozenset[str]:
+    """What a file defines: `Class`, `function`, `Class.method`; of C++ every name that is declared or called."""
+    text = path.read_text()
+    if path.suffix != ".py":
+        return frozenset(name for pair in _NATIVE.findall(text) for name in pair if name)
+    found: set[str] = set()
+
+    def visit(node: ast.AST, prefix: str) -> None:
+        for child in ast.iter_child_nodes(node):
+            if isinstance(child, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+                found.add(prefix + child.name)
+                visit(child, f"{prefix}{child.name}.")
+            elif isinstance(child, ast.AnnAssign) and isinstance(child.target, ast.Name):
+                found.add(prefix + child.target.id)
+            elif isinstance(child, ast.Assign):
+                found.update(prefix + target.id for target in child.targets if isinstance(target, ast.Name))
+
+    visit(ast.parse(text), "")
+    return frozenset(found)
+
+
+def defines(path: Path, name: str) -> bool:
+    """Whether a file has this name; in C++ class and method are looked for one by one."""
+    names = names_in(path)
+    return name in names if path.suffix == ".py" else names.issuperset(name.split("."))
+
+
+def resolve(place: str) -> list[Path]:
+    """The files that a place of a document may mean: from the root, or from the package."""
+    bases = (ROOT, ROOT / "src/tensorpool")
+    return [path for base in bases for path in base.glob(place.rstrip("/"))]
+
+
+@pytest.mark.parametrize("document", NAMING)
+def test_files_and_functions_that_documents_name_exist(document: str) -> None:
+    """`path` exists, and `path::name` is defined there."""
+    places = _PLACE.findall(_CODE.sub("", (ROOT / document).read_text()))
+    assert places
+    missing = []
+    for place, name in places:
+        paths = resolve(place)
+        if not any(not name or defines(path, name) for path in paths):
+            missing.append(f"{place}::{name}" if name else place)
+    assert not missing
