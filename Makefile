@@ -2,13 +2,13 @@
 # make demo   the main job, end to end            make test          everything that CI checks
 # make setup  only prepare .venv                  make test-native   the C++ core alone, plain and under TSan and ASan
 # make bench  our figures on this machine         make bench-peers   the same next to iceoryx2, zmq, zenoh, …
-#                                                 make lock          pin the dependencies anew
+# make conformance  which test asserts which requirement                    make lock   pin the dependencies anew
 #
 # A fresh machine needs make, gcc/g++, cmake, Java 17 and some python3. Nothing outside this folder is touched.
 
 SHELL := /bin/bash
 .DELETE_ON_ERROR:
-.PHONY: setup demo test check test-native bench bench-peers stubs lock clean
+.PHONY: setup demo test check test-native bench bench-peers stubs conformance lock clean
 
 UV_VERSION := 0.13.7
 UV := .uv/bin/uv
@@ -72,6 +72,10 @@ lock: $(UV)
 stubs: setup
 	$(PY) -m nanobind.stubgen --quiet --include-private -m tensorpool._core -p native/stubs.pattern -o src/tensorpool/_core.pyi
 	$(PY) -m tensorpool.wire.stubs
+
+# Which test asserts which requirement: docs/conformance.md, generated and checked in; a test fails when it drifts.
+conformance: setup
+	$(PY) -m tests.conformance.matrix
 
 # The headers without Python: plain, under ThreadSanitizer, under AddressSanitizer and UBSan.
 test-native: $(addprefix test-native-,plain thread address)
