@@ -62,7 +62,7 @@ _names = itertools.count()
 
 def granted(correlation_id: int, **changed: Any) -> ShmAttachResponse:
     """An OK that is complete, with what the test wants otherwise."""
-    folder = f"shm:file?path={BASE}/{STREAM}/5"
+    folder = f"shm:file?path={BASE}/{STREAM}/{changed.get('epoch', 5)}"
     fields: dict[str, Any] = {
         "correlation_id": correlation_id,
         "code": ResponseCode.OK,

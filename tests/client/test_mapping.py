@@ -17,6 +17,7 @@ from tensorpool.client.mapping import (
     MappingState,
     Regions,
     Unmap,
+    has_epoch,
     is_fresh,
 )
 from tensorpool.errors import RemoteProtocolError
@@ -194,6 +195,90 @@ def test_an_announce_of_the_mapped_epoch_is_a_reason_to_look_again() -> None:
     assert state.producer_id is None
     assert state.on_announce(announced(5, producer_id=9), T0, True) == [Check()]
     assert (state.epoch, state.producer_id) == (5, 9)
+
+
+def _pool(index: int, **changed: Any) -> dict[str, Any]:
+    pools = list(announced(5).payload_pools)
+    pools[index] = msgspec.structs.replace(pools[index], **changed)
+    return {"payload_pools": tuple(pools)}
+
+
+ONE_MORE = msgspec.structs.replace(announced(5).payload_pools[0], pool_id=9, region_uri="shm:file?path=/dev/shm/tp/9")
+OTHER_LAYOUTS: dict[str, dict[str, Any]] = {
+    "a stride": _pool(1, stride_bytes=4096),
+    "a pool id": _pool(1, pool_id=3),
+    "a pool's URI": _pool(0, region_uri="shm:file?path=/dev/shm/tp/elsewhere"),
+    "the ring's URI": {"header_region_uri": "shm:file?path=/dev/shm/tp/elsewhere"},
+    "a pool more": {"payload_pools": (*announced(5).payload_pools, ONE_MORE)},
+    "a pool less": {"payload_pools": announced(5).payload_pools[:1]},
+    "twice the slots": {
+        "header_nslots": 2 * RING.nslots,
+        "payload_pools": tuple(
+            msgspec.structs.replace(pool, pool_nslots=2 * RING.nslots) for pool in announced(5).payload_pools
+        ),
+    },
+}
+
+
+@pytest.mark.spec("WIRE-15.1-02", "WIRE-15.1-04", "WIRE-15.1-06", "WIRE-15.1-07")
+@pytest.mark.parametrize("changed", OTHER_LAYOUTS.values(), ids=OTHER_LAYOUTS.keys())
+def test_an_announce_of_the_mapped_epoch_that_describes_other_regions_remaps(changed: dict[str, Any]) -> None:
+    """K2: what is mapped is let go, what is announced is mapped instead, and the mismatch is counted."""
+    state = mapped_in(5)
+    effects = follow(state, state.on_announce(announced(5, producer_id=9, **changed), T0 + 1, True))
+    assert kinds(effects) == [Unmap, Map]
+    assert effects[1] == Map(Regions.of(announced(5, **changed)))
+    assert (state.epoch, state.producer_id, state.mismatches) == (5, 9, 1)
+    assert kinds(follow(state, state.on_announce(announced(5), T0 + 2, True))) == [Unmap, Map]
+    assert state.on_announce(announced(5), T0 + 3, True) == [Check()]
+    assert state.mismatches == 2
+
+
+@pytest.mark.spec("WIRE-15.1-01", "WIRE-15.1-03", "WIRE-15.1-07")
+@pytest.mark.parametrize("changed", BAD_LAYOUTS.values(), ids=BAD_LAYOUTS.keys())
+def test_an_announce_of_the_mapped_epoch_that_nothing_can_match_unmaps(changed: dict[str, Any]) -> None:
+    """Another layout version, slots of another size: the owner is told, and its `on_rejected` lets go."""
+    state = mapped_in(5)
+    with pytest.raises(RemoteProtocolError):
+        state.on_announce(announced(5, **changed), T0 + 1, True)
+    assert state.mismatches == 1
+    assert kinds(state.on_rejected("layout_version: …")) == [Unmap]
+    assert epochs_of(state.on_announce(announced(5), T0 + 2, False)) == [5]
+
+
+def test_the_order_in_which_pools_are_announced_says_nothing() -> None:
+    """The same pools the other way round are the same regions."""
+    state = mapped_in(5)
+    reordered = announced(5, payload_pools=announced(5).payload_pools[::-1])
+    assert state.on_announce(reordered, T0 + 1, True) == [Check()]
+    assert state.mismatches == 0
+
+
+def test_a_later_answer_with_other_regions_in_the_mapped_epoch_remaps() -> None:
+    """The driver's word counts as an announce does."""
+    state = mapped_in(5)
+    other = granted(1, header_region_uri="shm:file?path=/dev/shm/tp/elsewhere")
+    assert state.on_attached(in_epoch(5), T0 + 1) == []
+    assert kinds(state.on_attached(other, T0 + 2)) == [Unmap, Map]
+
+
+@pytest.mark.parametrize("epoch", [0, 2**64 - 1])
+def test_an_epoch_of_zero_or_null_is_none(epoch: int) -> None:
+    """C17: neither an announce nor an answer can name a mapping by it."""
+    assert not has_epoch(announced(epoch))
+    assert has_epoch(announced(1))
+    assert has_epoch(announced(2**64 - 2))
+    with pytest.raises(RemoteProtocolError, match="epoch"):
+        Regions.of(announced(epoch))
+
+
+def test_without_a_driver_a_fresh_announce_is_mapped() -> None:
+    """`on_listening` stands for the lease; losing the streams ends it."""
+    state = MappingState(PERIOD_NS)
+    state.on_listening()
+    assert epochs_of(follow(state, state.on_announce(announced(5), T0, False))) == [5]
+    assert kinds(state.on_lease_lost("the media driver is gone")) == [Unmap]
+    assert state.on_announce(announced(5), T0 + 1, False) == []
 
 
 @pytest.mark.spec("WIRE-15.21-07", "WIRE-15.18-04", "WIRE-10.1.1-10")

@@ -19,6 +19,7 @@ from tensorpool._core import ConsumerBase, DropReason
 from tensorpool.channel import Endpoint
 from tensorpool.client.frame import Frame
 from tensorpool.client.reception import IMAGE_LOST, SEQ_WENT_BACK, ConsumerStats, Reception
+from tensorpool.errors import TransportError
 from tests.client.conftest import SECOND_NS, STREAM, Stream
 from tests.support.processes import wait_until
 
@@ -434,6 +435,22 @@ def test_the_progress_stream_is_exchanged_once(stream: Stream, reception: Recept
     reception.switch_progress(Endpoint("aeron:ipc", 6), subscribe)
     assert reception.progress is made[1]
     assert made[0].is_closed
+
+
+def test_a_progress_stream_that_could_not_be_opened_is_opened_when_asked_again(
+    stream: Stream, reception: Reception
+) -> None:
+    """The failure reaches the caller and is not taken for a subscription."""
+    endpoint = Endpoint("aeron:ipc", 5)
+
+    def fail() -> aeron.Subscription:
+        raise TransportError("no such channel")
+
+    with pytest.raises(TransportError):
+        reception.switch_progress(endpoint, fail)
+    assert reception.progress is None
+    reception.switch_progress(endpoint, stream.subscribe)
+    assert reception.progress is not None
 
 
 def test_a_publisher_that_went_asks_for_attention_until_it_is_forgotten(stream: Stream, reception: Reception) -> None:

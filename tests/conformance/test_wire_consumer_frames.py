@@ -505,9 +505,10 @@ def test_after_a_decline_the_consumer_stays_on_the_shared_stream(
         "descriptor_channel": peer.endpoints.descriptor[0],
         "descriptor_stream_id": peer.endpoints.descriptor[1],
     }
-    names = {"consumer_id": private.consumer_id}
-    peer.say(ConsumerConfig, **names, mode=Mode.RATE_LIMITED, **shared if assigned == "the shared streams" else {})
-    wait_until(lambda: private.mode is Mode.RATE_LIMITED, "the config is obeyed")
+    names = {"consumer_id": private.consumer_id} | (shared if assigned == "the shared streams" else {})
+    for mode in (Mode.RATE_LIMITED, Mode.STREAM):
+        peer.say(ConsumerConfig, **names, mode=mode)
+        wait_until(lambda mode=mode: private.mode is mode, "the config is obeyed")
     seqs = [peer.publish(FRAME) for _ in range(3)]
     assert [frame.seq for frame in received(peer, private)] == seqs
 

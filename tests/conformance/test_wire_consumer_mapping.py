@@ -24,6 +24,7 @@ from tensorpool.client import Client, Consumer, DropReason, State, StateChange
 from tensorpool.wire import Message
 from tensorpool.wire.control import ClockDomain, ConsumerConfig, QosConsumer, ShmPoolAnnounce
 from tests.shm.by_hand import mapped_files
+from tests.support.consuming import deliver, drain, wait_waiting
 from tests.support.processes import private_directory, wait_until
 from tests.support.regions import RING, Regions
 from tests.support.wire_producer import WireProducer, altered
@@ -67,35 +68,6 @@ def consumer(connected: Connect, peer: WireProducer, states: list[StateChange]) 
     consumer = connected().consumer(peer.stream_id, on_state=states.append)
     deliver(peer, consumer)
     return consumer
-
-
-def deliver(peer: WireProducer, consumer: Consumer) -> tuple[int, int]:
-    """Publish until a frame comes through: the consumer has mapped what is announced. Its epoch and seq."""
-    got: list[tuple[int, int]] = []
-
-    def is_through() -> bool:
-        seq = peer.publish(np.arange(8, dtype=np.uint8))
-        while (frame := consumer.poll(0.02)) is not None:
-            got.append((frame.epoch, frame.seq))
-            if got[-1] == (peer.epoch, seq):
-                return True
-        return False
-
-    wait_until(is_through, f"a frame of epoch {peer.epoch} is delivered")
-    return got[-1]
-
-
-def wait_waiting(consumer: Consumer) -> None:
-    """What it had is not used any more."""
-    wait_until(lambda: consumer.poll() is None and not consumer.is_active, "the consumer waits")
-
-
-def drain(consumer: Consumer) -> list[int]:
-    """The seqs that are still to be had."""
-    seqs = []
-    while (frame := consumer.poll(0.02)) is not None:
-        seqs.append(frame.seq)
-    return seqs
 
 
 def tree(folder: Path) -> dict[Path, tuple[int, int]]:

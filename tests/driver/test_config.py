@@ -134,6 +134,7 @@ KEYS = [
     number("policies.max_leases", "POLICIES_MAX_LEASES", 10_000),
     number("policies.max_streams", "POLICIES_MAX_STREAMS", 1_000),
     number("policies.dynamic_stream_linger_ms", "POLICIES_DYNAMIC_STREAM_LINGER_MS", 30_000),
+    number("policies.rate_limited_default_hz", "POLICIES_RATE_LIMITED_DEFAULT_HZ", 10),
     Key("profiles.a.header_nslots", "PROFILES_A_HEADER_NSLOTS", 1024, "1", "2", 2**31, (1, 2)),
     Key("profiles.a.payload_pools[0].pool_id", None, 1, "0"),
     Key("profiles.a.payload_pools[0].stride_bytes", None, 65536, "64"),
@@ -358,6 +359,7 @@ INVALID: list[tuple[str, object, str]] = [
             "max_leases",
             "max_streams",
             "dynamic_stream_linger_ms",
+            "rate_limited_default_hz",
         )
         for value in (0, -1, 2**32, 1.5, "soon")
     ),

@@ -311,15 +311,12 @@ class WireProducer(WireServer):
     # --- leases
 
     def answer(self, request: ShmAttachRequest, **changed: Any) -> Grant:
-        """Grant a lease, and say what the next lie makes of it."""
-        for grant in self.grants:
-            if grant.request == request:  # asked again: said again
-                self.send(grant.response)
-                return grant
-        if request.role is Role.PRODUCER:
+        """Grant a lease, and say what the next lie makes of it. Asked again, say what is current (decision E2)."""
+        held = next((grant for grant in self.grants if grant.request == request), None)
+        if held is None and request.role is Role.PRODUCER:
             self.use(self.make_regions(self.epoch + 1))
             self.producer_id = request.client_id
-        lease_id = next(_lease_ids)
+        lease_id = next(_lease_ids) if held is None else held.lease_id
         fields: dict[str, Any] = {
             "correlation_id": request.correlation_id,
             "code": ResponseCode.OK,
@@ -330,6 +327,9 @@ class WireProducer(WireServer):
             **self.regions.layout,
         }
         grant = Grant(lease_id, request, _built(ShmAttachResponse, fields | changed))
+        if held is not None:
+            self.send(grant.response)
+            return held
         lie = self.lies.popleft() if self.lies else None
         if lie is None:
             self.grants.append(grant)

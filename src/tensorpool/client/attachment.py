@@ -207,6 +207,28 @@ class Attachment:
         self.phase = Phase.CLOSED
         return [Detached()]
 
+    def request(self) -> ShmAttachRequest:
+        """What was asked for. Sent again while the lease is held, it asks what is current (E2, K1)."""
+        wish = self.wish
+        return ShmAttachRequest(
+            correlation_id=self._correlation_id,
+            stream_id=wish.stream_id,
+            client_id=self.client_id,
+            role=wish.role,
+            expected_layout_version=wish.expected_layout_version,
+            max_dims=0,
+            publish_mode=PublishMode.EXISTING_OR_CREATE if wish.create else PublishMode.REQUIRE_EXISTING,
+            require_hugepages=wish.hugepages,
+        )
+
+    def is_answered_again(self, response: ShmAttachResponse) -> bool:
+        """Whether a usable answer about the lease that we hold came once more, perhaps with a later epoch (E2)."""
+        if not self.is_attached or response.correlation_id != self._correlation_id:
+            return False
+        if response.code is not ResponseCode.OK or response.lease_id != self.lease_id:
+            return False
+        return _flaw_in(response, self.stream_id) is None
+
     # --- what the driver says
 
     def on_attach_response(self, response: ShmAttachResponse, now_ns: int, wall_ns: int) -> list[Effect]:
@@ -383,21 +405,7 @@ class Attachment:
     def _ask(self, now_ns: int) -> list[Effect]:
         self._next_ns = now_ns + self._retry_ns
         self._retry_ns = min(2 * self._retry_ns, LONGEST_RETRY_NS)
-        wish = self.wish
-        return [
-            Send(
-                ShmAttachRequest(
-                    correlation_id=self._correlation_id,
-                    stream_id=wish.stream_id,
-                    client_id=self.client_id,
-                    role=wish.role,
-                    expected_layout_version=wish.expected_layout_version,
-                    max_dims=0,
-                    publish_mode=PublishMode.EXISTING_OR_CREATE if wish.create else PublishMode.REQUIRE_EXISTING,
-                    require_hugepages=wish.hugepages,
-                )
-            )
-        ]
+        return [Send(self.request())]
 
     @property
     def _held_lease(self) -> int:

@@ -21,7 +21,7 @@ from tensorpool.channel import Endpoint
 from tensorpool.client.attachment import Phase, Wish
 from tensorpool.client.discovery import Discovery, NameFinder
 from tensorpool.client.link import Link
-from tensorpool.client.mapping import is_fresh
+from tensorpool.client.mapping import has_epoch, is_fresh
 from tensorpool.client.names import Names
 from tensorpool.client.session import Session, State
 from tensorpool.clock import Clock
@@ -356,6 +356,9 @@ class ClientConductor:
 
     def _on_announce(self, announce: ShmPoolAnnounce, info: aeron.MessageInfo, now_ns: int) -> None:
         if self._link is None:
+            return
+        if not has_epoch(announce):
+            self.malformed += 1
             return
         joined_ns, wall_ns = self._link.joined_ns(info), self.clock.realtime_ns()
         if is_fresh(announce, joined_ns, now_ns, wall_ns, self.config.announce_period_ns):

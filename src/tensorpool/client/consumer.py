@@ -14,6 +14,7 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import Final, Self
 
+import msgspec
 import numpy as np
 
 from tensorpool import aeron
@@ -157,7 +158,7 @@ class Consumer(ConsumerBase):
     @property
     def stats(self) -> ConsumerStats:
         self._reception.apply_pending()
-        return self._reception.stats()
+        return msgspec.structs.replace(self._reception.stats(), layout_mismatches=self._session.layout_mismatches)
 
     # --- frames
 
@@ -292,7 +293,8 @@ class Consumer(ConsumerBase):
         attention = reception.attention
         if attention & NEWER_EPOCH:
             reception.forget_attention(NEWER_EPOCH)
-            self._session.conductor.kick()  # its announce is there, or about to be
+            self._session.newer_epoch_seen = True
+            self._session.conductor.kick()  # it asks the driver
         if attention & SEQ_WENT_BACK:
             self._session.conductor.kick()
             time.sleep(min(timeout_ns, 1_000_000) / 1e9)

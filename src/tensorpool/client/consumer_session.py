@@ -2,12 +2,13 @@
 """A consumer's duties beside reading: which epoch is mapped, hello and QoS, and the streams it listens to.
 
 Runs on the conductor. What the reading thread needs is handed over through `Reception`, which both may enter, one at a
-time. Wire §5, §10.1, §10.4.1, §11, §15.12, §15.14, §15.21; Driver Model §4.9, §4.12.3; decisions B27-B34, C1-C16,
-E22-E28, E40-E43.
+time. Wire §5, §10.1, §10.4.1, §11, §15.12, §15.14, §15.21; Driver Model §4.9, §4.12.3; decisions B27-B34, C1-C17,
+E22-E28, E40-E43, K1, K2.
 """
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 from typing import Final
 
@@ -21,7 +22,7 @@ from tensorpool.client.conductor import ClientConductor
 from tensorpool.client.link import Link
 from tensorpool.client.mapped import MappedEpoch
 from tensorpool.client.metadata import MetadataCache
-from tensorpool.client.reception import IMAGE_LOST, SEQ_WENT_BACK, Reception
+from tensorpool.client.reception import IMAGE_LOST, NEWER_EPOCH, SEQ_WENT_BACK, Reception
 from tensorpool.client.session import Session, State
 from tensorpool.errors import RegionRejected, RemoteProtocolError, TensorPoolError, TransportError
 from tensorpool.shm import Check
@@ -32,6 +33,7 @@ from tensorpool.wire.driver import Role, ShmAttachResponse, ShmLeaseRevoked
 PROBE_NS: Final = 200_000_000
 IDLE_QOS_NS: Final = 50_000_000
 KEEP_OPEN_NS: Final = 5_000_000_000  # the header of an epoch that was left, for its last frames
+LONGEST_RETRY_PERIODS: Final = 16  # between attempts to subscribe to a private stream
 
 
 class Preferences(msgspec.Struct, frozen=True):
@@ -63,14 +65,19 @@ class ConsumerSession(Session):
         self.preferences = preferences
         self.mode = preferences.mode
         self.fallback_uri: str | None = None
+        self.newer_epoch_seen = False  # by the reading thread, in a descriptor (K1)
         self.metadata = MetadataCache()
         self.reception = Reception(max_outstanding_seq_gap, conductor.kick)
-        self.reception.set_rate(preferences.max_rate_hz if self.mode is Mode.RATE_LIMITED else 0)
         self.on_mapped: Callable[[mapping.Regions, MappedEpoch], object] | None = None
         self._mapping = mapping.MappingState(self.config.announce_period_ns)
         self._mapped: MappedEpoch | None = None
         self._logged = ""  # why it was rejected last
+        self._fallback_if_rejected: str | None = None  # the payload_fallback_uri of the last ConsumerConfig
+        self._may_use_shm = True
         self._private: Endpoint | None = None
+        self._private_retry_ns = 0
+        self._private_periods = 1
+        self._next_question_ns = 0
         self._probe: aeron.Subscription | None = None
         self._probe_until_ns = 0
         self._next_ns = 0
@@ -78,6 +85,12 @@ class ConsumerSession(Session):
         self._told_ns = 0
         self._changed_ns = 0
         self._is_greeted = True
+        self._apply_rate()
+
+    @property
+    def layout_mismatches(self) -> int:
+        """Announces of the mapped epoch that described other regions (K2)."""
+        return self._mapping.mismatches
 
     # --- the session
 
@@ -107,7 +120,8 @@ class ConsumerSession(Session):
         progress = None
         if self.preferences.supports_progress:
             progress = link.subscribe(self.config.driver.control)
-        self.reception.set_streams(descriptors, progress)
+        self._private_retry_ns, self._private_periods = 0, 1
+        self.reception.set_streams(descriptors, progress, self.config.driver.control)
 
     def close_streams(self) -> None:
         self._probe = None
@@ -122,10 +136,23 @@ class ConsumerSession(Session):
             self._fail(error, now_ns)
             self._perform(self.attachment.on_mapping_failed(now_ns), now_ns)
 
+    def on_attach_response(self, response: ShmAttachResponse, now_ns: int, wall_ns: int) -> None:
+        if self.attachment.is_answered_again(response):
+            mapped = self._mapping.epoch
+            if mapped is not None and response.epoch is not None and response.epoch > mapped:
+                self.on_attached(response, now_ns)  # K1: what `_ask_for_epoch` asked
+            return
+        super().on_attach_response(response, now_ns, wall_ns)
+
     def on_lost(self, reason: str) -> None:
         now_ns = self.conductor.clock.monotonic_ns()
         self._follow(self._mapping.on_lease_lost(reason), now_ns)
+        self._may_use_shm = True  # what was told was told to the id of that lease
+        self._fallback_if_rejected = self.fallback_uri = None
         self._leave_private()
+        if self.link is not None:
+            with contextlib.suppress(TransportError):  # the link is lost; the conductor notices
+                self._assign_progress(None, False)
 
     def on_revoked(self, notice: ShmLeaseRevoked, now_ns: int) -> None:
         super().on_revoked(notice, now_ns)
@@ -134,7 +161,7 @@ class ConsumerSession(Session):
 
     def on_announce(self, announce: ShmPoolAnnounce, now_ns: int, wall_ns: int) -> None:
         super().on_announce(announce, now_ns, wall_ns)
-        if not self.attachment.is_attached or self.state is State.FALLBACK:
+        if not self.attachment.is_attached or not self._may_use_shm:
             return
         try:
             self._follow(self._mapping.on_announce(announce, now_ns, self._is_active(now_ns, wall_ns)), now_ns)
@@ -142,24 +169,27 @@ class ConsumerSession(Session):
             self._fail(error, now_ns)
 
     def on_consumer_config(self, config: ConsumerConfig, now_ns: int) -> None:
-        """§10.1.3, for us. Schemes that nobody defined count as no fallback."""
+        """§10.1.3, for us. A fallback whose scheme is not defined counts as none."""
         if config.consumer_id != self.attachment.client_id or not self.attachment.is_attached:
             return
         self.mode = config.mode
-        self.reception.set_rate(self.preferences.max_rate_hz if self.mode is Mode.RATE_LIMITED else 0)  # E26
+        self._apply_rate()
+        uri = config.payload_fallback_uri
+        self._fallback_if_rejected = uri if uri.startswith(("aeron:", "bridge://")) else None
         if not config.use_shm:
-            uri = config.payload_fallback_uri
-            self.fallback_uri = uri if uri.startswith(("aeron:", "bridge://")) else None
+            self._may_use_shm = False
+            self.fallback_uri = self._fallback_if_rejected
             self.set_state(State.FALLBACK, f"ConsumerConfig: use_shm is false, fallback {uri or 'none'}")
             self._follow(self._mapping.on_lease_lost("told not to use shared memory"), now_ns)
             return
-        if self.state is State.FALLBACK:
+        if not self._may_use_shm:
+            self._may_use_shm = True
             self.fallback_uri = None
             self.set_state(State.WAITING, "ConsumerConfig: use_shm is true again")
             response = self.attachment.response
             if response is not None:
                 self._follow(self._mapping.on_attached(response, now_ns), now_ns)
-        self._assigned(config)
+        self._assigned(config, now_ns)
 
     def on_metadata(self, message: Message) -> None:
         self.metadata.on_message(message)
@@ -169,6 +199,8 @@ class ConsumerSession(Session):
         reception = self.reception
         reception.apply_pending()
         attention = reception.attention
+        if attention & NEWER_EPOCH or self.newer_epoch_seen:
+            self._ask_for_epoch(now_ns)
         if attention & SEQ_WENT_BACK:
             reception.forget_seqs()
             self._follow(self._mapping.on_seq_went_back(), now_ns)
@@ -218,7 +250,7 @@ class ConsumerSession(Session):
                     self._map(effect.regions, now_ns)
 
     def _map(self, regions: mapping.Regions, now_ns: int) -> None:
-        if self.state is State.FALLBACK:
+        if not self._may_use_shm:
             return
         try:
             mapped = MappedEpoch(self.conductor.map(regions, writable=False))
@@ -234,6 +266,8 @@ class ConsumerSession(Session):
         self.reception.adopt(mapped)
         if self.on_mapped is not None:
             self.on_mapped(regions, mapped)
+        self.newer_epoch_seen = False
+        self.fallback_uri = None
         self.failure = None
         self._logged = ""
         self.set_state(State.ACTIVE, "mapped", regions.epoch)
@@ -263,14 +297,35 @@ class ConsumerSession(Session):
             self.log.warning("regions_rejected", error=self._logged)
         self.failure = error.with_traceback(None)  # its frames hold the mapping
         self._follow(self._mapping.on_rejected(str(error)), now_ns)
-        if self.attachment.is_attached:
-            self.set_state(State.WAITING, str(error))
+        if not self.attachment.is_attached:
+            return
+        self.fallback_uri = self._fallback_if_rejected
+        self.set_state(State.WAITING if self.fallback_uri is None else State.FALLBACK, str(error))
+
+    def _ask_for_epoch(self, now_ns: int) -> None:
+        """K1: a descriptor told of a later epoch. Ask the driver, at most once in an announce period, which it is.
+
+        The question is the attach request once more: a driver answers it with the lease that we hold and what is
+        current (E2), or refuses it, which changes nothing. The next announce comes in any case.
+        """
+        self.newer_epoch_seen = True
+        self.reception.forget_attention(NEWER_EPOCH)
+        if now_ns < self._next_question_ns or self._mapping.epoch is None or not self.attachment.is_attached:
+            return
+        self._next_question_ns = now_ns + self.config.announce_period_ns
+        self.newer_epoch_seen = False
+        self.send(self.attachment.request())
 
     def _is_active(self, now_ns: int, wall_ns: int) -> bool:
         mapped = self._mapped
         return mapped is not None and self._mapping.is_activity_fresh(
             mapped.ring.activity_timestamp_ns, now_ns, wall_ns
         )
+
+    def _apply_rate(self) -> None:
+        """§11, E26: our own rate; where we have none and were told to limit it, the configured one."""
+        rate_hz = self.preferences.max_rate_hz or self.config.policies.rate_limited_default_hz
+        self.reception.set_rate(rate_hz if self.mode is Mode.RATE_LIMITED else 0)
 
     # --- inside: what is told
 
@@ -321,27 +376,43 @@ class ConsumerSession(Session):
 
     # --- inside: where descriptors come from
 
-    def _assigned(self, config: ConsumerConfig) -> None:
-        """§5: a stream of our own, or the shared one where it was declined (E25)."""
+    def _assigned(self, config: ConsumerConfig, now_ns: int) -> None:
+        """§5: streams of our own, or the shared ones where they were declined (E25).
+
+        One that cannot be subscribed to is tried again with a later answer, after a pause that doubles each time.
+        """
+        failures = 0
+        for assign, channel, stream_id in (
+            (self._assign_descriptors, config.descriptor_channel, config.descriptor_stream_id),
+            (self._assign_progress, config.control_channel, config.control_stream_id),
+        ):
+            is_assigned = bool(channel) and stream_id > 0
+            try:
+                assign(Endpoint(channel, stream_id) if is_assigned else None, now_ns >= self._private_retry_ns)
+            except TensorPoolError as error:
+                failures += 1
+                self.log.warning("private_stream_unusable", channel=channel, error=str(error))
+        if failures:
+            self._private_retry_ns = now_ns + self._private_periods * self.config.announce_period_ns
+            self._private_periods = min(2 * self._private_periods, LONGEST_RETRY_PERIODS)
+
+    def _assign_descriptors(self, assigned: Endpoint | None, may_subscribe: bool) -> None:
         assert self.link is not None
-        endpoints = self.config.driver
-        descriptors = Endpoint(config.descriptor_channel, config.descriptor_stream_id)
-        is_assigned = bool(descriptors.channel) and descriptors.stream_id > 0 and descriptors != endpoints.descriptor
-        control = Endpoint(config.control_channel, config.control_stream_id)
-        try:
-            if is_assigned and self.preferences.descriptors is not None and self._private != descriptors:
-                subscription = self.link.subscribe(descriptors)
-                self._private = descriptors
-                self.reception.switch(subscription, is_throttled=self.mode is Mode.RATE_LIMITED)
-            elif not is_assigned:
-                self._leave_private()
-            elif self._private is not None and self.mode is Mode.RATE_LIMITED:
-                self.reception.set_throttled()
-            has_control = bool(control.channel) and control.stream_id > 0 and control != endpoints.control
-            if has_control and self.preferences.supports_progress and self.preferences.control is not None:
-                self.reception.switch_progress(control, lambda: self.conductor.subscribe(control))
-        except TensorPoolError as error:
-            self.log.warning("private_stream_unusable", error=str(error))
+        is_throttled = self.mode is Mode.RATE_LIMITED
+        if assigned is None or assigned == self.config.driver.descriptor:
+            self._leave_private()
+        elif assigned == self._private:
+            self.reception.set_throttled(is_throttled)
+        elif self.preferences.descriptors is not None and may_subscribe:
+            subscription = self.link.subscribe(assigned)
+            self._private = assigned
+            self.reception.switch(subscription, is_throttled=is_throttled)
+
+    def _assign_progress(self, assigned: Endpoint | None, may_subscribe: bool) -> None:
+        shared = self.config.driver.control
+        endpoint = shared if assigned is None or self.preferences.control is None else assigned
+        if self.preferences.supports_progress and (may_subscribe or endpoint == shared):
+            self.reception.switch_progress(endpoint, lambda: self.conductor.subscribe(endpoint))
 
     def _leave_private(self) -> None:
         if self._private is None:

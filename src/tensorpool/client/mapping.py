@@ -2,12 +2,15 @@
 """Which epoch a consumer has mapped, and when it must let go.
 
     UNMAPPED ──attach response, announce──► Map … on_mapped ──► MAPPED(E)
-        ▲                                                         │ epoch > E, stale activity, producer revoked,
-        └──────────────── Unmap ──────────────────────────────────┘ superblock changed, lease lost, seq went back
+        ▲                                                         │ epoch > E, another layout of E, stale activity,
+        │                                                         │ producer revoked, superblock changed, lease lost,
+        └──────────────── Unmap ──────────────────────────────────┘ seq went back
 
 Holds no clock and does no IO: methods take `now_ns` and return effects. Nothing is mapped but what a fresh announce or
-the driver's own answer names; a replayed or late announce changes nothing.
-Wire §10.1.1, §15.1, §15.2, §15.12, §15.14, §15.21; Driver Model §4.9, §6; decisions C1, C5-C8, C10, C13, C15, E40, E41.
+the driver's own answer names; a replayed or late announce changes nothing. A descriptor of a later epoch alone unmaps
+nothing: the owner asks the driver, whose answer comes to `on_attached` (K1).
+Wire §10.1.1, §15.1, §15.2, §15.12, §15.14, §15.21; Driver Model §4.9, §6; decisions C1, C5-C8, C10, C13, C15, C17, E40,
+E41, K1, K2.
 """
 
 from __future__ import annotations
@@ -17,7 +20,7 @@ from typing import Final
 import msgspec
 
 from tensorpool.errors import RemoteProtocolError
-from tensorpool.shm.layout import LAYOUT_VERSION, RingSpec
+from tensorpool.shm.layout import LAYOUT_VERSION, MAX_EPOCH, RingSpec
 from tensorpool.wire.control import ClockDomain, ShmPoolAnnounce
 from tensorpool.wire.driver import ShmAttachResponse, ShmLeaseRevoked
 
@@ -41,12 +44,29 @@ class Regions(msgspec.Struct, frozen=True):
         nslots, slot_bytes = source.header_nslots, source.header_slot_bytes
         if stream_id is None or epoch is None or version is None or nslots is None or slot_bytes is None:
             raise RemoteProtocolError("a field that the layout needs is missing")
+        if not 1 <= epoch <= MAX_EPOCH:
+            raise RemoteProtocolError(f"epoch: expected 1 to 2^64 - 2, found {epoch}")
         if version != LAYOUT_VERSION:
             text = f"layout_version: expected {LAYOUT_VERSION}, found {version}; update the older of driver and client"
             raise RemoteProtocolError(text)
         ring = RingSpec.announced(nslots, slot_bytes, source.payload_pools)
         uris = (source.header_region_uri, *(pool.region_uri for pool in source.payload_pools))
         return cls(stream_id, epoch, version, ring, uris)
+
+    def difference(self, other: Regions) -> str | None:
+        """The first thing in which two descriptions of one epoch differ; the order of the pools says nothing."""
+        pairs = (
+            ("layout_version", self.layout_version, other.layout_version),
+            ("nslots", self.ring.nslots, other.ring.nslots),
+            ("header_region_uri", self.uris[0], other.uris[0]),
+            ("payload_pools", self._pools, other._pools),
+        )
+        return next((f"{name}: {ours}, now {theirs}" for name, ours, theirs in pairs if ours != theirs), None)
+
+    @property
+    def _pools(self) -> list[tuple[int, int, str]]:
+        pools = zip(self.ring.pools, self.uris[1:], strict=True)
+        return sorted((pool.pool_id, pool.stride_bytes, uri) for pool, uri in pools)
 
 
 class Map(msgspec.Struct, frozen=True):
@@ -68,6 +88,11 @@ class Unmap(msgspec.Struct, frozen=True):
 type Effect = Map | Check | Unmap
 
 
+def has_epoch(announce: ShmPoolAnnounce) -> bool:
+    """C17, K2: an announce whose epoch is 0 or null says nothing about any epoch."""
+    return 1 <= announce.epoch <= MAX_EPOCH
+
+
 def is_fresh(announce: ShmPoolAnnounce, joined_ns: int, now_ns: int, wall_ns: int, announce_period_ns: int) -> bool:
     """§10.1.1, C6-C8, C15: not from before we listened, not old, not from a future that cannot be."""
     window_ns = FRESH_PERIODS * announce_period_ns
@@ -83,6 +108,7 @@ class MappingState:
     def __init__(self, announce_period_ns: int) -> None:
         self.epoch: int | None = None  # that is mapped
         self.producer_id: int | None = None  # as last announced: 0 is nobody, None is not known
+        self.mismatches = 0  # announces of the mapped epoch that described something else (K2)
         self._window_ns = FRESH_PERIODS * announce_period_ns
         self._activity_window_ns = ACTIVE_PERIODS * announce_period_ns
         self._is_attached = False
@@ -106,9 +132,15 @@ class MappingState:
         effects: list[Effect] = []
         if self.epoch is not None and self.epoch != regions.epoch:
             effects += self._unmap(f"the driver's epoch is {regions.epoch}")
+        elif self.epoch is not None and self._known is not None and (found := self._known.difference(regions)):
+            effects += self._unmap(f"the driver's layout differs from what is mapped: {found}")
         self._highest, self._highest_ns = regions.epoch, now_ns
         self._announced_ns = now_ns
         return effects + ([] if self.epoch is not None else self._map(regions))
+
+    def on_listening(self) -> None:
+        """There is no driver to ask: what is announced freshly may be mapped."""
+        self._is_attached = True
 
     def on_lease_lost(self, reason: str) -> list[Effect]:
         """§4.7: no lease, no memory."""
@@ -138,9 +170,7 @@ class MappingState:
         if epoch < self._highest and now_ns - self._highest_ns <= self._window_ns:
             return []  # the highest that is still being announced counts
         if epoch == self.epoch:
-            self.producer_id = announce.producer_id
-            self._note(epoch, now_ns)
-            return [Check()]
+            return self._on_same_epoch(announce, now_ns)
         is_current_live = now_ns - self._announced_ns <= self._window_ns and is_active
         if self.epoch is not None and epoch < self.epoch and is_current_live:
             return []
@@ -152,6 +182,22 @@ class MappingState:
         self.producer_id = announce.producer_id
         self._note(epoch, now_ns)
         return effects + self._map(regions)
+
+    def _on_same_epoch(self, announce: ShmPoolAnnounce, now_ns: int) -> list[Effect]:
+        """§15.1, K2: it must describe what is mapped. Raises RemoteProtocolError where nothing can be as described."""
+        try:
+            regions = Regions.of(announce)
+        except RemoteProtocolError:
+            self.mismatches += 1
+            raise
+        self._note(regions.epoch, now_ns)
+        found = None if self._known is None else self._known.difference(regions)
+        effects: list[Effect] = [Check()]
+        if found is not None:
+            self.mismatches += 1
+            effects = self._unmap(f"the announce differs from what is mapped: {found}") + self._map(regions)
+        self.producer_id = announce.producer_id
+        return effects
 
     def is_activity_fresh(self, activity_ns: int, now_ns: int, wall_ns: int) -> bool:
         """§15.14: whether an activity stamp, by either clock (C8), is recent; one from the future is not."""

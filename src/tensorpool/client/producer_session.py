@@ -125,9 +125,9 @@ class _Heard:
     def mode(self, hello: ConsumerHello) -> Mode:
         return hello.mode if self.decree is None else self.decree.mode
 
-    def max_rate_hz(self, hello: ConsumerHello) -> int:
-        """The cap of its descriptor stream: its own, where it is RATE_LIMITED by its wish or by decree (E26, E27)."""
-        return hello.max_rate_hz if self.mode(hello) is Mode.RATE_LIMITED else 0
+    def max_rate_hz(self, hello: ConsumerHello, default_hz: int) -> int:
+        """The cap of its descriptor stream: its own or the default, where it is or must be RATE_LIMITED (E26, E27)."""
+        return (hello.max_rate_hz or default_hz) if self.mode(hello) is Mode.RATE_LIMITED else 0
 
     def close(self) -> None:
         for stream in (self.descriptors, self.control):
@@ -344,7 +344,7 @@ class ProducerSession(Session):
         heard.decree = config
         if heard.hello is None or heard.hello.descriptor_stream_id or heard.hello.control_stream_id:
             return  # of an explicit request the answer is our own
-        rate = heard.max_rate_hz(heard.hello)
+        rate = heard.max_rate_hz(heard.hello, self.config.policies.rate_limited_default_hz)
         endpoints = self.config.driver
         descriptors = Endpoint(config.descriptor_channel, config.descriptor_stream_id)
         control = Endpoint(config.control_channel, config.control_stream_id)
@@ -454,7 +454,7 @@ class ProducerSession(Session):
         )
         if is_drivers:
             return
-        rate = heard.max_rate_hz(hello)
+        rate = heard.max_rate_hz(hello, self.config.policies.rate_limited_default_hz)
         descriptors = Endpoint(hello.descriptor_channel, hello.descriptor_stream_id)
         control = Endpoint(hello.control_channel, hello.control_stream_id)
         heard.descriptors = self._private(descriptors, heard.descriptors, rate)

@@ -45,6 +45,7 @@ class ConsumerStats(msgspec.Struct, frozen=True):
     epochs: int
     duplicates: int
     descriptors_ignored: int  # of other epochs
+    layout_mismatches: int = 0  # announces of the mapped epoch that described other regions
 
     @property
     def lost(self) -> int:
@@ -160,14 +161,19 @@ class Reception(ReceptionBase):
         """What was left some time ago is not coming back: count what it lost, and forget its file if we go on."""
         self._change(self._let_go)
 
-    def set_streams(self, descriptors: aeron.Subscription | None, progress: aeron.Subscription | None) -> None:
+    def set_streams(
+        self,
+        descriptors: aeron.Subscription | None,
+        progress: aeron.Subscription | None,
+        progress_endpoint: Endpoint | None = None,
+    ) -> None:
         """The streams of a new link, or none."""
+        self._progress_endpoint = progress_endpoint
 
         def change() -> None:
             self.descriptors, self.progress = descriptors, progress
             self._attention_carried = 0
             self._is_throttled = False
-            self._progress_endpoint = None
             if self.feed is not None:
                 self.feed.set_switching()
                 self.feed.set_throttled(False)
@@ -190,11 +196,11 @@ class Reception(ReceptionBase):
         self._change(change)
 
     def switch_progress(self, endpoint: Endpoint, subscribe: Callable[[], aeron.Subscription]) -> None:
-        """§5: FrameProgress comes on a stream of our own."""
+        """§5: FrameProgress comes on a stream of our own, or on the shared one again."""
         if endpoint == self._progress_endpoint:
             return
-        self._progress_endpoint = endpoint
         subscription = subscribe()
+        self._progress_endpoint = endpoint
 
         def change() -> None:
             old, self.progress = self.progress, subscription
@@ -216,15 +222,13 @@ class Reception(ReceptionBase):
 
         self._change(change)
 
-    def set_throttled(self) -> None:
-        """B28: the stream that descriptors come from leaves frames out on purpose; counts until the next switch."""
-        if self._is_throttled:
-            return
+    def set_throttled(self, is_throttled: bool) -> None:
+        """B28: whether the stream that descriptors come from leaves frames out on purpose."""
 
         def change() -> None:
-            self._is_throttled = True
+            self._is_throttled = is_throttled
             if self.feed is not None:
-                self.feed.set_throttled(True)
+                self.feed.set_throttled(is_throttled)
 
         self._change(change)
 

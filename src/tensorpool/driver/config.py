@@ -218,7 +218,8 @@ class PoliciesSection(msgspec.Struct, frozen=True, kw_only=True):
 
     Ours: `recreate_on_startup` removes what an earlier driver left (Driver Model §14 has the mode, no key);
     `max_leases` and `max_streams` bound what clients can make the driver hold, configured streams included;
-    `dynamic_stream_linger_ms` is how long a stream that a client created outlives its last lease.
+    `dynamic_stream_linger_ms` is how long a stream that a client created outlives its last lease;
+    `rate_limited_default_hz` is the rate of a consumer that is told to be RATE_LIMITED and has none of its own (E26).
     """
 
     allow_dynamic_streams: bool = False
@@ -238,6 +239,7 @@ class PoliciesSection(msgspec.Struct, frozen=True, kw_only=True):
     max_leases: PositiveU32 = 10_000
     max_streams: PositiveU32 = 1_000
     dynamic_stream_linger_ms: PositiveU32 = 30_000
+    rate_limited_default_hz: PositiveU32 = 10
 
     def __post_init__(self) -> None:
         fill(self, "epoch_gc_min_age_ns", -1, 3 * self.announce_period_ms * MS)
