@@ -33,6 +33,12 @@ public:
     int code;
 };
 
+// Aeron has ended a request with an error: nothing of it comes later.
+class RefusedError : public AeronError {
+public:
+    explicit RefusedError(const AeronError& error) : AeronError(error) {}
+};
+
 class ClosedError : public std::runtime_error {
     using std::runtime_error::runtime_error;
 };
@@ -193,6 +199,10 @@ public:
         const std::lock_guard lock(mutex_);
         images_.erase(events);
     }
+    std::size_t kept_images() {
+        const std::lock_guard lock(mutex_);
+        return images_.size();
+    }
 
     // Waits for an asynchronous add; `poll` is one of Aeron's *_poll functions.
     template <typename Handle, typename Poll>
@@ -200,7 +210,7 @@ public:
         Handle* handle = nullptr;
         while (true) {
             const int done = poll(&handle, async);
-            if (done < 0) throw last_error(api_, "cannot add " + what);
+            if (done < 0) throw RefusedError(last_error(api_, "cannot add " + what));
             if (done > 0) return handle;
             if (api_.is_closed(client_)) throw AeronError("cannot add " + what + ": the media driver is gone", 0);
             if (interrupted()) throw AeronError("adding " + what + " was interrupted", 0);

@@ -40,11 +40,16 @@ public:
         const Api& api = client->api();
         ImageEvents* const images = subscription->images_.get();
         Async* async = nullptr;
-        if (api.async_add_subscription(&async, client->raw(), channel.c_str(), stream_id, &ImageEvents::on_available,
-                                       images, &ImageEvents::on_unavailable, images) < 0)
-            throw last_error(api, "cannot add " + subscription->name());
-        subscription->sub_ =
-            client->await<Sub>(async, api.async_add_subscription_poll, subscription->name(), interrupted);
+        try {
+            if (api.async_add_subscription(&async, client->raw(), channel.c_str(), stream_id, &ImageEvents::on_available,
+                                           images, &ImageEvents::on_unavailable, images) < 0)
+                throw RefusedError(last_error(api, "cannot add " + subscription->name()));
+            subscription->sub_ =
+                client->await<Sub>(async, api.async_add_subscription_poll, subscription->name(), interrupted);
+        } catch (const RefusedError&) {
+            client->release_images(images);
+            throw;
+        }
         client->adopt(subscription);
         return subscription;
     }
@@ -182,7 +187,7 @@ private:
                     events->client->release_images(events);
                 },
                 images_.get());
-        // An add that was given up may still complete: then the client keeps the queue until it closes.
+        // An add that was given up may still complete: the client keeps its queue until it closes.
     }
 
     Sub* sub_ = nullptr;

@@ -4,7 +4,10 @@
 #pragma once
 
 #include <array>
+#include <cstddef>
 #include <cstdint>
+
+#include "tally.hpp"
 
 namespace tensorpool {
 
@@ -50,6 +53,10 @@ inline constexpr bool is_late(Drop drop) noexcept {
 // B27, B30: what QosConsumer.drops_gap counts.
 inline constexpr bool is_gap(Drop drop) noexcept { return drop == Drop::GAP || drop == Drop::RESYNC; }
 
-using DropCounts = std::array<std::uint64_t, kDropCount>;
+// How many frames were dropped for each reason. The reading thread counts; any thread may ask.
+struct DropTallies : std::array<Tally, kDropCount> {
+    Tally& of(Drop drop) noexcept { return (*this)[static_cast<std::size_t>(drop)]; }
+    std::uint64_t count(Drop drop) const noexcept { return (*this)[static_cast<std::size_t>(drop)].get(); }
+};
 
 }  // namespace tensorpool

@@ -16,6 +16,7 @@
 #include "aeron_subscription.hpp"
 #include "descriptor.hpp"
 #include "ring.hpp"
+#include "tally.hpp"
 
 namespace tensorpool {
 
@@ -127,11 +128,11 @@ public:
             out.publish_timestamp_ns = last_.timestamp_ns;
             out.trace_id = trace_of(last_);
             out.dropped_before = 0;
-            if (is_delivered_ && seq == delivered_) {
+            if (is_delivered(seq)) {
                 told_ = 0;
                 out.delivery = delivery_;
             } else if (seq >= unseen_from) {
-                if (drops_[index(Drop::SKIPPED)] > 0) --drops_[index(Drop::SKIPPED)];
+                if (drops_.count(Drop::SKIPPED) > 0) drops_.of(Drop::SKIPPED).take_back();
                 note_delivered(out);
             } else {
                 out.delivery = nullptr;
@@ -189,8 +190,8 @@ public:
     void refuse(const ReceivedFrame& frame, Drop reason) {
         const Busy busy(*this);
         if (!frame.delivery || !frame.delivery->uncount()) return;
-        --received_;
-        lost_ += std::exchange(told_, 0);  // what was told with it is told with the next one
+        received_.take_back();
+        lost_.add(std::exchange(told_, 0));  // what was told with it is told with the next one
         count(reason, 1);
     }
 
@@ -202,26 +203,30 @@ public:
         return expected_;
     }
 
-    const DropCounts& drops() const noexcept { return drops_; }
-    std::uint64_t received() const noexcept { return received_; }
-    std::uint64_t duplicates() const noexcept { return duplicates_; }
-    std::uint64_t ignored() const noexcept { return ignored_; }
-    std::uint64_t foreign() const noexcept { return foreign_; }
+    void carry_lost(std::uint64_t lost) noexcept { lost_.add(lost); }
+
+    // --- counts, for any thread
+
+    const DropTallies& drops() const noexcept { return drops_; }
+    std::uint64_t received() const noexcept { return received_.get(); }
+    std::uint64_t duplicates() const noexcept { return duplicates_.get(); }
+    std::uint64_t ignored() const noexcept { return ignored_.get(); }
+    std::uint64_t foreign() const noexcept { return foreign_.get(); }
     std::optional<std::uint64_t> last_seq_seen() const noexcept {
-        return is_delivered_ ? std::optional(delivered_) : std::nullopt;
+        const std::uint64_t after = after_delivered_.get();
+        return after > 0 ? std::optional(after - 1) : std::nullopt;
     }
-    std::uint64_t lost() const noexcept { return lost_; }
-    void carry_lost(std::uint64_t lost) noexcept { lost_ += lost; }
+    std::uint64_t lost() const noexcept { return lost_.get(); }
     const RingReader& reader() const noexcept { return reader_; }
 
     // --- aeron::Sink
 
     bool on_message(std::span<const std::uint8_t> message, const aeron::MessageInfo&) override {
         FrameDescriptor descriptor;
-        if (!descriptor.decode(message)) return ++foreign_, true;
+        if (!descriptor.decode(message)) return foreign_.add(), true;
         if (descriptor.stream_id != stream_id_) return true;
         if (is_discarding_ || descriptor.epoch != epoch_ || descriptor.seq > kMaxSeq) {
-            ++ignored_;
+            ignored_.add();
             if (descriptor.epoch > epoch_) attention_.fetch_or(kNewerEpoch, std::memory_order_relaxed);
             return true;
         }
@@ -254,7 +259,6 @@ private:
         Feed& feed;
     };
 
-    static constexpr std::size_t index(Drop drop) noexcept { return static_cast<std::size_t>(drop); }
     static std::uint64_t trace_of(const FrameDescriptor& descriptor) noexcept {
         return descriptor.trace_id == FrameDescriptor::kNullU64 ? 0 : descriptor.trace_id;  // A4
     }
@@ -272,8 +276,8 @@ private:
     bool is_awake() noexcept { return last_frame_ns_ = monotonic_ns(), true; }
 
     void count(Drop drop, std::uint64_t frames) noexcept {
-        drops_[index(drop)] += frames;
-        if (drop != Drop::RATE_LIMITED && drop != Drop::SKIPPED) lost_ += frames;
+        drops_.of(drop).add(frames);
+        if (drop != Drop::RATE_LIMITED && drop != Drop::SKIPPED) lost_.add(frames);
     }
 
     int fill(aeron::Subscription& subscription) {
@@ -296,7 +300,7 @@ private:
     bool account(const FrameDescriptor& descriptor) {
         if (expected_ && descriptor.seq < *expected_) {
             if (descriptor.seq + 1 == *expected_ || is_switching_)
-                ++duplicates_;
+                duplicates_.add();
             else
                 attention_.fetch_or(kSeqWentBack, std::memory_order_relaxed);
             return false;
@@ -324,21 +328,23 @@ private:
     }
 
     void note_delivered(ReceivedFrame& out) {
-        out.dropped_before = told_ = std::exchange(lost_, 0);
+        out.dropped_before = told_ = lost_.reset();
         renew_delivery();
         out.delivery = delivery_;
-        ++received_;
-        delivered_ = out.seq;
-        is_delivered_ = true;
+        received_.add();
+        after_delivered_.set(out.seq + 1);
     }
+    bool is_delivered(std::uint64_t seq) const noexcept { return after_delivered_.get() == seq + 1; }
 
     // A loop holds one frame while it asks for the next: the delivery before the last is free again by then.
     void renew_delivery() {
         std::swap(delivery_, spare_delivery_);
-        if (delivery_.use_count() == 1)
+        if (delivery_.use_count() == 1) {
+            std::atomic_thread_fence(std::memory_order_acquire);  // pairs with the release of the last other reference
             delivery_->is_uncounted.store(false, std::memory_order_relaxed);
-        else
+        } else {
             delivery_ = std::make_shared<Delivery>(late_);
+        }
     }
 
     // §11: by the publisher's clock where it tells, so that the gate does not beat against our polls.
@@ -388,21 +394,16 @@ private:
     std::uint64_t switch_seq_ = 0;
     bool is_throttled_ = false;
     bool is_discarding_ = false;
-    bool is_delivered_ = false;
-    std::uint64_t delivered_ = 0;
     std::shared_ptr<Delivery> delivery_;  // of the frame delivered last
     std::shared_ptr<Delivery> spare_delivery_;
     std::uint64_t min_interval_ns_ = 0;
     std::uint64_t due_ns_ = 0;
-    std::uint64_t lost_ = 0;
     std::uint64_t told_ = 0;  // dropped_before of the frame delivered last
-    std::uint64_t received_ = 0;
-    std::uint64_t duplicates_ = 0;
-    std::uint64_t ignored_ = 0;
-    std::uint64_t foreign_ = 0;
     std::uint32_t taken_ = 0;
     std::uint64_t bytes_since_fill_ = 0;
-    DropCounts drops_{};
+    Tally lost_, received_, duplicates_, ignored_, foreign_;
+    Tally after_delivered_;  // the seq after the last one that was delivered; 0: none was
+    DropTallies drops_;
     std::atomic<std::uint32_t> attention_{kNothing};
     std::atomic<bool> busy_{false};
 };

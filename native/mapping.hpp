@@ -45,14 +45,15 @@ public:
     // The caller has checked that the file has at least `length` bytes: a shorter one would fault later (B22).
     Mapping(int fd, std::size_t length, bool writable) : length_(length), writable_(writable) {
         const int protection = writable ? PROT_READ | PROT_WRITE : PROT_READ;
-        void* at = MAP_FAILED;
-        if (std::uint8_t* const aligned = reserve_aligned(length)) {
-            at = mmap(aligned, length, protection, MAP_SHARED | MAP_FIXED, fd, 0);
-            if (at == MAP_FAILED) munmap(aligned, length);  // hugetlbfs has pages that are larger still
+        for (int attempt = 1; data_ == nullptr; ++attempt) {
+            void* const hint = free_aligned(length);
+            void* const at = mmap(hint, length, protection, MAP_SHARED, fd, 0);
+            if (at == MAP_FAILED) throw std::system_error(errno, std::generic_category(), "mmap");
+            if (hint == nullptr || aligned(at) == at || attempt == kAttempts)
+                data_ = static_cast<std::uint8_t*>(at);
+            else
+                munmap(at, length);  // another thread took those addresses first
         }
-        if (at == MAP_FAILED) at = mmap(nullptr, length, protection, MAP_SHARED, fd, 0);
-        if (at == MAP_FAILED) throw std::system_error(errno, std::generic_category(), "mmap");
-        data_ = static_cast<std::uint8_t*>(at);
     }
     ~Mapping() { unmap(); }
     Mapping(const Mapping&) = delete;
@@ -114,21 +115,25 @@ public:
     }
 
 private:
-    // Addresses for `length` bytes that begin where a huge page may, or null: any will do.
-    static std::uint8_t* reserve_aligned(std::size_t length) noexcept {
+    // Where `length` bytes are free that begin where a huge page may; null: anywhere will do. Only a hint for mmap, which
+    // maps elsewhere when another thread is faster. MAP_FIXED would need no hint, but where it fails, the kernel may
+    // have unmapped what was there, and nobody knows whose mapping is there by then.
+    static void* free_aligned(std::size_t length) noexcept {
         const std::size_t page = transparent_huge_page_bytes();
-        if (page == 0 || length < page || length > SIZE_MAX - 2 * page) return nullptr;
-        const std::size_t small = static_cast<std::size_t>(sysconf(_SC_PAGESIZE));
-        const std::size_t mapped = (length + small - 1) / small * small;
-        void* const at = mmap(nullptr, mapped + page, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+        if (page == 0 || length < page || length > SIZE_MAX - page) return nullptr;
+        void* const at = mmap(nullptr, length + page, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
         if (at == MAP_FAILED) return nullptr;
-        auto* const begin = static_cast<std::uint8_t*>(at);
-        const std::size_t head = (page - reinterpret_cast<std::uintptr_t>(begin) % page) % page;
-        if (head > 0) munmap(begin, head);
-        if (head < page) munmap(begin + head + mapped, page - head);
-        return begin + head;
+        munmap(at, length + page);
+        return aligned(at);
     }
 
+    // The first address from here on where a huge page may begin.
+    static void* aligned(void* at) noexcept {
+        const std::size_t page = transparent_huge_page_bytes();
+        return reinterpret_cast<void*>((reinterpret_cast<std::uintptr_t>(at) + page - 1) / page * page);
+    }
+
+    static constexpr int kAttempts = 8;
     static constexpr std::size_t kPrefaultBytes = std::size_t{8} << 20;
     std::uint8_t* data_ = nullptr;
     std::size_t length_;

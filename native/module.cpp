@@ -174,7 +174,8 @@ struct PyRingReader {
         reader.check_own(frame);
         const KeptView& found = kept[frame.slot];
         if (found.layout != frame.layout || found.pool != frame.pool || frame.values_len_bytes == 0) return nb::none();
-        return nb::steal(PyObject_GetItem(found.view.ptr(), Py_Ellipsis));
+        const nb::object view = found.view;  // owned: code that runs meanwhile may keep another one for the slot
+        return nb::steal(PyObject_GetItem(view.ptr(), Py_Ellipsis));
     }
 
     // Nothing where the array is not one of the frame's own kind.
@@ -210,10 +211,10 @@ struct PyRingReader {
     std::size_t release_gil_from_bytes = kReleaseGilFromBytes;
 };
 
-nb::dict counts_of(const DropCounts& drops) {
+nb::dict counts_of(const DropTallies& drops) {
     nb::dict counts;
     for (std::size_t i = 1; i < kDropCount; ++i)
-        if (drops[i] != 0) counts[nb::cast(static_cast<Drop>(i))] = drops[i];
+        if (const std::uint64_t count = drops[i].get()) counts[nb::cast(static_cast<Drop>(i))] = count;
     return counts;
 }
 
@@ -464,12 +465,18 @@ struct PyFramePublisher {
           writer(nb::cast<PyRingWriter&>(writer_object)),
           publisher(writer.writer, publication, stream_id, epoch, with_publish_time) {}
 
-    // Streams keep their shape: the layout of the last array serves the next one that looks the same.
-    void remember(const Py_buffer& view, const std::shared_ptr<const TensorLayout>& layout) {
-        last_layout = layout;
-        last_format = view.format ? view.format : "B";
-        last_shape.assign(view.shape, view.shape + view.ndim);
+    // Streams keep their shape: the layout of the last array serves the next one that looks the same. Without memory to
+    // remember it, nothing is remembered: the frame is published, and an exception would have it published again.
+    void remember(const Py_buffer& view, const std::shared_ptr<const TensorLayout>& layout) noexcept {
+        last_layout.reset();
+        try {
+            last_format = view.format ? view.format : "B";
+            last_shape.assign(view.shape, view.shape + view.ndim);
+        } catch (const std::bad_alloc&) {
+            return;
+        }
         last_is_column = !layout->is_row_major();
+        last_layout = layout;
     }
     bool is_same(const Py_buffer& view) const noexcept {
         return last_layout && static_cast<std::size_t>(view.ndim) == last_shape.size() &&
@@ -598,14 +605,15 @@ std::uint64_t timestamp_or_now(std::optional<std::uint64_t> timestamp_ns) {
     return timestamp_ns ? *timestamp_ns : monotonic_ns();
 }
 
-bool publish_bytes(PyFramePublisher& self, std::uint64_t seq, const TensorLayout& layout,
+// `layout` is owned: without the GIL, another thread may publish and replace the publisher's last one.
+bool publish_bytes(PyFramePublisher& self, std::uint64_t seq, std::shared_ptr<const TensorLayout> layout,
                    std::span<const std::uint8_t> bytes, std::uint64_t stamp_ns, std::uint32_t meta_version,
                    std::uint64_t trace_id) {
     self.writer.own();
     if (bytes.size() < self.writer.release_gil_from_bytes)
-        return self.publisher.publish(seq, layout, bytes, stamp_ns, meta_version, trace_id);
+        return self.publisher.publish(seq, *layout, bytes, stamp_ns, meta_version, trace_id);
     const nb::gil_scoped_release release;
-    return self.publisher.publish(seq, layout, bytes, stamp_ns, meta_version, trace_id);
+    return self.publisher.publish(seq, *layout, bytes, stamp_ns, meta_version, trace_id);
 }
 
 // What a producer's side and its conductor share: where frames go, and how. With the GIL held, either sees
@@ -634,7 +642,7 @@ struct PyRoute {
         const std::uint64_t now_ns = monotonic_ns();
         if (now_ns >= own.until_ns) return -1;
         const std::uint64_t seq = own.writer.own().next_seq();
-        const bool is_published = publish_bytes(own, seq, *own.last_layout, buffer.bytes(), timestamp_ns.value_or(now_ns),
+        const bool is_published = publish_bytes(own, seq, own.last_layout, buffer.bytes(), timestamp_ns.value_or(now_ns),
                                                 version.value_or(meta_version), trace_id);
         return is_published ? static_cast<std::int64_t>(seq) : -1;
     }
@@ -920,7 +928,7 @@ void bind_rings(nb::module_& m) {
             "drops",
             [](const PyRingReader& self) { return counts_of(self.reader.drops()); },
             nb::sig("def drops(self) -> dict[DropReason, int]"), "How many reads failed, by reason.")
-        .def_prop_ro("accepted", [](const PyRingReader& self) { return self.reader.drops()[0]; })
+        .def_prop_ro("accepted", [](const PyRingReader& self) { return self.reader.drops().count(Drop::NONE); })
         .def_prop_ro(
             "pools",
             [](const PyRingReader& self) {
@@ -1338,7 +1346,7 @@ void bind_streams(nb::module_& m) {
                std::optional<std::uint64_t> seq) -> std::optional<std::uint64_t> {
                 const Buffer buffer(data, PyBUF_ANY_CONTIGUOUS | PyBUF_FORMAT);
                 const std::uint64_t number = seq ? *seq : self.writer.own().next_seq();
-                if (!publish_bytes(self, number, *layout, buffer.bytes(), timestamp_or_now(timestamp_ns), meta_version,
+                if (!publish_bytes(self, number, layout, buffer.bytes(), timestamp_or_now(timestamp_ns), meta_version,
                                    trace_id))
                     return std::nullopt;
                 self.remember(buffer.view(), layout);

@@ -5,6 +5,7 @@
 // reads, costs the descriptor, which consumers count as a gap. Wire §8.3, §10.2.1, §15.18; decision A20.
 #pragma once
 
+#include <atomic>
 #include <cstdint>
 #include <memory>
 #include <span>
@@ -12,6 +13,7 @@
 #include "aeron_publication.hpp"
 #include "descriptor.hpp"
 #include "ring.hpp"
+#include "tally.hpp"
 
 namespace tensorpool {
 
@@ -25,36 +27,42 @@ public:
           epoch_(epoch),
           with_publish_time_(with_publish_time) {}
 
+    // The writer is held until the descriptor is out, so that descriptors leave in the order of their frames. Nothing
+    // throws after the commit: a caller that saw an exception would publish the frame again.
+
     // False: no pool holds it, and `seq` stays free.
     bool publish(std::uint64_t seq, const TensorLayout& layout, std::span<const std::uint8_t> bytes,
                  std::uint64_t timestamp_ns, std::uint32_t meta_version, std::uint64_t trace_id) {
-        if (!writer_.write(seq, layout, bytes, timestamp_ns, meta_version)) return false;
+        const RingWriter::Busy busy(writer_);
+        if (!writer_.write(busy, seq, layout, bytes, timestamp_ns, meta_version)) return false;
         announce(seq, meta_version, trace_id);
-        bytes_ += bytes.size();
+        bytes_.add(bytes.size());
         return true;
     }
 
     void commit(std::uint64_t timestamp_ns, std::uint32_t meta_version, std::uint64_t trace_id) {
-        writer_.commit(timestamp_ns, meta_version);
-        announce(writer_.next_seq() - 1, meta_version, trace_id);
+        const RingWriter::Busy busy(writer_);
+        announce(writer_.commit(busy, timestamp_ns, meta_version), meta_version, trace_id);
     }
 
     // A frame that was committed to the ring itself: see RingWriter::commit_image.
-    void tell(std::uint64_t seq, std::uint32_t meta_version, std::uint64_t bytes) {
+    void tell(std::uint64_t seq, std::uint32_t meta_version, std::uint64_t bytes) noexcept {
         announce(seq, meta_version, 0);
-        bytes_ += bytes;
+        bytes_.add(bytes);
     }
 
     RingWriter& writer() noexcept { return writer_; }
-    std::uint64_t bytes() const noexcept { return bytes_; }
-    void add_bytes(std::uint64_t bytes) noexcept { bytes_ += bytes; }
-    std::uint64_t unheard() const noexcept { return unheard_; }
-    std::uint64_t back_pressured() const noexcept { return back_pressured_; }
-    bool is_broken() const noexcept { return is_broken_; }
+    void add_bytes(std::uint64_t bytes) noexcept { bytes_.add(bytes); }
+
+    // For any thread.
+    std::uint64_t bytes() const noexcept { return bytes_.get(); }
+    std::uint64_t unheard() const noexcept { return unheard_.get(); }
+    std::uint64_t back_pressured() const noexcept { return back_pressured_.get(); }
+    bool is_broken() const noexcept { return is_broken_.load(std::memory_order_relaxed); }
     bool is_choked() const { return publication_->is_connected() && !publication_->has_room(); }
 
 private:
-    void announce(std::uint64_t seq, std::uint32_t meta_version, std::uint64_t trace_id) {
+    void announce(std::uint64_t seq, std::uint32_t meta_version, std::uint64_t trace_id) noexcept {
         const std::uint64_t now_ns = monotonic_ns();
         const FrameDescriptor descriptor{stream_id_,
                                          epoch_,
@@ -66,12 +74,12 @@ private:
             const std::int64_t result =
                 publication_->claim(FrameDescriptor::kBytes, [&](std::uint8_t* at) { descriptor.encode(at); });
             if (result == aeron::kNotConnected)
-                ++unheard_;
+                unheard_.add();
             else if (result < 0)
-                ++back_pressured_;
+                back_pressured_.add();
         } catch (const std::exception&) {
-            ++unheard_;
-            is_broken_ = true;  // the media driver is gone; the frame itself stands in the ring
+            unheard_.add();
+            is_broken_.store(true, std::memory_order_relaxed);  // the media driver is gone; the frame itself stands in the ring
         }
         writer_.wake(now_ns);
     }
@@ -81,10 +89,8 @@ private:
     const std::uint32_t stream_id_;
     const std::uint64_t epoch_;
     const bool with_publish_time_;
-    std::uint64_t bytes_ = 0;
-    std::uint64_t unheard_ = 0;
-    std::uint64_t back_pressured_ = 0;
-    bool is_broken_ = false;
+    Tally bytes_, unheard_, back_pressured_;
+    std::atomic<bool> is_broken_{false};
 };
 
 }  // namespace tensorpool

@@ -18,6 +18,7 @@
 #include "drops.hpp"
 #include "misuse.hpp"
 #include "seqlock.hpp"
+#include "tally.hpp"
 #include "tensor.hpp"
 #include "wake.hpp"
 
@@ -108,20 +109,37 @@ public:
     explicit RingWriter(RingGeometry geometry) : geometry_(std::move(geometry)) {}
 
     const RingGeometry& geometry() const noexcept { return geometry_; }
-    std::uint64_t next_seq() const noexcept { return next_seq_; }
-    bool is_claimed() const noexcept { return claimed_; }
-    std::uint64_t written() const noexcept { return written_; }
-    std::uint64_t no_pool_drops() const noexcept { return no_pool_drops_; }
+
+    // For any thread.
+    std::uint64_t next_seq() const noexcept { return next_seq_.get(); }
+    bool is_claimed() const noexcept { return claimed_.load(std::memory_order_relaxed); }
+    std::uint64_t written() const noexcept { return written_.get(); }
+    std::uint64_t no_pool_drops() const noexcept { return no_pool_drops_.get(); }
+
+    // While it lives, its thread is the ring's only writer.
+    struct Busy {
+        explicit Busy(RingWriter& writer) : writer_(writer) {
+            if (writer_.busy_.exchange(true, std::memory_order_acquire))
+                throw Misuse("this ring is being written by another thread; a ring has one writer");
+        }
+        ~Busy() { writer_.busy_.store(false, std::memory_order_release); }  // pairs with the exchange above
+        Busy(const Busy&) = delete;
+        Busy& operator=(const Busy&) = delete;
+        RingWriter& writer_;
+    };
 
     // Publishes `bytes` as frame `seq`. False: no pool holds it, counted (§9). `bytes` must be the layout's extent.
     bool write(std::uint64_t seq, const TensorLayout& layout, std::span<const std::uint8_t> bytes,
                std::uint64_t timestamp_ns, std::uint32_t meta_version) {
-        const Busy busy(*this);
+        return write(Busy(*this), seq, layout, bytes, timestamp_ns, meta_version);
+    }
+    bool write(const Busy&, std::uint64_t seq, const TensorLayout& layout, std::span<const std::uint8_t> bytes,
+               std::uint64_t timestamp_ns, std::uint32_t meta_version) {
         const std::size_t pool_index = open(seq, layout);
         if (bytes.size() != layout.extent_bytes)
             throw std::invalid_argument("the payload has " + std::to_string(bytes.size()) + " bytes, its layout " +
                                         std::to_string(layout.extent_bytes));
-        if (pool_index == RingGeometry::npos) return ++no_pool_drops_, false;
+        if (pool_index == RingGeometry::npos) return no_pool_drops_.add(), false;
         const Pool& pool = geometry_.pools()[pool_index];
         const std::uint32_t index = geometry_.index_of(seq);
         std::uint8_t* const slot = geometry_.slot(index);
@@ -142,37 +160,41 @@ public:
                       std::uint32_t meta_version, bool header_first) {
         const Busy busy(*this);
         const std::size_t pool_index = open(seq, layout);
-        if (pool_index == RingGeometry::npos) return ++no_pool_drops_, pool_index;
+        if (pool_index == RingGeometry::npos) return no_pool_drops_.add(), pool_index;
         const std::uint32_t index = geometry_.index_of(seq);
         std::uint8_t* const slot = geometry_.slot(index);
         CommitWord(slot).begin(seq);
         streaming_fence();  // the owner of the claim may use streaming stores, which could pass the in-progress word
         if (header_first) write_header(slot, layout, geometry_.pools()[pool_index], index, timestamp_ns, meta_version);
-        claimed_ = true;
+        set_claimed(true);
         claim_seq_ = seq;
         claim_pool_ = pool_index;
         claim_layout_ = layout;
         return pool_index;
     }
 
-    void commit(std::uint64_t timestamp_ns, std::uint32_t meta_version) {
-        const Busy busy(*this);
-        if (!claimed_) throw Misuse("no claim is open on this ring");
+    // Returns the seq of the frame that was claimed.
+    std::uint64_t commit(std::uint64_t timestamp_ns, std::uint32_t meta_version) {
+        return commit(Busy(*this), timestamp_ns, meta_version);
+    }
+    std::uint64_t commit(const Busy&, std::uint64_t timestamp_ns, std::uint32_t meta_version) {
+        if (!is_claimed()) throw Misuse("no claim is open on this ring");
         const std::uint32_t index = geometry_.index_of(claim_seq_);
         std::uint8_t* const slot = geometry_.slot(index);
         streaming_fence();  // the owner of the claim may have used streaming stores or DMA (§8.3)
         write_header(slot, claim_layout_, geometry_.pools()[claim_pool_], index, timestamp_ns, meta_version);
         CommitWord(slot).commit(claim_seq_);
-        claimed_ = false;
+        set_claimed(false);
         finish(claim_seq_);
+        return claim_seq_;
     }
 
     // `is_told`: others have heard of this seq already, so it is not used again.
     void abandon(bool is_told = false) {
         const Busy busy(*this);
-        if (!claimed_) throw Misuse("no claim is open on this ring");
-        claimed_ = false;
-        if (is_told) next_seq_ = claim_seq_ + 1;
+        if (!is_claimed()) throw Misuse("no claim is open on this ring");
+        set_claimed(false);
+        if (is_told) next_seq_.set(claim_seq_ + 1);
     }
 
     // A frame that arrives in pieces and with its header made elsewhere (Bridge §6). Opens its slot, beside whatever else
@@ -181,7 +203,7 @@ public:
         const Busy busy(*this);
         check_next(seq);
         const std::size_t pool_index = geometry_.pool_for(payload_bytes);
-        if (pool_index == RingGeometry::npos) return ++no_pool_drops_, pool_index;
+        if (pool_index == RingGeometry::npos) return no_pool_drops_.add(), pool_index;
         CommitWord(geometry_.slot(geometry_.index_of(seq))).begin(seq);
         streaming_fence();  // a copy of the pieces may use streaming stores, which could pass the in-progress word
         return pool_index;
@@ -203,29 +225,17 @@ public:
         finish(seq);
     }
 
-    // Wakes readers that sleep on the newest frame's slot, at most once per kWakeEveryNs.
-    void wake(std::uint64_t now_ns) {
-        if (now_ns - last_wake_ns_.load(std::memory_order_relaxed) < kWakeEveryNs) return;
-        const Busy busy(*this);
-        if (written_ == 0) return;
+    // Wakes readers that sleep on the newest frame's slot, at most once per kWakeEveryNs. From any thread, and never
+    // fails: it comes after a commit, and a caller that saw an exception would publish the frame again.
+    void wake(std::uint64_t now_ns) noexcept {
+        if (now_ns - last_wake_ns_.load(std::memory_order_relaxed) < kWakeEveryNs || written() == 0) return;
         last_wake_ns_.store(now_ns, std::memory_order_relaxed);
-        wake_all(CommitWord(geometry_.slot(geometry_.index_of(next_seq_ - 1))).low_half());
+        wake_all(CommitWord(geometry_.slot(geometry_.index_of(next_seq() - 1))).low_half());
     }
 
 private:
-    struct Busy {
-        explicit Busy(RingWriter& writer) : writer_(writer) {
-            if (writer_.busy_.exchange(true, std::memory_order_acquire))
-                throw Misuse("this ring is being written by another thread; a ring has one writer");
-        }
-        ~Busy() { writer_.busy_.store(false, std::memory_order_release); }  // pairs with the exchange above
-        Busy(const Busy&) = delete;
-        Busy& operator=(const Busy&) = delete;
-        RingWriter& writer_;
-    };
-
     std::size_t open(std::uint64_t seq, const TensorLayout& layout) const {
-        if (claimed_)
+        if (is_claimed())
             throw Misuse("frame " + std::to_string(claim_seq_) +
                                    " is claimed and not committed; commit or abandon it first");
         check_next(seq);
@@ -234,9 +244,9 @@ private:
 
     void check_next(std::uint64_t seq) const {
         if (seq > kMaxSeq) throw std::invalid_argument("seq " + std::to_string(seq) + " exceeds 2^63 - 1");
-        if (seq < next_seq_)
+        if (seq < next_seq())
             throw std::invalid_argument("seq " + std::to_string(seq) + " goes back; the next one is " +
-                                        std::to_string(next_seq_));
+                                        std::to_string(next_seq()));
     }
 
     // Bytes 8..255; the commit word is only ever stored atomically (B2).
@@ -254,16 +264,15 @@ private:
     }
 
     void finish(std::uint64_t seq) noexcept {
-        next_seq_ = seq + 1;
-        ++written_;
+        next_seq_.set(seq + 1);
+        written_.add();
     }
+    void set_claimed(bool is_claimed) noexcept { claimed_.store(is_claimed, std::memory_order_relaxed); }
 
     RingGeometry geometry_;
-    std::uint64_t next_seq_ = 0;
-    std::uint64_t written_ = 0;
-    std::uint64_t no_pool_drops_ = 0;
+    Tally next_seq_, written_, no_pool_drops_;
     std::atomic<std::uint64_t> last_wake_ns_{0};
-    bool claimed_ = false;
+    std::atomic<bool> claimed_{false};
     std::uint64_t claim_seq_ = 0;
     std::size_t claim_pool_ = 0;
     TensorLayout claim_layout_;
@@ -289,7 +298,7 @@ public:
     explicit RingReader(RingGeometry geometry) : geometry_(std::move(geometry)) {}
 
     const RingGeometry& geometry() const noexcept { return geometry_; }
-    const DropCounts& drops() const noexcept { return drops_; }
+    const DropTallies& drops() const noexcept { return drops_; }  // for any thread; NONE: frames that were read
 
     void check_own(const SlotFrame& frame) const {
         if (frame.reader != id_) throw Misuse("frame " + std::to_string(frame.seq) + " was read by another reader");
@@ -298,7 +307,7 @@ public:
     // §15.18, B3: copy the slot, re-check the commit word, then parse the copy.
     Drop read(std::uint64_t seq, SlotFrame& out) {
         const Drop drop = read_slot(seq, out);
-        ++drops_[static_cast<std::size_t>(drop)];
+        drops_.of(drop).add();
         return drop;
     }
 
@@ -436,7 +445,7 @@ private:
 
     RingGeometry geometry_;
     const std::uint64_t id_ = next_id();
-    DropCounts drops_{};
+    DropTallies drops_;
     std::shared_ptr<const TensorLayout> layout_;
     std::uint8_t layout_bytes_[kLayoutBytes];
 };

@@ -351,7 +351,7 @@ private:
     TensorLayout layout_;
 };
 
-struct Tally {
+struct Totals {
     std::uint64_t programs = 0, accepted = 0, torn = 0;
     std::string first_torn;
 
@@ -376,7 +376,7 @@ struct Tally {
 }  // namespace
 
 int main() {
-    Tally tally;
+    Totals tally;
     {
         Ring ring(64, 4);
         const Trace write = ring.write(), claim = ring.claim(Kind::STORE, false), progress = ring.claim(Kind::STORE, true);

@@ -19,7 +19,7 @@ HERE = Path(__file__).resolve().parent
 ROOT = HERE.parent.parent
 COMPILER = os.environ.get("CXX", "g++")
 FLAGS = ("-std=c++20", "-O2", "-pthread", "-w")
-HEADERS = ("layout", "drops", "misuse", "seqlock", "copy", "tensor", "wake", "ring", "mapping")
+HEADERS = ("layout", "tally", "drops", "misuse", "seqlock", "copy", "tensor", "wake", "ring", "mapping")
 
 
 class Edit(NamedTuple):

@@ -227,7 +227,7 @@ void read_frames(const MappedRing& ring, Shared& shared, const Options& options,
     ReaderCounts& counts = shared.readers[static_cast<std::size_t>(id)];
     Random random(options.seed * 1000 + static_cast<std::uint64_t>(id) + 1);
     std::vector<std::uint8_t> copied(kSizes.back());
-    DropCounts seen{};
+    DropTallies seen;
     while (!shared.stop.load(std::memory_order_relaxed)) {
         const std::optional<std::uint64_t> newest = reader.newest();
         if (!newest) continue;
@@ -236,7 +236,7 @@ void read_frames(const MappedRing& ring, Shared& shared, const Options& options,
         SlotFrame frame;
         counts.attempts.add();
         const Drop drop = reader.read(seq, frame);
-        ++seen[static_cast<std::size_t>(drop)];
+        seen.of(drop).add();
         if (drop != Drop::NONE) {
             counts.drops[static_cast<std::size_t>(drop)].add();
             // Seqs are written without gaps: only the one after the newest may still be missing.
@@ -271,7 +271,8 @@ void read_frames(const MappedRing& ring, Shared& shared, const Options& options,
             counts.accepted[size].add();
         }
     }
-    if (seen != reader.drops()) counts.miscounted.add();
+    const auto is_same = [](const Tally& mine, const Tally& its) { return mine.get() == its.get(); };
+    if (!std::equal(seen.begin(), seen.end(), reader.drops().begin(), is_same)) counts.miscounted.add();
 }
 
 // --- running them

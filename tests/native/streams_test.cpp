@@ -1,0 +1,208 @@
+// SPDX-License-Identifier: Apache-2.0
+// A producer's stream and a consumer's, over a log in this process: what any thread may ask while they run, and that a
+// frame is published once, whatever fails after its commit.
+#include <atomic>
+#include <thread>
+
+#include <linux/filter.h>
+#include <linux/futex.h>
+#include <linux/seccomp.h>
+#include <sys/prctl.h>
+#include <sys/syscall.h>
+#include <sys/wait.h>
+
+#include "check.hpp"
+#include "fake_aeron.hpp"
+#include "feed.hpp"
+#include "publisher.hpp"
+#include "rings.hpp"
+
+using namespace tensorpool;
+using namespace tensorpool::test;
+
+namespace {
+
+constexpr std::uint32_t kStream = 10'000;
+constexpr std::uint64_t kEpoch = 5;
+const std::uint8_t kPayload[16] = {1, 2, 3};
+
+struct Stream {
+    FakeAeron aeron;
+    HeapRing ring{4, {{1, 64}}};
+    RingWriter writer{ring.geometry()};
+    RingReader reader{ring.geometry()};
+    std::shared_ptr<Subscription> descriptors = aeron.subscription(kStream);
+    FramePublisher publisher{writer, aeron.publication(kStream), kStream, kEpoch, false};
+
+    bool publish(std::uint64_t seq) { return publisher.publish(seq, byte_layout(16), kPayload, 1, 2, 3); }
+
+    std::vector<std::uint64_t> announced() {
+        struct Seqs final : Sink {
+            std::vector<std::uint64_t> seqs;
+            bool on_message(std::span<const std::uint8_t> message, const MessageInfo&) override {
+                FrameDescriptor descriptor;
+                CHECK(descriptor.decode(message));
+                seqs.push_back(descriptor.seq);
+                return true;
+            }
+        } seqs;
+        while (descriptors->poll(seqs, 100) > 0) {}
+        return seqs.seqs;
+    }
+};
+
+// From here on, FUTEX_WAKE fails in this process. False: the kernel does not let us.
+bool break_futex_wake() {
+    sock_filter program[] = {
+        BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(seccomp_data, nr)),
+        BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, SYS_futex, 0, 3),
+        BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(seccomp_data, args[1])),
+        BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, FUTEX_WAKE, 0, 1),
+        BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ERRNO | EPERM),
+        BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW),
+    };
+    const sock_fprog filter{std::size(program), program};
+    return prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) == 0 && prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &filter) == 0;
+}
+
+}  // namespace
+
+// ThreadSanitizer reports every count that is not a Tally.
+TEST(streams, any_thread_may_ask_for_counts_meanwhile) {
+    constexpr std::uint64_t kFrames = 3000;
+    Stream stream;
+    const auto late = std::make_shared<LateFrames>();
+    Feed feed(stream.reader, kStream, kEpoch, 0, 0, late);
+    std::atomic<bool> is_over{false};
+    std::atomic<std::uint64_t> asked{0};
+    std::thread producer([&] {
+        while (asked.load(std::memory_order_relaxed) == 0) std::this_thread::yield();
+        std::uint64_t published = 0;
+        stream.aeron.on_claim = [&] { return ++published % 16 == 0 ? kNotConnected : published % 17 == 0 ? kBackPressured : 1; };
+        for (std::uint64_t seq = 0; seq < kFrames; ++seq) {
+            if (seq % 5 == 0) {
+                stream.writer.begin(seq, byte_layout(16), 0, 0, false);
+                stream.publisher.commit(0, 0, 0);
+            } else {
+                CHECK(stream.publish(seq));
+            }
+            if (seq % 7 == 0) CHECK(!stream.publisher.publish(seq + 1, byte_layout(65), std::vector<std::uint8_t>(65), 0, 0, 0));
+        }
+        const std::uint8_t foreign[1] = {0};
+        for (const std::uint64_t epoch : {kEpoch - 1, std::uint64_t{0}}) {
+            std::uint8_t message[FrameDescriptor::kBytes];
+            FrameDescriptor{kStream, epoch, 0, 0, 0, 0}.encode(message);
+            CHECK(stream.aeron.publication(kStream)->claim(sizeof message, [&](std::uint8_t* at) {
+                std::memcpy(at, epoch == 0 ? foreign : message, epoch == 0 ? 1 : sizeof message);
+            }) != 0);
+        }
+        is_over.store(true, std::memory_order_relaxed);
+    });
+    std::thread consumer([&] {
+        ReceivedFrame frame;
+        for (std::uint64_t turn = 0; !is_over.load(std::memory_order_relaxed) || turn % 100 != 0; ++turn) {
+            feed.wait(*stream.descriptors, 10'000);
+            if (turn % 50 == 7 ? feed.latest(*stream.descriptors, frame) : feed.next(*stream.descriptors, frame))
+                turn % 20 == 3 ? feed.refuse(frame, Drop::BAD_PROGRESS) : frame.found_overwritten();
+        }
+        while (feed.next(*stream.descriptors, frame)) {}
+    });
+    std::thread asker([&] {
+        while (!is_over.load(std::memory_order_relaxed)) {
+            std::uint64_t sum = stream.writer.next_seq() + stream.writer.written() + stream.writer.no_pool_drops();
+            sum += stream.writer.is_claimed() ? 1 : 0;
+            sum += stream.publisher.bytes() + stream.publisher.unheard() + stream.publisher.back_pressured();
+            sum += stream.publisher.is_broken() ? 1 : 0;
+            sum += feed.received() + feed.duplicates() + feed.ignored() + feed.foreign() + feed.lost();
+            sum += feed.last_seq_seen().value_or(0) + feed.attention() + late->count();
+            for (std::size_t i = 0; i < kDropCount; ++i) sum += feed.drops()[i].get() + stream.reader.drops()[i].get();
+            asked.store(sum | 1, std::memory_order_relaxed);
+        }
+    });
+    producer.join();
+    consumer.join();
+    asker.join();
+    CHECK_EQ(stream.writer.written(), kFrames);
+    CHECK_EQ(stream.writer.next_seq(), kFrames);
+    CHECK_EQ(stream.publisher.unheard(), kFrames / 16);
+    CHECK(stream.publisher.back_pressured() > 0);
+    CHECK_EQ(feed.ignored(), 1u);
+    CHECK_EQ(feed.foreign(), 1u);
+    std::uint64_t accounted = feed.received();
+    for (std::size_t i = 1; i < kDropCount; ++i) accounted += feed.drops()[i].get();
+    CHECK_EQ(accounted, feed.finish().value_or(0));
+}
+
+TEST(streams, a_second_thread_is_refused_until_the_descriptor_is_out) {
+    Stream stream;
+    bool is_nested = false;
+    stream.aeron.on_claim = [&] {
+        if (!std::exchange(is_nested, true))
+            std::thread([&] { CHECK_THROWS(Misuse, stream.publish(1)); }).join();  // else its descriptor would be first
+        return 1;
+    };
+    CHECK(stream.publish(0));
+    CHECK(stream.publish(1));
+    CHECK_EQ(stream.writer.written(), 2u);
+    CHECK(stream.announced() == (std::vector<std::uint64_t>{0, 1}));
+}
+
+// Each thread goes on to the next frame as soon as one is published; who is refused has published nothing.
+TEST(streams, of_two_threads_one_publishes_a_frame) {
+    constexpr std::uint64_t kFrames = 2000;
+    Stream stream;
+    std::atomic<std::uint64_t> published{0};
+    const auto work = [&] {
+        for (std::uint64_t seq = 0; (seq = stream.writer.next_seq()) < kFrames;) {
+            try {
+                stream.publish(seq);
+                published.fetch_add(1);
+            } catch (const Misuse&) {
+            } catch (const std::invalid_argument&) {  // the other thread has used this seq
+            }
+        }
+    };
+    std::thread other(work);
+    work();
+    other.join();
+    CHECK_EQ(published.load(), stream.writer.written());
+    const std::vector<std::uint64_t> seqs = stream.announced();
+    CHECK_EQ(seqs.size(), published.load());
+    CHECK(std::adjacent_find(seqs.begin(), seqs.end(), std::greater_equal{}) == seqs.end());
+}
+
+TEST(streams, what_fails_after_the_commit_does_not_make_the_caller_publish_again) {
+    Stream stream;
+    stream.aeron.on_claim = []() -> std::int64_t { throw AeronError("the media driver is gone", 0); };
+    CHECK(stream.publish(0));
+    CHECK(stream.publisher.is_broken());
+    CHECK_EQ(stream.publisher.unheard(), 1u);
+    stream.aeron.on_claim = [] { return 1; };
+    const pid_t child = fork();
+    if (child == 0) {
+        if (!break_futex_wake()) std::_Exit(3);
+        const std::uint32_t word = 0;
+        CHECK_EQ(syscall(SYS_futex, &word, FUTEX_WAKE, 1, nullptr, nullptr, 0), -1L);
+        for (std::uint64_t seq = 1; seq < 4; ++seq) {
+            const timespec past_the_window{0, 2 * static_cast<long>(kWakeEveryNs)};
+            nanosleep(&past_the_window, nullptr);
+            CHECK(stream.publish(seq));
+        }
+        CHECK_EQ(stream.writer.written(), 4u);
+        check::exit_child();
+    }
+    int status = -1;
+    CHECK_EQ(waitpid(child, &status, 0), child);
+    CHECK_EQ(status, 0);
+}
+
+// A peer names channels; each that Aeron refuses must cost nothing for good.
+TEST(streams, a_refused_subscription_leaves_nothing_behind) {
+    FakeAeron aeron;
+    for (int i = 0; i < 3; ++i) CHECK_THROWS(AeronError, aeron.subscription(7, FakeAeron::kRefused));
+    CHECK_EQ(aeron.client->kept_images(), 0u);
+    const auto subscription = aeron.subscription(7);
+    CHECK_EQ(aeron.client->kept_images(), 1u);
+    subscription->close();
+    CHECK_EQ(aeron.client->kept_images(), 0u);
+}
