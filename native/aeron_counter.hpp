@@ -60,6 +60,7 @@ struct CounterReading {
     std::int64_t value;
     std::string label;
     std::string key;
+    std::int64_t owner_id = -1;  // the client that it belongs to; -1 where Aeron does not say
 };
 
 inline std::vector<CounterReading> read_counters(ClientCore& client) {
@@ -73,6 +74,10 @@ inline std::vector<CounterReading> read_counters(ClientCore& client) {
                 {id, type_id, value, {label, label_length}, {reinterpret_cast<const char*>(key), key_length}});
         },
         &readings);
+    using OwnerId = int (*)(CountersReader*, std::int32_t, std::int64_t*);
+    if (const auto owner_id = reinterpret_cast<OwnerId>(client.api().find("aeron_counters_reader_counter_owner_id")))
+        for (CounterReading& reading : readings)
+            owner_id(client.api().counters_reader(client.raw()), reading.counter_id, &reading.owner_id);
     client.leave();
     return readings;
 }

@@ -2,6 +2,7 @@
 // Appending messages to an Aeron log: whole, gathered from parts, or written in place.
 #pragma once
 
+#include <atomic>
 #include <cstdint>
 #include <memory>
 #include <span>
@@ -79,6 +80,13 @@ public:
         return result;
     }
 
+    // Closes it, and takes the log away from subscribers that have not read it to its end, where Aeron can do that
+    // (1.48). A log that is merely closed stays until every tethered subscriber has read it.
+    void revoke() {
+        is_revoked_.store(true, std::memory_order_relaxed);  // the gate orders it before tear_down
+        close();
+    }
+
     bool is_connected() {
         const Inside inside(*this);
         return pub_ ? api().publication_is_connected(pub_) : api().exclusive_publication_is_connected(xpub_);
@@ -129,12 +137,19 @@ private:
 
     void tear_down() noexcept override {
         if (pub_) api().publication_close(pub_, nullptr, nullptr);
-        if (xpub_) api().exclusive_publication_close(xpub_, nullptr, nullptr);
+        if (!xpub_) return;
+        using Revoke = int (*)(XPub*, Notification, void*);
+        const auto revoke = reinterpret_cast<Revoke>(api().find("aeron_exclusive_publication_revoke"));
+        if (revoke != nullptr && is_revoked_.load(std::memory_order_relaxed))
+            revoke(xpub_, nullptr, nullptr);
+        else
+            api().exclusive_publication_close(xpub_, nullptr, nullptr);
     }
 
     Pub* pub_ = nullptr;
     XPub* xpub_ = nullptr;
     PublicationConstants constants_{};
+    std::atomic<bool> is_revoked_ = false;
     const std::string channel_;
 };
 

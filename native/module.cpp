@@ -1054,6 +1054,8 @@ void bind_aeron(nb::module_& m) {
                                       "None = None, meta_version: int | None = None, trace_id: int = 0) -> OfferResult"),
             "Encode a FrameDescriptor straight into the log.")
         .def("close", &aeron::Publication::close, nb::call_guard<nb::gil_scoped_release>())
+        .def("revoke", &aeron::Publication::revoke, nb::call_guard<nb::gil_scoped_release>(),
+             "Close it without waiting for subscribers that have not read its log; a plain close before Aeron 1.48.")
         .def_prop_ro("is_closed", &aeron::Publication::is_closed)
         .def_prop_ro("is_connected", &aeron::Publication::is_connected)
         .def_prop_ro("has_room", &aeron::Publication::has_room,
@@ -1124,6 +1126,8 @@ void bind_aeron(nb::module_& m) {
         .def_ro("counter_id", &aeron::CounterReading::counter_id)
         .def_ro("type_id", &aeron::CounterReading::type_id)
         .def_ro("value", &aeron::CounterReading::value)
+        .def_ro("owner_id", &aeron::CounterReading::owner_id,
+                "The id of the client that the counter belongs to; -1 where Aeron does not say.")
         .def_prop_ro("label",
                      [](const aeron::CounterReading& self) {
                          return nb::steal<nb::str>(PyUnicode_DecodeUTF8(

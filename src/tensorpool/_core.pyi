@@ -389,6 +389,11 @@ class Publication:
 
     def close(self) -> None: ...
 
+    def revoke(self) -> None:
+        """
+        Close it without waiting for subscribers that have not read its log; a plain close before Aeron 1.48.
+        """
+
     @property
     def is_closed(self) -> bool: ...
 
@@ -488,6 +493,12 @@ class CounterReading:
 
     @property
     def value(self) -> int: ...
+
+    @property
+    def owner_id(self) -> int:
+        """
+        The id of the client that the counter belongs to; -1 where Aeron does not say.
+        """
 
     @property
     def label(self) -> str: ...

@@ -114,3 +114,16 @@ def test_forgiveness_gives_everybody_a_whole_grace_period(table: LeaseTable) -> 
     table.forgive(50_000)
     assert table.expire(52_999) == []
     assert table.expire(53_000) == [lease]
+
+
+def test_a_silent_lease_is_forgiven_once(table: LeaseTable) -> None:
+    """However often the driver stalls, a lease without keepalives ends; a keepalive earns the next forgiveness."""
+    lease = table.grant(10, attach(), 0)
+    table.forgive(2_000)
+    table.forgive(4_000)
+    assert lease.expiry_ns == 5_000
+    table.keepalive(keepalive(500), 4_500)
+    table.forgive(6_000)
+    assert lease.expiry_ns == 9_000
+    table.forgive(8_000)
+    assert table.expire(9_000) == [lease]

@@ -1045,9 +1045,17 @@ def hello(
 ANY = ("aeron:ipc", 0)
 
 
+def consuming(*client_ids: int) -> Lifecycle:
+    """A driver with consumers of the first stream: their leases are 500 and up."""
+    lifecycle = serving()
+    for client_id in client_ids:
+        lifecycle.on_attach(attach(client_id), 0)
+    return lifecycle
+
+
 def test_a_consumer_that_asks_with_a_channel_and_id_0_is_lent_ids() -> None:
     """§11, E22: from their ranges, on the channels that it named, the same again at every hello."""
-    lifecycle = serving()
+    lifecycle = consuming(3)
     asked = hello(descriptor=("aeron:ipc?mtu=8k", 0), control=ANY)
     answer = only_message(lifecycle.on_consumer_hello(asked, 0))
     assert answer == messages.consumer_config(
@@ -1080,7 +1088,7 @@ def test_hellos_that_are_the_producers_are_passed_over(asked: ConsumerHello) -> 
 
 def test_what_cannot_be_lent_is_declined_with_nothing() -> None:
     """E25: empty channel and 0 for a used-up range, beside the id that there is."""
-    lifecycle = serving()
+    lifecycle = consuming(1, 2, 3)
     lifecycle.on_consumer_hello(hello(1, descriptor=ANY, control=ANY), 0)
     answer = only_message(lifecycle.on_consumer_hello(hello(2, descriptor=ANY, control=ANY), 0))
     assert (answer.descriptor_stream_id, answer.descriptor_channel) == (31001, "aeron:ipc")
@@ -1098,8 +1106,8 @@ def test_without_ranges_every_request_is_declined() -> None:
 @pytest.mark.parametrize("ending", ["detach", "expiry", "revoke"])
 def test_ids_come_back_with_the_end_of_the_lease(ending: str) -> None:
     """E28: whichever way it ends, the next consumer may have them."""
-    lifecycle = serving()
-    lifecycle.on_attach(attach(3), 0)
+    lifecycle = consuming(3)
+    lifecycle.on_attach(attach(4), 1)
     lifecycle.on_consumer_hello(hello(3, control=ANY), 0)
     assert outline(lifecycle.on_consumer_hello(hello(4, control=ANY), 0)) == ["ids 0 0"]
     match ending:
@@ -1114,9 +1122,8 @@ def test_ids_come_back_with_the_end_of_the_lease(ending: str) -> None:
 
 
 def test_what_others_told_a_borrower_of_ids_is_repeated() -> None:
-    """Wire §10.1.3: with every answer, until it wishes otherwise or is gone; nothing is kept of anybody else."""
-    lifecycle = serving()
-    lifecycle.on_attach(attach(3), 0)
+    """Wire §10.1.3: with every answer, until it asks for another mode or is gone; nothing is kept of anybody else."""
+    lifecycle = consuming(3)
     asked = hello(3, control=ANY)
     plain = only_message(lifecycle.on_consumer_hello(asked, 0))
     decree = messages.consumer_config(FRONT, 3, use_shm=False, payload_fallback_uri="bridge://lab")
@@ -1131,16 +1138,44 @@ def test_what_others_told_a_borrower_of_ids_is_repeated() -> None:
     assert only_message(lifecycle.on_consumer_hello(other_wish, 1)) == msgspec.structs.replace(plain, mode=Mode.STREAM)
     lifecycle.on_consumer_config(decree)
     lifecycle.on_detach(detach(500, 3), 1)
+    lifecycle.on_attach(attach(3), 2)
     assert only_message(lifecycle.on_consumer_hello(asked, 2)) == plain
-    assert len(lifecycle._decrees) == 0
+    assert len(lifecycle._overrides) == 0
+
+
+@pytest.mark.parametrize("uri", ["x" * 600_000, "bridge://\u00e9", "bridge://\n", "bridge://\udcff"])
+def test_a_fallback_that_no_answer_can_carry_is_counted_and_not_kept(uri: str) -> None:
+    """What the driver keeps of messages is bounded: a ConsumerConfig may come from any process."""
+    lifecycle = consuming(3)
+    asked = hello(3, control=ANY)
+    plain = only_message(lifecycle.on_consumer_hello(asked, 0))
+    lifecycle.on_consumer_config(messages.consumer_config(FRONT, 3, use_shm=False, payload_fallback_uri=uri))
+    assert only_message(lifecycle.on_consumer_hello(asked, 1)) == plain
+    assert lifecycle.counts["consumer_configs_refused"] == 1
+
+
+def test_ids_are_lent_only_to_consumers_with_a_lease_on_the_stream() -> None:
+    """E43: hellos of anybody else, a producer's among them, are declined and leave nothing behind."""
+    lifecycle = consuming(3)
+    lifecycle.on_attach(attach(5, role=Role.PRODUCER), 0)
+    created(lifecycle, FRONT, 2, reserved=True)
+    wanted = {"descriptor": ANY, "control": ANY}
+    strangers = [hello(3, stream_id=REAR, **wanted), hello(4, **wanted), hello(5, **wanted)]
+    strangers += [hello(number, **wanted) for number in (0, 2**32 - 1)]
+    for stranger in strangers:
+        assert outline(lifecycle.on_consumer_hello(stranger, 0)) == ["ids 0 0"]
+    assert len(lifecycle._hello_ns) == len(lifecycle._descriptor_ids) == len(lifecycle._control_ids) == 0
+    assert outline(lifecycle.on_consumer_hello(hello(3, **wanted), 0)) == ["ids 31000 32000"]
 
 
 def test_ids_come_back_from_a_consumer_that_is_not_heard_of_any_more() -> None:
     """E28: four hello intervals; any hello of its own counts, also one that asks for nothing."""
-    lifecycle = serving()
+    lifecycle = consuming(3, 4)
     lifecycle.on_consumer_hello(hello(3, control=ANY), 0)
     lifecycle.on_consumer_hello(hello(3), 3 * SECOND_NS)
     stale_ns = 3 * SECOND_NS + HELLO_STALE_NS
+    for lease_id, client_id in ((500, 3), (501, 4)):
+        lifecycle.on_keepalive(keepalive(lease_id, client_id), stale_ns)
     lifecycle.on_tick(stale_ns)
     assert outline(lifecycle.on_consumer_hello(hello(4, control=ANY), stale_ns)) == ["ids 0 0"]
     lifecycle.on_tick(stale_ns + PERIOD_NS)
@@ -1149,7 +1184,7 @@ def test_ids_come_back_from_a_consumer_that_is_not_heard_of_any_more() -> None:
 
 def test_a_stall_of_the_driver_takes_no_ids_away() -> None:
     """Hellos that it could not read are not held against their consumers: two of them would share one id."""
-    lifecycle = serving()
+    lifecycle = consuming(3, 4)
     lifecycle.on_consumer_hello(hello(3, control=ANY), 0)
     back_ns = 50 * SECOND_NS
     lifecycle.on_stall(back_ns)

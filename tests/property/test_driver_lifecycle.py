@@ -123,6 +123,7 @@ class Held(msgspec.Struct):
     expiry_ns: int
     request: ShmAttachRequest
     response: ShmAttachResponse
+    is_forgiven: bool = False
 
 
 class Waiting(msgspec.Struct):
@@ -236,6 +237,7 @@ class DriverMachine(RuleBasedStateMachine):
         message = keepalive(lease.lease_id, lease.client_id, lease.stream_id, lease.role)
         self.life.on_keepalive(falsified(message, wrong), self.now_ns)
         if wrong is None and lease.lease_id in self.held:
+            lease.is_forgiven = False
             lease.expiry_ns = max(lease.expiry_ns, self.now_ns + LEASE_NS)
 
     @precondition(lambda self: (self.held or self.dead) and not self.has_ended)
@@ -300,11 +302,13 @@ class DriverMachine(RuleBasedStateMachine):
     @precondition(lambda self: not self.has_ended)
     @rule(duration_ns=durations)
     def stall(self, duration_ns: int) -> None:
-        """The driver could not run: nobody loses anything for that."""
+        """The driver could not run: no lease is lost for that, unless it was silent since the last time."""
         self.now_ns += duration_ns
         self.life.on_stall(self.now_ns)
         for lease in self.held.values():
-            lease.expiry_ns = max(lease.expiry_ns, self.now_ns + LEASE_NS)
+            if not lease.is_forgiven:
+                lease.is_forgiven = True
+                lease.expiry_ns = max(lease.expiry_ns, self.now_ns + LEASE_NS)
         self.heard_ns = dict.fromkeys(self.heard_ns, self.now_ns)
         self.tick(0)
 
@@ -569,12 +573,16 @@ class DriverMachine(RuleBasedStateMachine):
                 assert self.now_ns - self.idle_ns.setdefault(stream_id, self.now_ns) < LINGER_NS
 
     def check_lent(self, kind: str, owner: tuple[int, int], number: int) -> None:
-        """The same id again, or one that nobody has; declined only when all of them are lent."""
+        """The same id again, or one that is free, for a consumer with a lease; declined when all of them are lent."""
+        is_consumer = any(
+            (held.stream_id, held.client_id, held.role) == (*owner, Role.CONSUMER) for held in self.held.values()
+        )
         lent = {key[1]: id_ for key, id_ in self.lent.items() if key[0] == kind}
         if number == 0:
             assert owner not in lent
-            assert len(lent) == LENDABLE[kind]
+            assert not is_consumer or len(lent) == LENDABLE[kind]
             return
+        assert is_consumer
         assert lent.setdefault(owner, number) == number
         assert len(set(lent.values())) == len(lent)
         self.lent[kind, owner] = number

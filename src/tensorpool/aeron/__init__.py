@@ -11,8 +11,10 @@ from tensorpool.aeron.agent import (
     SleepingIdle,
     YieldingIdle,
 )
+from tensorpool.aeron.holders import Holder, Sample, Subscriber
 from tensorpool.aeron.library import version
 from tensorpool.aeron.media_driver import DriverSight, MediaDriver, driver_pid, embed
+from tensorpool.aeron.renewal import RenewedPublication
 from tensorpool.aeron.transport import (
     Client,
     Counter,
@@ -37,13 +39,17 @@ __all__ = [
     "Counter",
     "CounterReading",
     "DriverSight",
+    "Holder",
     "IdleStrategy",
     "ImageEvent",
     "MediaDriver",
     "MessageInfo",
     "OfferResult",
     "Publication",
+    "RenewedPublication",
+    "Sample",
     "SleepingIdle",
+    "Subscriber",
     "Subscription",
     "YieldingIdle",
     "connect",

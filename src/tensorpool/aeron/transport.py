@@ -39,6 +39,7 @@ __all__ = [
 ]
 
 DRIVER_TIMEOUT_MS = 10_000
+MAX_NAME = 80  # Aeron takes 100 characters
 
 
 def default_aeron_dir() -> str:
@@ -75,7 +76,7 @@ def connect(
         )
     client = _core.Client(
         directory,
-        client_name=client_name,
+        client_name=f"{client_name[:MAX_NAME]} pid={os.getpid()}",
         driver_timeout_ms=driver_timeout_ms,
         keepalive_interval_ns=keepalive_interval_ns,
         idle_sleep_ns=idle_sleep_ns,

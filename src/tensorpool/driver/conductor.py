@@ -2,23 +2,30 @@
 """The driver's duty cycle: reads the control stream, lets `Lifecycle` decide, performs the effects.
 
 Single-threaded; never blocks. The control stream is shared by all schemas and directions: what is not addressed to a
-driver is passed over by its header alone. Driver Model §4.4a, §4.5; decisions A19, E32-E34, E39.
+driver is passed over by its header alone. Each message, order and part of a turn is performed by itself: one that fails
+is counted and logged, and the others go on. Driver Model §4.4a, §4.5; decisions A19, E32-E34, E39.
 """
 
 from __future__ import annotations
 
 import struct
+import time
 from collections import deque
 from collections.abc import Callable, Iterable
 from typing import Final
 
 from tensorpool import aeron
+from tensorpool.channel import Endpoint
 from tensorpool.clock import Clock
 from tensorpool.control import Service, State, host_standard
+from tensorpool.control.link import with_parameters
 from tensorpool.driver.config import DriverConfig
+from tensorpool.driver.failures import Failures
 from tensorpool.driver.lifecycle import Announce, CreateEpoch, DropStream, Effect, Exit, Lifecycle, Phase, Send
 from tensorpool.driver.memory import Created, Failed, Memory
-from tensorpool.errors import DecodeError, DecodeFault, TensorPoolError, TransportError
+from tensorpool.driver.message_sizes import check_message_sizes
+from tensorpool.driver.outbox import Outbox
+from tensorpool.errors import Closed, DecodeError, DecodeFault, TensorPoolError, TransportError
 from tensorpool.logs import get_logger
 from tensorpool.wire import Message, control, decode, driver, peek_header
 from tensorpool.wire.control import ConsumerConfig, ConsumerHello
@@ -32,11 +39,14 @@ from tensorpool.wire.driver import (
 )
 
 FRAGMENT_LIMIT: Final = 256
-MAX_OUTBOX: Final = 10_000
 RECONNECT_EVERY_NS: Final = 100_000_000
 LOOK_EVERY_NS: Final = 500_000_000
 CATCH_UP_AT_LEAST_NS: Final = 50_000_000
 CATCH_UP_AT_MOST_NS: Final = 1_000_000_000
+STALL_AT_LEAST_NS: Final = 100_000_000  # idle turns come every few milliseconds
+LAST_WORDS_NS: Final = 500_000_000  # how long a log that is held may keep the shutdown notice from leaving
+HOLDERS_EVERY_NS: Final = 1_000_000_000
+WINDOW_LIMIT: Final = "100ms"  # after which Aeron passes over an untethered subscriber that does not poll
 
 _REQUESTS: Final = frozenset(
     kind.TEMPLATE_ID for kind in (ShmAttachRequest, ShmDetachRequest, ShmLeaseKeepalive, ShmDriverShutdownRequest)
@@ -62,9 +72,12 @@ class DriverConductor:
         self._media_driver = aeron.DriverSight(aeron_dir)
         self._reconnect_ns = 0
         self._look_ns = 0
-        self._outbox: deque[tuple[bytes, bool]] = deque()
+        self.failures = Failures(self._log, clock, self.lifecycle.counts)
+        self._outbox = Outbox(self.lifecycle.counts, self._log)
+        self._holders: tuple[aeron.Holder, ...] = ()
+        self._holders_ns = 0
         self._orders: deque[Callable[[int], list[Effect]]] = deque()
-        self._stall_ns = config.lease_keepalive_interval_ns
+        self._stall_ns = max(config.lease_keepalive_interval_ns, STALL_AT_LEAST_NS)
         self._last_turn_ns = clock.monotonic_ns()
         self._next_housekeeping_ns = 0
         self._service = self._make_service() if config.control.enabled else None
@@ -83,7 +96,14 @@ class DriverConductor:
 
     def on_start(self) -> None:
         now_ns = self._clock.monotonic_ns()
-        self._link = _Link(self._config, self._aeron_dir, now_ns)
+        try:
+            self._link = link = _Link(self._config, self._aeron_dir, now_ns)
+            check_message_sizes(self._config, link.answers.max_message_length, link.announces.max_message_length)
+        except BaseException:
+            if self._link is not None:
+                self._link.close()
+            self._memory.close()
+            raise
         self._media_driver.adopt()
         self._bind_service(self._link)
         self._last_turn_ns = now_ns
@@ -95,41 +115,91 @@ class DriverConductor:
         is_stalled = now_ns - self._last_turn_ns > self._stall_ns
         self._last_turn_ns = now_ns
         self.lifecycle.stamp_offset_ns = self._memory.stamp_offset_ns()
-        try:
-            work = self._listen(now_ns)
-        except TransportError as error:
-            self._lose_link(error)
-            work = 0
+        work = self._part("listening", self._listen, now_ns)
         if is_stalled:
             # Keepalives that waited in the log are read by now; those that could not be sent get their chance.
             self.lifecycle.on_stall(now_ns)
             self._log.warning("driver_stalled")
         while self._orders:
-            work += self._perform(self._orders.popleft()(now_ns))
-        while (outcome := self._memory.take_finished()) is not None:
-            work += self._perform(self._on_outcome(outcome, now_ns))
-        work += self._perform(self.lifecycle.on_tick(now_ns))
+            work += self._part("order", self._obey, self._orders.popleft(), now_ns)
+        work += self._part("memory", self._take_outcomes, now_ns)
+        work += self._part("time", lambda: self._perform(self.lifecycle.on_tick(now_ns)))
         if now_ns >= self._next_housekeeping_ns:
             self._next_housekeeping_ns = now_ns + self._config.announce_period_ns
-            self._memory.refresh_activity()
-            work += self._memory.collect(now_ns)
-        if self._service is not None:
-            if self.lifecycle.phase is not Phase.SERVING:
-                self._service.state = State.DRAINING
-            work += self._service.invoke()
-        return work + self._flush()
+            work += self._part("housekeeping", self._keep_house, now_ns)
+        work += self._part("service", self._serve_commands)
+        work += self._part("sending", self._flush)
+        self._part("holders", self._watch_holders, now_ns)
+        return work
 
     def on_close(self) -> None:
-        self._perform(self.lifecycle.end(self._clock.monotonic_ns()))
-        self._flush()
-        if self._service is not None:
-            self._service.unbind()
+        """Send the shutdown notice, wait a moment where the log is held, and release everything, whatever fails."""
+        self._part("end", lambda: self._perform(self.lifecycle.end(self._clock.monotonic_ns())))
+        self._outbox.drop_announces()
+        deadline_ns = time.monotonic_ns() + LAST_WORDS_NS
+        while self._link is not None and time.monotonic_ns() < deadline_ns:
+            self._part("sending", self._flush)
+            if not self._outbox:
+                break
+            time.sleep(0.005)
+        self._part("service", self._unbind_service)
         if self._link is not None:
-            self._link.close()
+            self._part("connection", self._link.close)
         self._memory.close()
         self._log.info("driver_stopped", counts=dict(self.lifecycle.counts))
 
     # --- inside
+
+    def _part[**P](self, name: str, part: Callable[P, int | None], *args: P.args, **kwargs: P.kwargs) -> int:
+        """Do one part of the turn. A failure is reported; without a media driver the link is given up."""
+        try:
+            return part(*args, **kwargs) or 0
+        except aeron.AgentTerminated:
+            raise
+        except Exception as error:
+            if isinstance(error, TransportError | Closed) and name in ("listening", "sending", "holders"):
+                self._lose_link(error)
+            else:
+                self.failures.report(name, error)
+            return 0
+
+    def _obey(self, order: Callable[[int], list[Effect]], now_ns: int) -> int:
+        return self._perform(order(now_ns))
+
+    def _take_outcomes(self, now_ns: int) -> int:
+        work = 0
+        while (outcome := self._memory.take_finished()) is not None:
+            work += self._part("memory", self._on_outcome, outcome, now_ns)
+        return work
+
+    def _keep_house(self, now_ns: int) -> int:
+        self._memory.refresh_activity()
+        return self._memory.collect(now_ns)
+
+    def _serve_commands(self) -> int:
+        if self._service is None:
+            return 0
+        if self.lifecycle.phase is not Phase.SERVING:
+            self._service.state = State.DRAINING
+        return self._service.invoke()
+
+    def _watch_holders(self, now_ns: int) -> None:
+        """Log which subscribers hold our logs when that changes; they are looked at again once a second."""
+        if self._link is None:
+            return
+        if now_ns >= self._holders_ns:
+            self._holders_ns = now_ns + HOLDERS_EVERY_NS
+            self._link.refresh_holders()
+        holders = self._link.holders
+        if holders == self._holders:
+            return
+        before = {holder.subscriber.registration_id for holder in self._holders}
+        after = {holder.subscriber.registration_id for holder in holders}
+        self._holders = holders
+        if after - before:
+            self._log.warning("log_held", holders=[str(holder) for holder in holders], renewals=self._link.renewals)
+        elif before and not after:
+            self._log.info("log_released", renewals=self._link.renewals)
 
     def _listen(self, now_ns: int) -> int:
         if self._link is None:
@@ -166,20 +236,28 @@ class DriverConductor:
             "path": str(self._memory.path),
             "streams": len(self.lifecycle.streams),
             "leases": len(self.lifecycle.leases),
+            "held_by": [str(holder) for holder in self._holders],
+            "sessions_given_up": 0 if self._link is None else self._link.renewals,
             "counts": dict(self.lifecycle.counts),
         }
 
-    def _lose_link(self, error: TransportError) -> None:
+    def _unbind_service(self) -> None:
         if self._service is not None:
             self._service.unbind()
-        if self._link is not None:
+
+    def _lose_link(self, error: Exception) -> None:
+        link, self._link = self._link, None
+        self._part("service", self._unbind_service)
+        if link is not None:
             self._log.warning("media_driver_lost", error=str(error))
-            self._link.close()
-        self._link = None
+            self._part("connection", link.close)
         self._media_driver.forget()
         self._outbox.clear()
 
     def _on_message(self, data: bytes, info: aeron.MessageInfo) -> None:
+        self._part("message", self._hear, data, info)
+
+    def _hear(self, data: bytes, info: aeron.MessageInfo) -> None:
         now_ns = self._last_turn_ns
         counts = self.lifecycle.counts
         if self._link is not None and self._link.is_from_before(info):
@@ -232,7 +310,10 @@ class DriverConductor:
             return self.lifecycle.on_malformed_detach(correlation_id, code, str(error))
         return []
 
-    def _on_outcome(self, outcome: Created | Failed, now_ns: int) -> list[Effect]:
+    def _on_outcome(self, outcome: Created | Failed, now_ns: int) -> int:
+        return self._perform(self._outcome_effects(outcome, now_ns))
+
+    def _outcome_effects(self, outcome: Created | Failed, now_ns: int) -> list[Effect]:
         if isinstance(outcome, Created):
             epoch = outcome.epoch
             self._log.info("epoch_created", stream_id=epoch.stream_id, epoch=epoch.epoch, reserved=outcome.reserved)
@@ -244,48 +325,38 @@ class DriverConductor:
         return effects
 
     def _perform(self, effects: Iterable[Effect]) -> int:
+        """Each effect by itself: one that fails takes no other with it."""
         done = 0
         for effect in effects:
             done += 1
-            match effect:
-                case Send():
-                    self._post(effect.message, is_announce=False)
-                case Announce():
-                    announce = self.lifecycle.announce(effect.stream_id, self._clock.monotonic_ns())
-                    if announce is not None:
-                        self._post(announce, is_announce=True)
-                case CreateEpoch():
-                    self._memory.submit(effect)
-                case DropStream():
-                    self._memory.drop(effect.stream_id)
-                case Exit():
-                    self._flush()
-                    raise aeron.AgentTerminated
+            self._part("effect", self._perform_one, effect)
         return done
 
-    def _post(self, message: Message, *, is_announce: bool) -> None:
-        """Queue a message: the order of effects is the order on the wire, also across back pressure."""
-        if self._link is None or len(self._outbox) >= MAX_OUTBOX:  # clients ask again, announces come again
-            self.lifecycle.counts["messages_dropped"] += 1
-            return
-        self._outbox.append((message.encode(), is_announce))
+    def _perform_one(self, effect: Effect) -> None:
+        match effect:
+            case Send():
+                if self._link is None:  # clients ask again
+                    self.lifecycle.counts["messages_dropped"] += 1
+                else:
+                    self._outbox.post(effect.message)
+            case Announce():
+                if self._link is not None:
+                    self._outbox.announce(effect.stream_id)
+            case CreateEpoch():
+                self._memory.submit(effect)
+            case DropStream():
+                self._memory.drop(effect.stream_id)
+            case Exit():
+                raise aeron.AgentTerminated
 
     def _flush(self) -> int:
         link = self._link
-        sent = 0
-        while link is not None and self._outbox:
-            data, is_announce = self._outbox[0]
-            publication = link.announces if is_announce else link.answers
-            try:
-                result = publication.offer(data)
-            except TransportError as error:
-                self._lose_link(error)
-                break
-            if not result and result is not aeron.OfferResult.NOT_CONNECTED:
-                break  # the rest goes out in a later turn, in order
-            self._outbox.popleft()
-            sent += 1
-        return sent
+        if link is None:
+            return 0
+        return self._outbox.flush(link.answers, link.announces, self._announce_of, self._clock.monotonic_ns())
+
+    def _announce_of(self, stream_id: int) -> Message | None:
+        return self.lifecycle.announce(stream_id, self._clock.monotonic_ns())
 
 
 class _Link:
@@ -301,12 +372,11 @@ class _Link:
             self._shared = self.client.add_publication(*control)
             self._joined_at = self._shared.position
             self.requests = self.client.add_subscription(*control)
-            # A log of our own: clients that fill theirs, which they share, cannot keep us from answering.
-            self.answers = self.client.add_publication(*control, exclusive=True)
+            # Logs of our own: clients that fill theirs, which they share, cannot keep us from answering.
+            self.answers = self._publish(endpoint.control, aeron_dir)
             self.announces = self.answers
-            announce = endpoint.announce_channel, endpoint.announce_stream_id
-            if announce != control:
-                self.announces = self.client.add_publication(*announce, exclusive=True)
+            if endpoint.announce != endpoint.control:
+                self.announces = self._publish(endpoint.announce, aeron_dir)
         except BaseException:
             self.client.close()
             raise
@@ -316,7 +386,22 @@ class _Link:
         return self.client.is_closed
 
     def is_own(self, info: aeron.MessageInfo) -> bool:
-        return info.session_id == self.answers.session_id
+        return self.answers.is_own(info)
+
+    @property
+    def holders(self) -> tuple[aeron.Holder, ...]:
+        """Subscribers that do not poll, and would stop us if we did not open new sessions."""
+        if self.announces is self.answers:
+            return self.answers.holders
+        return self.answers.holders + self.announces.holders
+
+    @property
+    def renewals(self) -> int:
+        return sum(outlet.renewals for outlet in {self.answers, self.announces})
+
+    def refresh_holders(self) -> None:
+        for outlet in {self.answers, self.announces}:
+            outlet.refresh_holders()
 
     def is_from_before(self, info: aeron.MessageInfo) -> bool:
         """Whether a message was in its log before we were.
@@ -337,3 +422,7 @@ class _Link:
 
     def close(self) -> None:
         self.client.close()
+
+    def _publish(self, endpoint: Endpoint, aeron_dir: str) -> aeron.RenewedPublication:
+        channel = with_parameters(endpoint.channel, {"untethered-window-limit-timeout": WINDOW_LIMIT})
+        return aeron.RenewedPublication(self.client, aeron_dir, channel, endpoint.stream_id)

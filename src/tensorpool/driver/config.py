@@ -44,6 +44,7 @@ from tensorpool.config import (
 )
 from tensorpool.control.config import ControlConfig
 from tensorpool.discovery.config import EXPIRY_PERIODS, DiscoverySection, check_provider
+from tensorpool.driver.message_sizes import check_message_sizes
 from tensorpool.errors import ConfigError, LocalProtocolError, RegionRejected
 from tensorpool.shm.containment import AllowedBases
 from tensorpool.shm.layout import PoolSpec, RingSpec
@@ -198,8 +199,9 @@ class DriverSection(msgspec.Struct, frozen=True, kw_only=True):
 class ShmSection(msgspec.Struct, frozen=True, kw_only=True):
     """`[shm]`: where memory lies and who may open it.
 
-    `namespace` is ours: the specification wants it configured and names no key (D1). `page_size_bytes` only
-    informs: strides have not depended on it since wire 1.2 (B20).
+    `namespace` is ours: the specification wants it configured and names no key (D1). `page_size_bytes` is
+    the least that the pages of base_dir must have, which the driver checks at start; strides have not depended on it
+    since wire 1.2 (B20).
     """
 
     base_dir: Directory = "/dev/shm/tensorpool"
@@ -360,6 +362,7 @@ class DriverConfig(msgspec.Struct, frozen=True, kw_only=True):
         self._check_endpoints()
         check_provider(self.discovery)
         self._check_shm()
+        check_message_sizes(self)
 
     @property
     def announce_period_ns(self) -> int:
@@ -488,6 +491,8 @@ class DriverConfig(msgspec.Struct, frozen=True, kw_only=True):
             "driver.descriptor_stream_id": driver.descriptor_stream_id,
             "driver.metadata_stream_id": driver.metadata_stream_id,
             "discovery.stream_id": self.discovery.stream_id,
+            "control.control_stream_id": self.control.control_stream_id,
+            "control.status_stream_id": self.control.status_stream_id,
         } | {f"streams.{name}.stream_id": stream.stream_id for name, stream in self.streams.items()}
         for (key, ids), (other, number) in itertools.product(ranges.items(), used.items()):
             if number in ids:

@@ -57,6 +57,7 @@ class Lease(msgspec.Struct):
     request: ShmAttachRequest  # with the response below: for an identical retry (E2)
     state: LeaseState = LeaseState.ATTACHED
     response: ShmAttachResponse | None = None
+    is_forgiven: bool = False  # since its last keepalive
 
 
 class LeaseTable:
@@ -113,6 +114,7 @@ class LeaseTable:
         if not self._names(lease, message):
             return Keepalive.WRONG_FIELDS
         lease.state = LeaseState.ACTIVE
+        lease.is_forgiven = False
         lease.expiry_ns = max(lease.expiry_ns, now_ns + self._duration_ns)
         return Keepalive.EXTENDED
 
@@ -141,9 +143,14 @@ class LeaseTable:
         return expired
 
     def forgive(self, now_ns: int) -> None:
-        """The driver itself was stalled: nobody loses a lease for keepalives that it could not read."""
+        """The driver itself was stalled: nobody loses a lease for keepalives that it could not read.
+
+        Once between two keepalives: a silent lease ends, however often the driver stalls.
+        """
         for lease in self._leases.values():
-            lease.expiry_ns = max(lease.expiry_ns, now_ns + self._duration_ns)
+            if not lease.is_forgiven:
+                lease.is_forgiven = True
+                lease.expiry_ns = max(lease.expiry_ns, now_ns + self._duration_ns)
 
     @staticmethod
     def _names(lease: Lease, message: ShmLeaseKeepalive | ShmDetachRequest) -> bool:

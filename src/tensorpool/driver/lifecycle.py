@@ -22,6 +22,7 @@ import msgspec
 
 from tensorpool.driver.config import DriverConfig
 from tensorpool.driver.leases import Keepalive, Lease, LeaseTable
+from tensorpool.driver.message_sizes import ERROR_MESSAGE_BYTES
 from tensorpool.driver.streams import Epoch, IdPool, NoStream, Stream, StreamTable
 from tensorpool.shm.layout import LAYOUT_VERSION, RingSpec
 from tensorpool.wire import Message
@@ -47,8 +48,7 @@ from tensorpool.wire.driver import (
 
 MAX_DIMS = 8
 HEADER_SLOT_BYTES = 256
-ERROR_MESSAGE_BYTES = 1024
-MAX_CHANNEL_BYTES = 4095
+MAX_URI_BYTES = 4095
 NULL_U32 = 0xFFFF_FFFF
 MAX_PENDING_ATTACHES = 1024
 RETRY_CREATION_NS = 1_000_000_000
@@ -104,6 +104,14 @@ class Pending(msgspec.Struct):
     stream: Stream
 
 
+class Override(msgspec.Struct, frozen=True):
+    """What somebody else than the driver assigned to a consumer (Wire §10.1.3)."""
+
+    use_shm: bool
+    mode: Mode
+    payload_fallback_uri: str
+
+
 class Lifecycle:
     """The driver's decisions. `first_lease_id` must differ between runs (E6)."""
 
@@ -119,8 +127,8 @@ class Lifecycle:
         self._descriptor_ids = IdPool(config.driver.descriptor_stream_id_range)
         self._control_ids = IdPool(config.driver.control_stream_id_range)
         self._hello_ns: dict[tuple[int, int], int] = {}  # of consumers that were lent ids
-        self._wishes: dict[tuple[int, int], Mode] = {}
-        self._decrees: dict[tuple[int, int], ConsumerConfig] = {}  # the last that others told them
+        self._modes: dict[tuple[int, int], Mode] = {}  # that each of them asked for
+        self._overrides: dict[tuple[int, int], Override] = {}  # the last that others sent them
         self._next_announce_ns = 0
         self._exit_ns = 0
         self._exit_notice = ShutdownReason.NORMAL, ""
@@ -160,7 +168,7 @@ class Lifecycle:
             return []
         self.phase = Phase.ENDED
         reason, text = self._exit_notice
-        return [Send(ShmDriverShutdown(timestamp_ns=self._stamp(now_ns), reason=reason, error_message=_limited(text)))]
+        return [Send(ShmDriverShutdown(timestamp_ns=self._stamp(now_ns), reason=reason, error_message=text))]
 
     def on_stall(self, now_ns: int) -> None:
         """The driver could not run for a while: keepalives and hellos may have had no chance to arrive."""
@@ -213,43 +221,51 @@ class Lifecycle:
             self.counts[f"keepalives_{outcome.name.lower()}"] += 1
 
     def on_consumer_hello(self, hello: ConsumerHello, now_ns: int) -> list[Effect]:
-        """Lend ids to a consumer that asks with a channel and id 0; other requests are the producer's (E22, E24)."""
+        """Answer a consumer that asks with a channel and id 0; other requests are the producer's (E22, E24).
+
+        Ids are lent to consumers with a lease on the stream (E43), so that they are as scarce as leases are.
+        """
         wants_descriptor = bool(hello.descriptor_channel) and hello.descriptor_stream_id == 0
         wants_control = bool(hello.control_channel) and hello.control_stream_id == 0
         owner = hello.stream_id, hello.consumer_id
         if owner in self._hello_ns:
             self._hello_ns[owner] = now_ns
-            if self._wishes[owner] is not hello.mode:
-                self._wishes[owner] = hello.mode
-                self._decrees.pop(owner, None)  # what it was told was told to another wish
+            if self._modes[owner] is not hello.mode:
+                self._modes[owner] = hello.mode
+                self._overrides.pop(owner, None)  # it overrode the previous mode
         if self.streams.get(hello.stream_id) is None or not (wants_descriptor or wants_control):
             return []
-        can_have_descriptor = wants_descriptor and _is_answerable(hello.descriptor_channel)
-        can_have_control = wants_control and _is_answerable(hello.control_channel)
+        may_borrow = self._is_consumer(owner)
+        can_have_descriptor = may_borrow and wants_descriptor and _is_answerable(hello.descriptor_channel)
+        can_have_control = may_borrow and wants_control and _is_answerable(hello.control_channel)
         descriptor_id = self._descriptor_ids.lend(owner) if can_have_descriptor else None
         control_id = self._control_ids.lend(owner) if can_have_control else None
         if descriptor_id is not None or control_id is not None:
             self._hello_ns[owner] = now_ns
-            self._wishes[owner] = hello.mode
-        decree = self._decrees.get(owner)
+            self._modes[owner] = hello.mode
+        override = self._overrides.get(owner) or Override(True, hello.mode, "")
         answer = ConsumerConfig(
             stream_id=hello.stream_id,
             consumer_id=hello.consumer_id,
-            use_shm=decree is None or decree.use_shm,
-            mode=hello.mode if decree is None else decree.mode,
+            use_shm=override.use_shm,
+            mode=override.mode,
             descriptor_stream_id=descriptor_id or 0,
             control_stream_id=control_id or 0,
-            payload_fallback_uri="" if decree is None else decree.payload_fallback_uri,
+            payload_fallback_uri=override.payload_fallback_uri,
             descriptor_channel=hello.descriptor_channel if descriptor_id else "",
             control_channel=hello.control_channel if control_id else "",
         )
         return [Send(answer)]
 
     def on_consumer_config(self, config: ConsumerConfig) -> None:
-        """Somebody else told a consumer a mode or a fallback (Wire §10.1.3): our own answers repeat it from now on."""
+        """Another process assigned a mode or a fallback (Wire §10.1.3): our own answers repeat it from now on."""
         owner = config.stream_id, config.consumer_id
-        if owner in self._hello_ns:
-            self._decrees[owner] = config
+        if owner not in self._hello_ns:
+            return
+        if not _is_answerable(config.payload_fallback_uri):
+            self.counts["consumer_configs_refused"] += 1
+            return
+        self._overrides[owner] = Override(config.use_shm, config.mode, config.payload_fallback_uri)
 
     def on_shutdown_request(self, request: ShmDriverShutdownRequest, now_ns: int) -> list[Effect]:
         """Drain if the token is right; say nothing at all otherwise (§4.13, E30)."""
@@ -270,7 +286,7 @@ class Lifecycle:
         if self.phase is not Phase.SERVING:
             return []
         self.phase = Phase.DRAINING
-        self._exit_notice = reason, text
+        self._exit_notice = reason, _limited(text)
         self._exit_ns = now_ns + self.config.shutdown_timeout_ns
         self._next_announce_ns = min(self._next_announce_ns, self._exit_ns)
         refusal = _Refusal(ResponseCode.REJECTED, "the driver is shutting down")
@@ -500,10 +516,16 @@ class Lifecycle:
                 return self._pending.pop(index)
         return None
 
+    def _is_consumer(self, owner: tuple[int, int]) -> bool:
+        """Whether a client holds a consumer's lease on a stream."""
+        stream_id, client_id = owner
+        lease = self.leases.of_client(client_id)
+        return lease is not None and lease.role is Role.CONSUMER and lease.stream_id == stream_id
+
     def _give_back_ids(self, owner: tuple[int, int]) -> None:
         self._hello_ns.pop(owner, None)
-        self._wishes.pop(owner, None)
-        self._decrees.pop(owner, None)
+        self._modes.pop(owner, None)
+        self._overrides.pop(owner, None)
         self._descriptor_ids.give_back(owner)
         self._control_ids.give_back(owner)
 
@@ -545,9 +567,9 @@ def _detach_response(correlation_id: int, code: ResponseCode, text: str) -> ShmD
     return ShmDetachResponse(correlation_id=correlation_id, code=code, error_message=_limited(text))
 
 
-def _is_answerable(channel: str) -> bool:
-    """Whether a channel can be told to those who have to open it: printable ASCII (A13), within Aeron's limit."""
-    return channel.isascii() and channel.isprintable() and len(channel) <= MAX_CHANNEL_BYTES
+def _is_answerable(uri: str) -> bool:
+    """Whether a ConsumerConfig can carry a channel or URI: printable ASCII (A13), within Aeron's limit."""
+    return uri.isascii() and uri.isprintable() and len(uri) <= MAX_URI_BYTES
 
 
 def _limited(text: str) -> str:

@@ -64,11 +64,13 @@ class Memory:
         self._tree = shm.EpochTree.open(
             config.shm.base_dir, config.shm.namespace, clock=clock, file_mode=config.file_mode
         )
-        self.is_hugepages = _is_on_hugetlbfs(self._tree.path)
-        if config.shm.require_hugepages and not self.is_hugepages:
+        huge_bytes = _huge_page_bytes(self._tree.path)
+        self.is_hugepages = huge_bytes is not None
+        try:
+            _check_pages(config, huge_bytes)
+        except ConfigError:
             self._tree.close()
-            accepted = f"false; {config.shm.base_dir} is not on hugetlbfs, mount one there"
-            raise ConfigError("shm.require_hugepages", True, accepted)
+            raise
         self._rings: dict[int, shm.MappedRing] = {}
         self._retired: list[Retired] = []
         self._finished: deque[tuple[Created, shm.MappedRing] | Failed] = deque()
@@ -210,10 +212,21 @@ class Memory:
                 self._log.info("leftover_removed", path=epoch.path)
 
 
-def _is_on_hugetlbfs(path: str) -> bool:
-    """E38: what regions are really backed by."""
+def _huge_page_bytes(path: str) -> int | None:
+    """E38: what regions are really backed by; None for standard pages."""
     fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
-        return huge_page_bytes(fd) is not None
+        return huge_page_bytes(fd)
     finally:
         os.close(fd)
+
+
+def _check_pages(config: DriverConfig, huge_bytes: int | None) -> None:
+    """Refuse a base_dir whose pages are not those that the configuration wants (§17)."""
+    base_dir, page_bytes = config.shm.base_dir, huge_bytes or os.sysconf("SC_PAGE_SIZE")
+    if config.shm.require_hugepages and huge_bytes is None:
+        accepted = f"false; {base_dir} is not on hugetlbfs, mount one there"
+        raise ConfigError("shm.require_hugepages", True, accepted)
+    if config.shm.page_size_bytes > page_bytes:
+        accepted = f"at most {page_bytes}, the page size of {base_dir}; mount a hugetlbfs there for larger pages"
+        raise ConfigError("shm.page_size_bytes", config.shm.page_size_bytes, accepted)

@@ -163,8 +163,7 @@ class EpochTree:
         """
         backing = Backing(reserve_space=reserve_space, prefault=prefault, mlock=mlock)
         specs = ring.regions(stream_id, epoch, layout_version)
-        folder = f"{self.path}/{stream_id}/{epoch}"
-        uris = [RegionUri(f"{folder}/{_file_name(spec)}", require_hugepages) for spec in specs]
+        uris = region_uris(self.path, ring, stream_id, epoch, require_hugepages)
         streams = self._open_streams()
         self._remember(stream_id, epoch)
         if backing.is_reserved:
@@ -244,6 +243,15 @@ class EpochTree:
     def _remember(self, stream_id: int, epoch: int) -> None:
         with self._counting:
             self._highest[stream_id] = max(epoch, self._highest.get(stream_id, 0))
+
+
+def region_uris(
+    namespace_path: str, ring: RingSpec, stream_id: int, epoch: int, require_hugepages: bool
+) -> list[RegionUri]:
+    """Where the regions of an epoch are: the header ring first, then the pools in their order."""
+    specs = ring.regions(stream_id, epoch, LAYOUT_VERSION)
+    folder = f"{namespace_path}/{stream_id}/{epoch}"
+    return [RegionUri(f"{folder}/{_file_name(spec)}", require_hugepages) for spec in specs]
 
 
 def _file_name(spec: RegionSpec) -> str:

@@ -1,0 +1,106 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A publication that no subscriber can stop: its log is replaced when one that does not poll holds it.
+
+Aeron lets the slowest tethered subscriber decide how much a log takes, and a process that never polls stops everybody
+after half a term. A new session has a log of its own; the old one is revoked once all other subscribers have read it,
+so for each of them messages stay in the order in which they were sent.
+
+    FLOWING ──back pressure──► HELD ──some stand still, all others have read everything──► SETTLING ──► FLOWING
+                                │ the log has room again: FLOWING                            (a new session)
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import Final
+
+from tensorpool._core import Client, MessageInfo, OfferResult, Publication
+from tensorpool.aeron.holders import Holder, Sample
+
+SAMPLE_EVERY_NS: Final = 100_000_000  # as long as untethered subscribers may take before Aeron passes them over
+SETTLE_NS: Final = 50_000_000  # until the others' clients know of the new session
+SESSION_AT_LEAST_NS: Final = 250_000_000  # bounds how many logs the media driver has to keep
+REMEMBERED_SESSIONS: Final = 64
+
+
+class RenewedPublication:
+    """An exclusive publication with as many sessions, one after the other, as it takes.
+
+    `renewals` counts the sessions that were given up, `holders` are the subscribers that the last one was held by, for
+    as long as they stand still.
+    """
+
+    def __init__(self, client: Client, aeron_dir: str, channel: str, stream_id: int) -> None:
+        self.renewals = 0
+        self.holders: tuple[Holder, ...] = ()
+        self._client = client
+        self._aeron_dir = aeron_dir
+        self._channel = channel
+        self._stream_id = stream_id
+        self._publication = self._open()
+        self._sessions = deque([self._publication.session_id], REMEMBERED_SESSIONS)
+        self._opened_ns = 0
+        self._settled_ns = 0
+        self._before: Sample | None = None  # taken when offers began to fail
+        self._sampled_ns = 0
+
+    @property
+    def max_message_length(self) -> int:
+        return self._publication.max_message_length
+
+    def is_own(self, info: MessageInfo) -> bool:
+        """Whether a message came from here."""
+        return info.session_id in self._sessions
+
+    def offer(self, data: bytes, now_ns: int) -> OfferResult:
+        """Append a message. Raises TransportError and Closed as a publication does."""
+        if now_ns < self._settled_ns:
+            return OfferResult.BACK_PRESSURED
+        result = self._publication.offer(data)
+        if result or result is OfferResult.NOT_CONNECTED:
+            self._before = None
+        elif now_ns >= self._sampled_ns:
+            self._sampled_ns = now_ns + SAMPLE_EVERY_NS
+            self._look(now_ns)
+        return result
+
+    def refresh_holders(self) -> None:
+        """Forget the holders that read on or are gone; to be called now and then."""
+        if not self.holders:
+            return
+        sample = Sample(self._client.counters(), self._stream_id)
+        session_id, end = self._publication.session_id, self._publication.position
+        standing = {}
+        for holder in self.holders:
+            was = holder.subscriber
+            seen = sample.subscribers.get((was.registration_id, session_id))
+            if seen is not None and seen.position == (was.position if was.session_id == session_id else 0):
+                standing[was.registration_id, session_id] = end - seen.position
+        self.holders = sample.describe(self._aeron_dir, standing)
+
+    def renew(self, now_ns: int) -> None:
+        """Give up the session, whoever has not read it, and open another."""
+        old = self._publication
+        self._publication = self._open()
+        self._sessions.append(self._publication.session_id)
+        self._opened_ns = now_ns
+        self._settled_ns = now_ns + SETTLE_NS
+        self._before = None
+        self.renewals += 1
+        old.revoke()
+
+    def _look(self, now_ns: int) -> None:
+        """Find out who holds the log, and replace it if that is only those who stand still."""
+        sample = Sample(self._client.counters(), self._stream_id)
+        before, self._before = self._before, sample
+        if before is None:
+            return
+        behind = sample.behind(self._publication.session_id, self._publication.position)
+        standing = behind.keys() & sample.still(before)
+        if standing:
+            self.holders = sample.describe(self._aeron_dir, {key: behind[key] for key in standing})
+        if standing and standing == behind.keys() and now_ns - self._opened_ns >= SESSION_AT_LEAST_NS:
+            self.renew(now_ns)
+
+    def _open(self) -> Publication:
+        return self._client.add_publication(self._channel, self._stream_id, exclusive=True)
