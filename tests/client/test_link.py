@@ -47,7 +47,7 @@ def parameters(channel: str) -> dict[str, str]:
 def test_publications_have_small_logs_of_their_own(link: Link, settings: DriverConfig) -> None:
     """So small that a client costs little, each with its own: exclusive, and passed over when somebody is slow."""
     for publication, term, endpoint in (
-        (link.control, 64 << 10, settings.driver.control),
+        (link.control.publication, 64 << 10, settings.driver.control),
         (link.qos, 64 << 10, settings.driver.qos),
         (link.metadata, 1 << 20, settings.driver.metadata),
     ):
@@ -164,6 +164,27 @@ def test_a_listener_that_stops_polling_holds_nobody_up(link: Link, settings: Dri
     wait_until(lambda: idle.poll(lambda *_: None) is not None and idle.image_count == 0, "the idle one was let go")
 
 
+def test_requests_pass_a_foreign_subscriber_that_never_polls(
+    shared_media_driver: aeron.MediaDriver, settings: DriverConfig, link: Link
+) -> None:
+    """Many windows of them: the control log is replaced, and every message is still known as our own."""
+    endpoint = settings.driver.control
+    foreign = aeron.connect(shared_media_driver.aeron_dir, client_name="foreign")
+    idle = foreign.add_subscription(endpoint.channel, endpoint.stream_id)
+    wait_until(lambda: link.control.publication.has_room, "the log is connected")
+    heard: list[bool] = []
+
+    def passed_on() -> bool:
+        link.control.offer(bytes(4000))
+        link.poll_control(lambda _, info: heard.append(link.is_own(info)), 100)
+        return len(heard) > 30
+
+    wait_until(passed_on, "120 KB passed through a log of 64 KiB")
+    assert all(heard)
+    assert idle.image_count > 0
+    foreign.close()
+
+
 def test_closing_ends_everything_at_once(shared_media_driver: aeron.MediaDriver, settings: DriverConfig) -> None:
     """Publications and subscriptions with it."""
     link = Link(settings, shared_media_driver.aeron_dir, "test")
@@ -171,7 +192,7 @@ def test_closing_ends_everything_at_once(shared_media_driver: aeron.MediaDriver,
     assert not link.is_lost
     link.close()
     assert link.is_lost
-    assert control.is_closed
+    assert control.publication.is_closed
 
 
 def test_a_channel_that_is_none_is_refused_by_name(link: Link) -> None:

@@ -19,7 +19,7 @@ from tensorpool.wire.driver import LeaseRevokeReason, ResponseCode, Role, ShmAtt
 from tests.support.chaos import TOKEN, Listener, Nursery, end, events_of, hostile_messages, start_logged, write_messages
 from tests.support.driver_client import DriverClient, Lease, attach_request, new_client_id
 from tests.support.driver_process import Deployment, DriverProcess
-from tests.support.messages import hello
+from tests.support.messages import consumer_config, hello
 from tests.support.processes import own_bytes
 
 SECONDS = float(os.environ.get("TENSORPOOL_FUZZ_SECONDS", "6"))
@@ -225,11 +225,39 @@ def test_a_channel_that_cannot_be_answered_is_declined(
     """A hello whose channel no ConsumerConfig can carry gets an empty one and id 0; the driver goes on."""
     with DriverClient(deployment) as client:
         client.meet(process)
+        lease = client.attach(FIRST)
+        client.kept.append(lease)
         for channel in (b"aeron:ipc\xff", "aeron:ipc?alias=\u00e9".encode(), b"aeron:ipc\n", b"x" * 5000):
-            consumer_id = new_client_id()
-            asked = hello(FIRST, consumer_id).encode()[:-8]
+            asked = hello(FIRST, lease.client_id).encode()[:-8]
+            since = len(client.transcript)
             client.send(asked + (len(channel).to_bytes(4, "little") + channel) * 2)
-            config = client.wait_for(ConsumerConfig, consumer_id=consumer_id).message
+            config = client.wait_for(ConsumerConfig, since, consumer_id=lease.client_id).message
             assert (config.descriptor_channel, config.descriptor_stream_id) == ("", 0)
             assert (config.control_channel, config.control_stream_id) == ("", 0)
         counts_at_end(process, client, deployment, log)
+
+
+@pytest.mark.parametrize("has_lease", [False, True])
+def test_a_fallback_too_long_for_any_answer_costs_nobody_anything(
+    deployment: Deployment, process: DriverProcess, log: Path, has_lease: bool
+) -> None:
+    """A hello, a ConsumerConfig with 600 kB, a hello again: others attach, and SIGTERM ends the driver."""
+    with DriverClient(deployment) as client:
+        client.meet(process)
+        kept = client.attach(FIRST)
+        client.kept.append(kept)
+        consumer_id = kept.client_id if has_lease else new_client_id()
+        asked = hello(FIRST, consumer_id, descriptor_channel="aeron:ipc", control_channel="aeron:ipc")
+        client.send(asked)
+        first = client.wait_for(ConsumerConfig, consumer_id=consumer_id).message
+        assert bool(first.descriptor_stream_id) is has_lease, "ids are lent to holders of leases"
+        room = MAX_MESSAGE_BYTES - 1024
+        told = consumer_config(FIRST, consumer_id, use_shm=False, payload_fallback_uri="x" * min(600_000, room))
+        since = len(client.transcript)
+        client.send(told)
+        client.send(asked)
+        ours = {"consumer_id": consumer_id, "payload_fallback_uri": ""}
+        assert client.wait_for(ConsumerConfig, since, **ours).message == first
+        assert client.detach(client.attach(SECOND, Role.PRODUCER)).message.code is ResponseCode.OK
+        counts = counts_at_end(process, client, deployment, log)
+    assert counts.get("consumer_configs_refused", 0) == has_lease

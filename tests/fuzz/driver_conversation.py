@@ -80,7 +80,7 @@ class Log:
         self.is_held = False
         self.taken: list[bytes] = []
 
-    def offer(self, data: bytes, _now_ns: int) -> aeron.OfferResult:
+    def offer(self, data: bytes) -> aeron.OfferResult:
         assert len(data) <= MAX_MESSAGE, "Aeron raises for this"
         if self.is_held:
             return aeron.OfferResult.BACK_PRESSURED
@@ -336,7 +336,14 @@ class Conversation:
 
     def _text(self) -> str:
         chance = self.chance
-        texts = ("", "aeron:ipc", "aeron:ipc", "aeron:ipc?term-length=64k", "aeron:udp?endpoint=localhost:1", "x" * 4096)
+        texts = (
+            "",
+            "aeron:ipc",
+            "aeron:ipc",
+            "aeron:ipc?term-length=64k",
+            "aeron:udp?endpoint=localhost:1",
+            "x" * 4096,
+        )
         return chance.choice((*texts, "Z" * chance.choice((1, 40, 4095, 9_000, 31_000)), "aeron:ipc?alias=" + "Z" * 40))
 
     def _attach(self) -> Message:
@@ -408,10 +415,12 @@ class Conversation:
 
     def _shutdown(self) -> Message:
         token = self.chance.choice(("", "sesam", "sesame ", "Z" * 40, self._text()))
-        return ShmDriverShutdownRequest(correlation_id=1, reason=ShutdownReason.ADMIN, token=token, error_message=self._text())
+        return ShmDriverShutdownRequest(
+            correlation_id=1, reason=ShutdownReason.ADMIN, token=token, error_message=self._text()
+        )
 
     def _announce(self) -> Message:
-        pools = {number: 64 for number in range(self.chance.choice((0, 1, 400)))}
+        pools = dict.fromkeys(range(self.chance.choice((0, 1, 400))), 64)
         return announce(self._stream_id(), epoch=self.chance.choice((0, 1, 2**63)), pools=pools)
 
     def _inquiry(self) -> Message:
@@ -427,7 +436,9 @@ class Conversation:
     def end(self) -> None:
         """The right token: the notice is sent, and the driver ends within its shutdown timeout."""
         self.memory.waits = self.chance.random() < 0.5
-        request = ShmDriverShutdownRequest(correlation_id=1, reason=ShutdownReason.ADMIN, token=TOKEN, error_message="\u20ac" * 2000)
+        request = ShmDriverShutdownRequest(
+            correlation_id=1, reason=ShutdownReason.ADMIN, token=TOKEN, error_message="\u20ac" * 2000
+        )
         said = self.ask(request)
         config = self.conductor.lifecycle.config
         deadline_ns = self.clock.monotonic_ns() + config.shutdown_timeout_ns
@@ -482,7 +493,9 @@ def main() -> None:
                 print(f"conversation {seed} failed: --seed {seed} repeats it", flush=True)
                 raise
             seed += 1
-    print(f"{seed - options.seed} conversations from seed {options.seed}, {messages} messages: nothing found", flush=True)
+    print(
+        f"{seed - options.seed} conversations from seed {options.seed}, {messages} messages: nothing found", flush=True
+    )
 
 
 if __name__ == "__main__":

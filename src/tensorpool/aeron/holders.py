@@ -56,6 +56,7 @@ class Sample:
 
     def __init__(self, readings: Iterable[CounterReading], stream_id: int) -> None:
         self.readings = list(readings)
+        self.stream_id = stream_id
         self.subscribers: dict[tuple[int, int], Subscriber] = {}  # by registration and session
         self._ends: dict[int, int] = {}  # of each session: how far its publisher is
         self._logs: dict[int, int] = {}  # of each session: the registration that its log is named by
@@ -112,10 +113,10 @@ class Sample:
         return names
 
     def _unnamed_pids(self, aeron_dir: str, session_id: int, names: Mapping[int, str]) -> tuple[int, ...]:
-        """The processes that map the session's log, without those that a client's name accounts for."""
+        """The processes that map the session's log, without ours and those that a client's name accounts for."""
         log = f"/publications/{self._logs.get(session_id)}.logbuffer"
         path = os.path.realpath(aeron_dir) + log
-        named = {int(match[1]) for match in map(_PID.search, names.values()) if match}
+        named = {os.getpid()} | {int(match[1]) for match in map(_PID.search, names.values()) if match}
         return tuple(pid for pid in _mapping_pids(path) if pid not in named)
 
 

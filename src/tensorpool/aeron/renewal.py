@@ -11,8 +11,11 @@ so for each of them messages stay in the order in which they were sent.
 
 from __future__ import annotations
 
+import time
 from collections import deque
 from typing import Final
+
+from msgspec.structs import replace
 
 from tensorpool._core import Client, MessageInfo, OfferResult, Publication
 from tensorpool.aeron.holders import Holder, Sample
@@ -37,8 +40,8 @@ class RenewedPublication:
         self._aeron_dir = aeron_dir
         self._channel = channel
         self._stream_id = stream_id
-        self._publication = self._open()
-        self._sessions = deque([self._publication.session_id], REMEMBERED_SESSIONS)
+        self.publication = self._open()  # the session that is open now
+        self._sessions = deque([self.publication.session_id], REMEMBERED_SESSIONS)
         self._opened_ns = 0
         self._settled_ns = 0
         self._before: Sample | None = None  # taken when offers began to fail
@@ -46,17 +49,22 @@ class RenewedPublication:
 
     @property
     def max_message_length(self) -> int:
-        return self._publication.max_message_length
+        return self.publication.max_message_length
 
     def is_own(self, info: MessageInfo) -> bool:
         """Whether a message came from here."""
         return info.session_id in self._sessions
 
-    def offer(self, data: bytes, now_ns: int) -> OfferResult:
+    @property
+    def is_connected(self) -> bool:
+        return self.publication.is_connected
+
+    def offer(self, data: bytes) -> OfferResult:
         """Append a message. Raises TransportError and Closed as a publication does."""
+        now_ns = time.monotonic_ns()
         if now_ns < self._settled_ns:
             return OfferResult.BACK_PRESSURED
-        result = self._publication.offer(data)
+        result = self.publication.offer(data)
         if result or result is OfferResult.NOT_CONNECTED:
             self._before = None
         elif now_ns >= self._sampled_ns:
@@ -69,20 +77,20 @@ class RenewedPublication:
         if not self.holders:
             return
         sample = Sample(self._client.counters(), self._stream_id)
-        session_id, end = self._publication.session_id, self._publication.position
+        session_id, end = self.publication.session_id, self.publication.position
         standing = {}
         for holder in self.holders:
             was = holder.subscriber
             seen = sample.subscribers.get((was.registration_id, session_id))
             if seen is not None and seen.position == (was.position if was.session_id == session_id else 0):
                 standing[was.registration_id, session_id] = end - seen.position
-        self.holders = sample.describe(self._aeron_dir, standing)
+        self._describe(sample, standing)
 
     def renew(self, now_ns: int) -> None:
         """Give up the session, whoever has not read it, and open another."""
-        old = self._publication
-        self._publication = self._open()
-        self._sessions.append(self._publication.session_id)
+        old = self.publication
+        self.publication = self._open()
+        self._sessions.append(self.publication.session_id)
         self._opened_ns = now_ns
         self._settled_ns = now_ns + SETTLE_NS
         self._before = None
@@ -95,12 +103,20 @@ class RenewedPublication:
         before, self._before = self._before, sample
         if before is None:
             return
-        behind = sample.behind(self._publication.session_id, self._publication.position)
+        behind = sample.behind(self.publication.session_id, self.publication.position)
         standing = behind.keys() & sample.still(before)
         if standing:
-            self.holders = sample.describe(self._aeron_dir, {key: behind[key] for key in standing})
+            self._describe(sample, {key: behind[key] for key in standing})
         if standing and standing == behind.keys() and now_ns - self._opened_ns >= SESSION_AT_LEAST_NS:
             self.renew(now_ns)
+
+    def _describe(self, sample: Sample, behind: dict[tuple[int, int], int]) -> None:
+        """A client maps a new log a moment late: until then the processes are those that were known before."""
+        known = {holder.subscriber.registration_id: holder.pids for holder in self.holders}
+        self.holders = tuple(
+            holder if holder.pids else replace(holder, pids=known.get(holder.subscriber.registration_id, ()))
+            for holder in sample.describe(self._aeron_dir, behind)
+        )
 
     def _open(self) -> Publication:
         return self._client.add_publication(self._channel, self._stream_id, exclusive=True)

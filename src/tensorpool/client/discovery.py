@@ -50,7 +50,7 @@ class _Provider:
     def __init__(self, endpoint: Endpoint, *, is_own_driver: bool) -> None:
         self.endpoint = endpoint
         self.is_own_driver = is_own_driver  # it answers for the driver that we are a client of, and for nobody else
-        self.publication: aeron.Publication | None = None
+        self.publication: aeron.Publication | aeron.RenewedPublication | None = None
         self.response: Endpoint | None = None
         self.open_ns = 0
 

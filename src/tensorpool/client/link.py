@@ -2,7 +2,8 @@
 """A client's side of the Aeron streams on one media driver: what is published and heard, and where.
 
 Every publication has a log of its own, so that nobody who floods or dies in the middle of a message can hold us up, and
-every subscription lets itself be passed over: whoever stops polling costs nobody else more than 100 ms.
+every subscription lets itself be passed over: whoever stops polling costs nobody else more than 100 ms. Of the control
+stream's log not even a foreign subscriber that never polls can hold us up.
 Wire §5, §15.11; decisions C7, E20, F4.
 """
 
@@ -32,7 +33,8 @@ class Link:
         self._subscriptions: dict[str, aeron.Subscription] = {}
         self._joined_ns: dict[int, int] = {}  # when each publisher of the control or announce stream came into sight
         try:
-            self.control = self.publish(config.driver.control, SMALL_TERM)
+            channel = self._channel(config.driver.control, SMALL_TERM)
+            self.control = aeron.RenewedPublication(self._client, aeron_dir, channel, config.driver.control_stream_id)
             self._heard = [self.subscribe(config.driver.control, self._on_image)]
             if config.driver.announce != config.driver.control:
                 self._heard.append(self.subscribe(config.driver.announce, self._on_image))
@@ -50,16 +52,11 @@ class Link:
 
     def is_own(self, info: aeron.MessageInfo) -> bool:
         """Whether a message of the control stream is one that we said."""
-        return info.session_id == self.control.session_id
+        return self.control.is_own(info)
 
     def publish(self, endpoint: Endpoint, term: str | None = None) -> aeron.Publication:
         """A new publication with a log of its own; `term` makes the log of an IPC channel smaller."""
-        channel = endpoint.channel
-        uri = check_channel("channel", channel)
-        if uri.media == "ipc":
-            changes = {"untethered-window-limit-timeout": WINDOW_LIMIT} | ({"term-length": term} if term else {})
-            channel = _with(channel, uri.parameters, changes)
-        return self._client.add_publication(channel, endpoint.stream_id, exclusive=True)
+        return self._client.add_publication(self._channel(endpoint, term), endpoint.stream_id, exclusive=True)
 
     def subscribe(
         self, endpoint: Endpoint, on_image: Callable[[aeron.ImageEvent], object] | None = None
@@ -89,6 +86,14 @@ class Link:
 
     def close(self) -> None:
         self._client.close()
+
+    @staticmethod
+    def _channel(endpoint: Endpoint, term: str | None) -> str:
+        uri = check_channel("channel", endpoint.channel)
+        if uri.media != "ipc":
+            return endpoint.channel
+        changes = {"untethered-window-limit-timeout": WINDOW_LIMIT} | ({"term-length": term} if term else {})
+        return _with(endpoint.channel, uri.parameters, changes)
 
     def _publication(self, name: str, endpoint: Endpoint, term: str) -> aeron.Publication:
         if name not in self._publications:

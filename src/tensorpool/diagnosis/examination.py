@@ -14,6 +14,7 @@ from tensorpool.config import lookalikes
 from tensorpool.diagnosis.directories import check_directories, check_region_files
 from tensorpool.diagnosis.driver import check_discovery, check_driver, check_lock
 from tensorpool.diagnosis.finding import Finding, Level, warn
+from tensorpool.diagnosis.holders import check_holders
 from tensorpool.diagnosis.layouts import check_layouts
 from tensorpool.diagnosis.leftovers import check_leftovers, survey_everything
 from tensorpool.diagnosis.limits import check_memlock, check_open_files, check_socket_buffers
@@ -36,6 +37,7 @@ def examine(config: DriverConfig, aeron_dir: str | None) -> Iterator[Finding]:
         if media_driver.level is not Level.FAIL:
             yield check_driver(config, where)
             yield from check_discovery(config, where)
+            yield from check_holders(config, where)
         yield from check_leftovers(survey_everything(config, where))
     yield check_lock(config)
     yield from check_directories(config)

@@ -184,7 +184,7 @@ class DriverConductor:
         return self._service.invoke()
 
     def _watch_holders(self, now_ns: int) -> None:
-        """Log which subscribers hold our logs when that changes; they are looked at again once a second."""
+        """Log which subscribers hold our logs when that changes, or more is known of their processes."""
         if self._link is None:
             return
         if now_ns >= self._holders_ns:
@@ -193,8 +193,8 @@ class DriverConductor:
         holders = self._link.holders
         if holders == self._holders:
             return
-        before = {holder.subscriber.registration_id for holder in self._holders}
-        after = {holder.subscriber.registration_id for holder in holders}
+        before = {(holder.subscriber.registration_id, holder.pids) for holder in self._holders}
+        after = {(holder.subscriber.registration_id, holder.pids) for holder in holders}
         self._holders = holders
         if after - before:
             self._log.warning("log_held", holders=[str(holder) for holder in holders], renewals=self._link.renewals)
@@ -353,7 +353,7 @@ class DriverConductor:
         link = self._link
         if link is None:
             return 0
-        return self._outbox.flush(link.answers, link.announces, self._announce_of, self._clock.monotonic_ns())
+        return self._outbox.flush(link.answers, link.announces, self._announce_of)
 
     def _announce_of(self, stream_id: int) -> Message | None:
         return self.lifecycle.announce(stream_id, self._clock.monotonic_ns())

@@ -25,7 +25,7 @@ class Outlet(Protocol):
 
     @property
     def max_message_length(self) -> int: ...
-    def offer(self, data: bytes, now_ns: int) -> OfferResult: ...
+    def offer(self, data: bytes) -> OfferResult: ...
 
 
 class Outbox:
@@ -65,12 +65,10 @@ class Outbox:
             self._counts["announces_superseded"] += 1
         self._announces[stream_id] = None
 
-    def flush(
-        self, answers: Outlet, announces: Outlet, announce_of: Callable[[int], Message | None], now_ns: int
-    ) -> int:
+    def flush(self, answers: Outlet, announces: Outlet, announce_of: Callable[[int], Message | None]) -> int:
         """Send what there is room for. Raises TransportError and Closed when the publications are gone."""
         sent = 0
-        while self._messages and self._offer(answers, *self._messages[0], now_ns):
+        while self._messages and self._offer(answers, *self._messages[0]):
             self._take()
             sent += 1
         if self._messages and announces is answers:
@@ -78,7 +76,7 @@ class Outbox:
         for stream_id in list(self._announces):
             message = announce_of(stream_id)
             data = None if message is None else self._encoded("ShmPoolAnnounce", message)
-            if data is not None and not self._offer(announces, "ShmPoolAnnounce", data, now_ns):
+            if data is not None and not self._offer(announces, "ShmPoolAnnounce", data):
                 break
             del self._announces[stream_id]
             sent += data is not None
@@ -99,13 +97,13 @@ class Outbox:
         _, data = self._messages.popleft()
         self._bytes -= len(data)
 
-    def _offer(self, outlet: Outlet, kind: str, data: bytes, now_ns: int) -> bool:
+    def _offer(self, outlet: Outlet, kind: str, data: bytes) -> bool:
         """Whether the message is settled: sent, without any listener, or one that can never be sent."""
         limit = outlet.max_message_length
         if len(data) > limit:
             self._refuse(kind, f"{len(data)} bytes; the channel carries {limit}, an eighth of its term-length")
             return True
-        result = outlet.offer(data, now_ns)
+        result = outlet.offer(data)
         return bool(result) or result is OfferResult.NOT_CONNECTED
 
     def _encoded(self, kind: str, message: Message) -> bytes | None:
