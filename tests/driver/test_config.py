@@ -516,19 +516,29 @@ def test_the_shutdown_token_is_never_shown(tmp_path: Path) -> None:
 # --- ids that meet
 
 RANGES = ("stream_id_range", "descriptor_stream_id_range", "control_stream_id_range")
-ENDPOINTS = ("control", "announce", "qos", "descriptor", "metadata")
+ENDPOINTS = (
+    *(f"driver.{name}_stream_id" for name in ("control", "announce", "qos", "descriptor", "metadata")),
+    *(f"control.{name}_stream_id" for name in ("control", "status")),
+)
 
 
 @pytest.mark.parametrize(("name", "endpoint"), list(itertools.product(RANGES, ENDPOINTS)))
 @pytest.mark.parametrize("ids", ["7000-7100", "6000-7000", "7000-7000", "6999-7001"])
 def test_a_range_holds_no_id_of_an_endpoint(tmp_path: Path, name: str, endpoint: str, ids: str) -> None:
     """Each range with each endpoint, at either end and in the middle."""
-    other = {f"driver.{endpoint}_stream_id": 7000}
+    other = {endpoint: 7000}
     error = refused(f"driver.{name}", ids, tmp_path, **other)
     assert (error.key, error.value) == (f"driver.{name}", ids)
-    assert f"a range without 7000, which is driver.{endpoint}_stream_id" in error.accepted
+    assert f"a range without 7000, which is {endpoint}" in error.accepted
     for apart in ("7001-7100", "6000-6999"):
         load(folder=tmp_path, **{f"driver.{name}": apart}, **other)
+
+
+@pytest.mark.parametrize("number", [1400, 1401])
+def test_a_range_holds_no_stream_of_the_control_plane(tmp_path: Path, number: int) -> None:
+    """Also where nobody configured it: services hear and answer there by default."""
+    error = refused("driver.descriptor_stream_id_range", f"{number}-{number}", tmp_path)
+    assert f"a range without {number}, which is control." in error.accepted
 
 
 @pytest.mark.parametrize("name", RANGES)

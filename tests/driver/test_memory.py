@@ -252,6 +252,16 @@ def test_hugepages_off_hugetlbfs_are_refused_at_the_start(shm_dir: Path, clock: 
         assert not memory.is_hugepages
 
 
+def test_pages_smaller_than_the_configuration_wants_are_refused(shm_dir: Path) -> None:
+    """§17: `shm.page_size_bytes` is the least that the pages of base_dir must have; the namespace is free again."""
+    page_bytes = os.sysconf("SC_PAGE_SIZE")
+    wanted = {"shm.base_dir": str(shm_dir), "shm.page_size_bytes": 2 * page_bytes}
+    with pytest.raises(ConfigError, match=rf"shm\.page_size_bytes = {2 * page_bytes} .* at most {page_bytes}"):
+        Memory(driver_config(wanted), ManualClock())
+    Memory(driver_config(wanted | {"shm.page_size_bytes": page_bytes}), ManualClock()).close()
+
+
+
 def test_what_regions_are_backed_by_is_found_out(shm_dir: Path, clock: ManualClock) -> None:
     """E38: hugetlbfs is noticed also where nobody demanded it."""
     with mounted(shm_dir / "huge", "hugetlbfs") as huge, memory_in(huge, clock) as memory:

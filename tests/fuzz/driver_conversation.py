@@ -10,6 +10,7 @@ stand-ins, so that a conversation of thousands of messages takes a second and re
 from __future__ import annotations
 
 import argparse
+import logging
 import random
 import time
 from collections import deque
@@ -171,6 +172,9 @@ class MediaDriverSight:
 
     def is_dead(self) -> bool:
         return False
+
+    def forget(self) -> None:
+        pass
 
 
 class Conversation:
@@ -462,9 +466,11 @@ def _with_bytes(data: bytes, chance: random.Random) -> bytes:
 
 
 @contextmanager
-def configured() -> Iterator[DriverConfig]:
+def configured(overrides: dict[str, Any] | None = None) -> Iterator[DriverConfig]:
+    """A few streams, leases and ids, so that they run out."""
     with private_directory() as folder:
-        yield DriverConfig.load(environ={}, overrides=OVERRIDES | {"shm.base_dir": str(folder)})
+        place = {"shm.base_dir": str(folder)}
+        yield DriverConfig.load(environ={}, overrides=OVERRIDES | place | (overrides or {}))
 
 
 def converse(config: DriverConfig, seed: int, steps: int = STEPS) -> int:
@@ -485,6 +491,7 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=time.time_ns() % 1_000_000_007)
     options = parser.parse_args()
     deadline_s, seed, messages = time.monotonic() + options.seconds, options.seed, 0
+    logging.disable()
     with configured() as config:
         while time.monotonic() < deadline_s:
             try:

@@ -356,7 +356,11 @@ class DriverConductor:
         return self._outbox.flush(link.answers, link.announces, self._announce_of)
 
     def _announce_of(self, stream_id: int) -> Message | None:
-        return self.lifecycle.announce(stream_id, self._clock.monotonic_ns())
+        try:
+            return self.lifecycle.announce(stream_id, self._clock.monotonic_ns())
+        except Exception as error:  # the other streams are announced
+            self.failures.report("announce", error)
+            return None
 
 
 class _Link:
