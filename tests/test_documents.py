@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The documents: every link leads somewhere, and what ARCHITECTURE.md and CONTRIBUTING.md name exists."""
+"""The documents: every link leads somewhere, and the files, functions and settings that they name exist."""
 
 from __future__ import annotations
 
@@ -9,11 +9,28 @@ from functools import cache
 from pathlib import Path
 from typing import Final
 
+import msgspec
 import pytest
+
+from tensorpool.bridge.config import BridgeSection
+from tensorpool.control.config import ControlConfig
+from tensorpool.discovery.config import DiscoverySection, RegistrySection
+from tensorpool.driver.config import DriverSection, PoliciesSection, ShmSection
+from tensorpool.supervisor.config import SupervisorSection
 
 ROOT: Final = Path(__file__).parents[1]
 PAGES: Final = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")])
 NAMING: Final = ("ARCHITECTURE.md", "CONTRIBUTING.md", "SECURITY.md")
+SETTINGS: Final[dict[str, tuple[type[msgspec.Struct], ...]]] = {
+    "driver": (DriverSection,),
+    "shm": (ShmSection,),
+    "policies": (PoliciesSection,),
+    "discovery": (DiscoverySection, RegistrySection),
+    "control": (ControlConfig,),
+    "bridge": (BridgeSection,),
+    "supervisor": (SupervisorSection,),
+}
+FILES: Final = frozenset({("driver", "lock")})  # that look like a setting
 _CODE: Final = re.compile(r"^```.*?^```", re.MULTILINE | re.DOTALL)
 _LINK: Final = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
 # `src/tensorpool/driver/conductor.py`, or with what is meant in it: `client/mapping.py::MappingState.on_announce`
@@ -88,3 +105,16 @@ def test_files_and_functions_that_documents_name_exist(document: str) -> None:
         if not any(not name or defines(path, name) for path in paths):
             missing.append(f"{place}::{name}" if name else place)
     assert not missing
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_settings_that_documents_name_exist(page: Path) -> None:
+    """`section.key` is a setting of that section."""
+    named = set(re.findall(rf"`({'|'.join(SETTINGS)})\.([a-z_0-9]+)`", page.read_text())) - FILES
+    known = {
+        (section, field.name)
+        for section, structs in SETTINGS.items()
+        for struct in structs
+        for field in msgspec.structs.fields(struct)
+    }
+    assert named <= known, named - known

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The tables of docs/protocol/messages.md say what the schemas say."""
+"""The tables of docs/protocol/messages.md and memory.md say what the schemas say."""
 
 from __future__ import annotations
 
@@ -12,20 +12,17 @@ import pytest
 
 from tensorpool.wire.schema import Block, Document, Field, MessageType, parse
 
-PAGE: Final = Path(__file__).parents[2] / "docs/protocol/messages.md"
-IN_MEMORY: Final = frozenset({"ShmRegionSuperblock", "SlotHeader", "TensorHeader"})  # described in memory.md
+PAGES: Final = Path(__file__).parents[2] / "docs/protocol"
+IN_MEMORY: Final = {"ShmRegionSuperblock": "Superblock", "SlotHeader": "Header slot", "TensorHeader": "Tensor header"}
 SCHEMAS: Final = files("tensorpool.wire") / "schemas"
-MESSAGES: Final = [
-    (document, message)
-    for document in (parse(path.read_text()) for path in SCHEMAS.iterdir() if path.name.endswith(".xml"))
-    for message in document.messages
-    if message.name not in IN_MEMORY
-]
+DOCUMENTS: Final = [parse(path.read_text()) for path in SCHEMAS.iterdir() if path.name.endswith(".xml")]
+EVERYTHING: Final = [(document, message) for document in DOCUMENTS for message in document.messages]
+MESSAGES: Final = [(document, message) for document, message in EVERYTHING if message.name not in IN_MEMORY]
 
 
-def sections() -> dict[str, str]:
-    """The text below each heading of the third level, by heading."""
-    parts = re.split(r"^#{2,3} (.+)$", PAGE.read_text(), flags=re.MULTILINE)
+def sections(page: str) -> dict[str, str]:
+    """The text below each heading, by heading."""
+    parts = re.split(r"^#{2,3} (.+)$", (PAGES / page).read_text(), flags=re.MULTILINE)
     return dict(zip(parts[1::2], parts[2::2], strict=True))
 
 
@@ -56,7 +53,7 @@ def blocks(block: Block) -> list[Block]:
 @pytest.mark.parametrize(("document", "message"), MESSAGES, ids=[message.name for _, message in MESSAGES])
 def test_page_describes_message_as_its_schema_does(document: Document, message: MessageType) -> None:
     """Ids, block length, each field's offset, type and null, and the order of groups and data are the schema's."""
-    text = sections()[message.name]
+    text = sections("messages.md")[message.name]
     head = f"Schema {document.id}, template {message.template_id}, block {message.block.length}. "
     assert text.strip().startswith(head)
     found = [
@@ -69,3 +66,12 @@ def test_page_describes_message_as_its_schema_does(document: Document, message: 
     assert found == expected
     numbered = re.findall(r"^\d+\. (?:group )?`.+?`(?:, entry block \d+)?", text, flags=re.MULTILINE)
     assert numbered == [tail for block in blocks(message.block) for tail in tails(block)]
+
+
+@pytest.mark.parametrize("name", IN_MEMORY)
+def test_page_describes_memory_as_its_schema_does(name: str) -> None:
+    """Offset and size of each field of superblock, header slot and tensor header are the schema's."""
+    (block,) = (message.block for _, message in EVERYTHING if message.name == name)
+    rows = re.findall(r"^\| (\d+) \| (\d+) \| (\w+) \|", sections("memory.md")[IN_MEMORY[name]], flags=re.MULTILINE)
+    expected = [(str(block.offset_of(field)), str(field.size), field.name) for field in block.fields]
+    assert rows[: len(expected)] == expected
