@@ -766,11 +766,14 @@ void bind_rings(nb::module_& m) {
         .def(nb::init<int, std::size_t, bool>(), "fd"_a, "length"_a, nb::kw_only(), "writable"_a)
         .def("__len__", [](const PyMapping& self) { return self.bytes().size(); })
         .def_prop_ro("is_writable", &PyMapping::is_writable)
-        .def("prefault", &PyMapping::prefault, nb::call_guard<nb::gil_scoped_release>(),
-             "Bring every page in; the GIL is released meanwhile.")
-        .def("collapse", &PyMapping::collapse, nb::call_guard<nb::gil_scoped_release>(),
-             "Give a new tmpfs file huge pages, as far as the kernel has any; the bytes that are in them.")
-        .def("lock", &PyMapping::lock, nb::call_guard<nb::gil_scoped_release>(), "mlock the pages.")
+        .def("prefault", &PyMapping::prefault, "begin"_a = 0, "end"_a = SIZE_MAX,
+             nb::call_guard<nb::gil_scoped_release>(),
+             "Bring the pages of [begin, end) in; the GIL is released meanwhile.")
+        .def("collapse", &PyMapping::collapse, "begin"_a = 0, "end"_a = SIZE_MAX,
+             nb::call_guard<nb::gil_scoped_release>(),
+             "Give [begin, end) of a new tmpfs file huge pages, as far as the kernel has any; the bytes in them.")
+        .def("lock", &PyMapping::lock, nb::kw_only(), "on_fault"_a = false, nb::call_guard<nb::gil_scoped_release>(),
+             "mlock the pages; with `on_fault` each from when it is first touched.")
         .def(
             "load_u64",
             [](const PyMapping& self, std::size_t offset) {

@@ -100,16 +100,16 @@ class Mapping:
     @property
     def is_writable(self) -> bool: ...
 
-    def prefault(self) -> None:
-        """Bring every page in; the GIL is released meanwhile."""
+    def prefault(self, begin: int = 0, end: int = 18446744073709551615) -> None:
+        """Bring the pages of [begin, end) in; the GIL is released meanwhile."""
 
-    def collapse(self) -> int:
+    def collapse(self, begin: int = 0, end: int = 18446744073709551615) -> int:
         """
-        Give a new tmpfs file huge pages, as far as the kernel has any; the bytes that are in them.
+        Give [begin, end) of a new tmpfs file huge pages, as far as the kernel has any; the bytes in them.
         """
 
-    def lock(self) -> None:
-        """mlock the pages."""
+    def lock(self, *, on_fault: bool = False) -> None:
+        """mlock the pages; with `on_fault` each from when it is first touched."""
 
     def load_u64(self, offset: int) -> int:
         """Load an aligned u64 with acquire ordering."""

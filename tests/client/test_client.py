@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import errno
 import itertools
 import math
 import threading
@@ -30,6 +31,7 @@ from tensorpool.errors import (
     TensorPoolError,
     TransportError,
 )
+from tensorpool.shm import MappedRing
 from tensorpool.wire.control import (
     DataSourceAnnounce,
 )
@@ -468,3 +470,49 @@ def test_memory_that_must_not_be_mapped_is_logged_once(
         with tp.connect(pool.aeron_dir, config=config) as client, pytest.raises(RegionRejected, match="is not inside"):
             client.consumer("out of bounds", timeout=3)
         assert sum("regions_rejected" in record.message for record in caplog.records) == 1
+
+
+# --- locked memory
+
+LOCKED = {
+    "policies.mlock_shm": True,
+    "profiles.default": {"header_nslots": 4, "payload_pools": [{"pool_id": 1, "stride_bytes": 4096}]},
+}
+
+
+def locked_mappings(of: str) -> set[str]:
+    """The permissions of this process's locked mappings of files below a directory."""
+    permissions, found = "", set()
+    with open("/proc/self/smaps", encoding="utf-8") as smaps:
+        for line in smaps:
+            if "-" in line.split()[0]:
+                permissions = line.split()[1] if of in line else ""
+            elif line.startswith("VmFlags:") and permissions and " lo" in line:
+                found.add(permissions)
+    return found
+
+
+@pytest.mark.spec("DRV-17-31")
+@pytest.mark.parametrize("is_locked", [False, True])
+def test_clients_lock_what_they_map_where_the_policy_says_so(is_locked: bool) -> None:
+    """mlock is per process: a consumer's read-only mappings are locked too, and only with policies.mlock_shm."""
+    with tp.local(overrides=LOCKED | {"policies.mlock_shm": is_locked}) as pool, pool.connect() as client:
+        producer = client.producer("camera", create=True)
+        with client.consumer(producer.stream_id, timeout=20):
+            assert locked_mappings(pool.config.shm.base_dir) == ({"rw-s", "r--s"} if is_locked else set())
+
+
+def test_a_client_that_may_not_lock_is_warned_and_works(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its limit is its own: frames are worth more than locked pages."""
+
+    def refuse(self: MappedRing) -> None:
+        raise OSError(errno.ENOMEM, "mlock")
+
+    monkeypatch.setattr(MappedRing, "lock", refuse)
+    with tp.local(overrides=LOCKED) as pool, pool.connect() as client:
+        producer = client.producer("camera", create=True)
+        assert producer.publish(np.zeros(3, np.uint8)) == 0
+    assert "mlock_failed" in caplog.text
+    assert "ulimit -l" in caplog.text

@@ -122,6 +122,7 @@ class Lineage:
         self.deployment = deployment
         self.client = client
         self.process = deployment.start()
+        self.highest = 0  # that was on record when the last one had ended
 
     def succeed(self, end: Callable[[Lineage], None]) -> None:
         """End the driver in some way and start the next one."""
@@ -154,6 +155,15 @@ def in_order(lineage: Lineage) -> None:
     assert lineage.deployment.leftovers() == []
 
 
+def in_order_and_clock_set_back(lineage: Lineage) -> None:
+    """As if the epochs of the last driver had been counted by a clock that was a day ahead."""
+    in_order(lineage)
+    (record,) = lineage.deployment.base_dir.glob("*/*/highest-epoch.*")
+    assert record.stat().st_size == 0
+    lineage.highest = int(record.name.partition(".")[2]) + 86_400_000_000_000
+    record.rename(record.with_name(f"highest-epoch.{lineage.highest}"))
+
+
 def killed(lineage: Lineage) -> None:
     lineage.process.kill()
     assert lineage.deployment.epochs(STREAM)
@@ -164,9 +174,16 @@ def killed_and_recreated(lineage: Lineage) -> None:
     lineage.deployment.tables["policies"]["recreate_on_startup"] = True
 
 
-def killed_and_collected(lineage: Lineage) -> None:
+def killed_and_looked_through(lineage: Lineage) -> None:
+    """Collection at the start, whose policy keeps what is younger than ten minutes."""
     killed(lineage)
     lineage.deployment.tables["policies"]["epoch_gc_on_startup"] = True
+
+
+def killed_and_collected(lineage: Lineage) -> None:
+    """Collection at the start, whose policy keeps nothing but the current epoch."""
+    killed_and_looked_through(lineage)
+    lineage.deployment.tables["policies"] |= {"epoch_gc_keep": 1, "epoch_gc_min_age_ns": 0}
 
 
 def killed_and_files_lost(lineage: Lineage) -> None:
@@ -187,9 +204,11 @@ def killed_and_layout_changed(lineage: Lineage) -> None:
         in_order,
         pytest.param(killed, marks=pytest.mark.spec("DRV-17-36")),
         pytest.param(killed_and_recreated, marks=pytest.mark.spec("DRV-14-01", "DRV-14-02")),
+        killed_and_looked_through,
         killed_and_collected,
         pytest.param(killed_and_files_lost, marks=pytest.mark.spec("DRV-6-06")),
         pytest.param(killed_and_layout_changed, marks=pytest.mark.spec("DRV-6-05", "WIRE-15.2-02")),
+        in_order_and_clock_set_back,  # last: from here on nothing but the record tells
     ],
 )
 def test_the_next_driver_goes_on_above_the_epochs_of_the_last(lineage: Lineage, end: Callable[[Lineage], None]) -> None:
@@ -198,15 +217,16 @@ def test_the_next_driver_goes_on_above_the_epochs_of_the_last(lineage: Lineage, 
     client.forget()
     before, consumer = client.attach(STREAM, Role.PRODUCER), client.attach(OTHER)
     old_files = path_of(before.response.header_region_uri).parent
+    usual = dict(policies)
     lineage.succeed(end)
-    policies.pop("recreate_on_startup", None)
-    policies.pop("epoch_gc_on_startup", None)
+    policies.clear()
+    policies.update(usual)
 
     announce = client.next_announce(STREAM).message
     assert announce.producer_id == 0
-    assert announce.epoch > before.epoch
+    assert announce.epoch > max(before.epoch, lineage.highest)
     assert client.next_announce(OTHER).message.epoch > consumer.epoch
-    assert old_files.exists() == (end in (killed, killed_and_layout_changed))
+    assert old_files.exists() == (end in (killed, killed_and_looked_through, killed_and_layout_changed))
     assert deployment.epochs(STREAM)[-1] == announce.epoch
 
     for lease in (before, consumer):  # the old leases are gone with the old driver

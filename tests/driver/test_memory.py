@@ -17,6 +17,7 @@ import pytest
 
 from tensorpool import shm
 from tensorpool.clock import Clock, ManualClock, SystemClock
+from tensorpool.driver import memory as driver_memory
 from tensorpool.driver.lifecycle import CreateEpoch
 from tensorpool.driver.memory import CREATORS, SWEEP_EVERY_NS, Created, Failed, Memory
 from tensorpool.errors import ConfigError
@@ -50,7 +51,8 @@ def memory_in(base: Path, clock: Clock, **policies: Any) -> Iterator[Memory]:
 
 def kill(memory: Memory) -> None:
     """What is left when a driver dies: its files, and a lock that nobody holds."""
-    memory._pool.shutdown()
+    for pool in (memory._large, memory._small, memory._sparse, memory._removals):
+        pool.shutdown()
     memory._rings.clear()
     memory._finished.clear()
     memory._tree.close()
@@ -91,15 +93,17 @@ def wait_for_files(memory: Memory, expected: list[int], stream_id: int = FRONT) 
 
 
 def wait_until_idle(memory: Memory) -> None:
-    """Every thread has come to the end of what it did."""
+    """Every thread that removes has come to the end of what it did."""
     barrier = threading.Barrier(CREATORS + 1)
     for _ in range(CREATORS):
-        memory._pool.submit(barrier.wait, 30)
+        memory._removals.submit(barrier.wait, 30)
     barrier.wait(30)
 
 
 def everything_below(path: Path) -> list[str]:
-    return sorted(str(entry.relative_to(path)) for entry in path.rglob("*") if not entry.is_dir())
+    """Files, but for the record of the highest epoch."""
+    files = [entry for entry in path.rglob("*") if not entry.is_dir() and not entry.name.startswith("highest-epoch.")]
+    return sorted(str(entry.relative_to(path)) for entry in files)
 
 
 # --- creation
@@ -261,7 +265,6 @@ def test_pages_smaller_than_the_configuration_wants_are_refused(shm_dir: Path) -
     Memory(driver_config(wanted | {"shm.page_size_bytes": page_bytes}), ManualClock()).close()
 
 
-
 def test_what_regions_are_backed_by_is_found_out(shm_dir: Path, clock: ManualClock) -> None:
     """E38: hugetlbfs is noticed also where nobody demanded it."""
     with mounted(shm_dir / "huge", "hugetlbfs") as huge, memory_in(huge, clock) as memory:
@@ -272,6 +275,7 @@ def test_what_regions_are_backed_by_is_found_out(shm_dir: Path, clock: ManualClo
 LOCKING = """
 import os, resource, sys, time
 from tensorpool.clock import SystemClock
+from tensorpool.driver import memory as driver_memory
 from tensorpool.driver.lifecycle import CreateEpoch
 from tensorpool.driver.memory import Memory
 from tests.driver.conftest import FRONT, REAR, driver_config
@@ -314,6 +318,172 @@ def test_another_failure_is_not_fatal_though_memory_is_to_be_locked(shm_dir: Pat
         assert "space: needs" in outcome.text
         assert not outcome.is_fatal
         gc.collect()
+
+
+# Runs as nobody, who may lock 4 KB; the configuration needs two MiB.
+REFUSED_LOCKING = """
+import os, resource, sys
+from tensorpool.clock import SystemClock
+from tensorpool.driver.memory import Memory
+from tensorpool.errors import ConfigError
+from tests.driver.conftest import driver_config
+resource.setrlimit(resource.RLIMIT_MEMLOCK, (int(sys.argv[2]), int(sys.argv[2])))
+os.setgroups([])
+os.setgid(65534)
+os.setuid(65534)
+pool = {"pool_id": 1, "stride_bytes": 65536}
+overrides = {"profiles.large": {"header_nslots": 16, "payload_pools": [pool]}, "policies.default_profile": "large"}
+try:
+    Memory(driver_config({"shm.base_dir": sys.argv[1], "policies.mlock_shm": True} | overrides), SystemClock()).close()
+    print("started")
+except ConfigError as error:
+    print(error)
+"""
+
+
+@pytest.mark.spec("DRV-17-30")
+@pytest.mark.parametrize(("limit_bytes", "can_start"), [(4096, False), (4 << 20, True)])
+def test_a_limit_that_is_too_low_for_mlock_is_refused_at_the_start(
+    shm_dir: Path, limit_bytes: int, can_start: bool
+) -> None:
+    """With what is needed, what is allowed, and the remedy; the namespace stays free."""
+    shm_dir.chmod(0o777)
+    code, output = run_script(REFUSED_LOCKING, str(shm_dir / "base"), str(limit_bytes))
+    assert code == 0, output
+    line = output.splitlines()[-1]
+    if can_start:
+        assert line == "started"
+        return
+    assert line.startswith("policies.mlock_shm = True")
+    assert f"`ulimit -l` allows {limit_bytes}" in line
+    needed = 2 * MEBIBYTE.size_bytes  # an epoch of each stream
+    assert f"{needed} bytes have to be locked" in line
+    assert f"ulimit -l {-(-needed // 1024)}" in line
+    assert everything_below(shm_dir) == []
+
+
+@pytest.mark.spec("DRV-17-32")
+def test_a_platform_without_mlock_is_warned_of(
+    shm_dir: Path, clock: ManualClock, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """§17: a no-op there, and the log says so."""
+    monkeypatch.setattr(driver_memory, "can_lock", lambda: False)
+    with memory_in(shm_dir, clock, mlock_shm=True) as memory:
+        create(memory, reserve=True)
+        assert resident_bytes(shm_dir, "Locked") == 0
+    assert "mlock_unsupported" in caplog.text
+
+
+# --- room for the next epoch
+
+THIRD = RingSpec(32, (PoolSpec(1, 1 << 20),))  # 32 MiB on a mount of 64
+
+
+@pytest.fixture
+def small(shm_dir: Path) -> Iterator[Path]:
+    with mounted(shm_dir / "small", "tmpfs", "size=64m") as small:
+        yield small
+
+
+def reattach(memory: Memory, stream_id: int = FRONT) -> tuple[int, int]:
+    """A producer comes, and goes: its epoch and the sparse one after it."""
+    return create(memory, stream_id, THIRD, reserve=True), create(memory, stream_id, THIRD)
+
+
+@pytest.mark.parametrize("min_age_ns", [0, 10**12], ids=["by policy", "earlier than the policy has it"])
+def test_an_epoch_without_a_producer_is_freed_before_the_next_is_reserved(
+    small: Path, clock: ManualClock, min_age_ns: int
+) -> None:
+    """Where only one fits: again and again, though epoch_gc_keep would keep the last one's memory."""
+    with memory_in(small, clock, epoch_gc_min_age_ns=min_age_ns) as memory:
+        seen = [reattach(memory) for _ in range(3)]
+        last = create(memory, FRONT, THIRD, reserve=True)
+        assert on_disk(memory)[-2:] == [seen[-1][1], last]
+        assert seen[-1][0] not in on_disk(memory), "its memory made room"
+
+
+def test_what_the_policy_will_not_keep_goes_before_the_next_is_reserved(
+    shm_dir: Path, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two epochs of one stream never take memory at once, also where there would be room for both."""
+    there: list[list[int]] = []
+    real = shm.EpochTree.create
+
+    def looking(self: shm.EpochTree, stream_id: int, *args: Any, **options: Any) -> Any:
+        there.append(on_disk(memory))
+        return real(self, stream_id, *args, **options)
+
+    monkeypatch.setattr(shm.EpochTree, "create", looking)
+    with memory_in(shm_dir, clock, epoch_gc_min_age_ns=0) as memory:
+        _, sparse = create(memory, reserve=True), create(memory)
+        create(memory, reserve=True)
+        assert there[-1] == [sparse]
+
+
+def test_another_streams_retired_epochs_make_room_too(small: Path, clock: ManualClock) -> None:
+    """A stream that nobody produces must not keep the others out."""
+    with memory_in(small, clock, epoch_gc_min_age_ns=10**12) as memory:
+        used, _ = reattach(memory, REAR)
+        create(memory, FRONT, THIRD, reserve=True)
+        assert used not in on_disk(memory, REAR)
+
+
+def test_nothing_is_freed_that_has_room(small: Path, clock: ManualClock) -> None:
+    """The policy alone decides then."""
+    with memory_in(small, clock, epoch_gc_min_age_ns=10**12) as memory:
+        epochs = [create(memory, ring=MEBIBYTE, reserve=True) for _ in range(4)]
+        assert on_disk(memory) == epochs
+
+
+def test_without_collection_nothing_is_freed_for_the_next(small: Path, clock: ManualClock) -> None:
+    """epoch_gc_enabled = false: refused with the bill, and everything stays."""
+    with memory_in(small, clock, epoch_gc_enabled=False) as memory:
+        epochs = list(reattach(memory))
+        memory.submit(CreateEpoch(FRONT, THIRD, True))
+        outcome = next_outcome(memory)
+        assert isinstance(outcome, Failed)
+        assert "space: needs" in outcome.text
+        assert on_disk(memory) == epochs
+
+
+def test_readers_of_a_freed_epoch_keep_its_memory_and_the_next_is_refused(small: Path, clock: ManualClock) -> None:
+    """What is mapped cannot be taken away: the bill says what is free."""
+    with memory_in(small, clock) as memory:
+        memory.submit(CreateEpoch(FRONT, THIRD, True))
+        outcome = next_outcome(memory)
+        assert isinstance(outcome, Created)
+        uris = [outcome.epoch.header_region_uri, *outcome.epoch.pool_region_uris]
+        ring = map_ring(THIRD, uris, AllowedBases([small]), stream_id=FRONT, epoch=outcome.epoch.epoch)
+        create(memory, ring=THIRD)
+        memory.submit(CreateEpoch(FRONT, THIRD, True))
+        assert isinstance(next_outcome(memory), Failed)
+        ring.revalidate()
+        del ring
+        create(memory, ring=THIRD, reserve=True)
+        gc.collect()
+
+
+def test_a_small_epoch_does_not_wait_behind_large_ones(
+    shm_dir: Path, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Every thread for large ones is busy: a producer of a small stream is served all the same."""
+    may_go_on = threading.Event()
+    real = shm.EpochTree.create
+
+    def slow(self: shm.EpochTree, stream_id: int, *args: Any, **options: Any) -> Any:
+        if stream_id != FRONT:
+            assert may_go_on.wait(30)
+        return real(self, stream_id, *args, **options)
+
+    monkeypatch.setattr(shm.EpochTree, "create", slow)
+    large = RingSpec(128, (PoolSpec(1, 1 << 20),))
+    with memory_in(shm_dir, clock, prefault_shm=False) as memory:
+        for stream_id in range(1, CREATORS + 3):
+            memory.submit(CreateEpoch(stream_id, large, True))
+        try:
+            assert create(memory, FRONT, MEBIBYTE, reserve=True) == SEED
+        finally:
+            may_go_on.set()
 
 
 # --- signs of life
@@ -487,15 +657,53 @@ def test_a_stream_that_nobody_serves_any_more_keeps_nothing(shm_dir: Path, clock
         assert create(memory, REAR) == left[-1] + 1
 
 
-@pytest.mark.parametrize("policy", ["epoch_gc_on_startup", "recreate_on_startup"])
-def test_a_start_may_remove_everything(shm_dir: Path, clock: ManualClock, policy: str) -> None:
-    """Whoever used it is gone: no file of an earlier driver is left, and epochs go on from theirs (§14)."""
+@pytest.mark.spec("DRV-14-01", "DRV-14-02")
+def test_a_start_may_remove_everything(shm_dir: Path, clock: ManualClock) -> None:
+    """recreate_on_startup: no file of an earlier driver is left, and epochs go on from theirs (§14)."""
     with memory_in(shm_dir, clock) as memory:
         left = [create(memory) for _ in range(3)]
         kill(memory)
-    with memory_in(shm_dir, ManualClock(1, 5), **{policy: True}) as memory:
+    with memory_in(shm_dir, ManualClock(1, 5), recreate_on_startup=True) as memory:
         assert [name for name in everything_below(Path(memory.path)) if name != "driver.lock"] == []
         assert create(memory) == left[-1] + 1
+
+
+@pytest.mark.parametrize(
+    ("policies", "elapsed_ns", "kept"),
+    [
+        ({}, 10**12, 4),
+        ({"epoch_gc_on_startup": True}, 10**12, 1),
+        ({"epoch_gc_on_startup": True, "epoch_gc_keep": 1}, 10**12, 0),
+        ({"epoch_gc_on_startup": True, "epoch_gc_keep": 3}, 10**12, 2),
+        ({"epoch_gc_on_startup": True, "epoch_gc_min_age_ns": 2_000}, 1_999, 4),
+        ({"epoch_gc_on_startup": True, "epoch_gc_min_age_ns": 2_000}, 2_000, 1),
+        ({"epoch_gc_on_startup": True, "epoch_gc_enabled": False}, 10**12, 4),
+    ],
+)
+def test_collection_at_the_start_goes_by_the_policy(
+    shm_dir: Path, clock: ManualClock, policies: dict[str, Any], elapsed_ns: int, kept: int
+) -> None:
+    """epoch_gc_on_startup counts the epoch that comes as the current one, and age from the last sign of life."""
+    with memory_in(shm_dir, clock) as memory:
+        left = [create(memory) for _ in range(4)]
+        kill(memory)
+    clock.advance(elapsed_ns)
+    with memory_in(shm_dir, clock, **policies) as memory:
+        assert on_disk(memory) == left[4 - kept :]
+        assert create(memory) > left[-1]
+
+
+def test_collection_at_the_start_keeps_nothing_of_a_stream_that_is_not_configured(
+    shm_dir: Path, clock: ManualClock
+) -> None:
+    """What clients of an earlier driver created on demand."""
+    with memory_in(shm_dir, clock) as memory:
+        created = [create(memory, 20_000), create(memory, FRONT)]
+        kill(memory)
+    clock.advance(10**12)
+    with memory_in(shm_dir, clock, epoch_gc_on_startup=True) as memory:
+        assert on_disk(memory, 20_000) == []
+        assert on_disk(memory, FRONT) == created[1:]
 
 
 def test_a_removal_that_was_interrupted_is_finished_at_startup(shm_dir: Path, clock: ManualClock) -> None:
@@ -571,7 +779,7 @@ def test_close_removes_everything(shm_dir: Path, clock: ManualClock) -> None:
         memory.submit(CreateEpoch(REAR, RING, True))
         wait_until(lambda: len(on_disk(memory, REAR)) == 2, "the second epoch is made")
     assert everything_below(shm_dir) == []
-    assert os.listdir(memory.path) == []
+    assert os.listdir(memory.path) == [f"highest-epoch.{SEED + 2}"]
     assert mapped_files(shm_dir) == []
     assert open_files(shm_dir) == []
 
@@ -595,7 +803,7 @@ def test_close_waits_for_what_is_under_way_and_begins_nothing(
     wait_until(lambda: len(begun) == CREATORS, "all threads are busy")
     closing = threading.Thread(target=memory.close)
     closing.start()
-    wait_until(lambda: memory._pool._shutdown, "it is being closed")
+    wait_until(lambda: memory._large._shutdown, "it is being closed")
     may_go_on.set()
     closing.join(30)
     assert sorted(begun) == list(range(1, CREATORS + 1))

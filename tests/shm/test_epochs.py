@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import os
 import stat
@@ -43,9 +44,9 @@ def tree(shm_dir: Path) -> Iterator[EpochTree]:
 
 
 def names(path: str | Path) -> list[str]:
-    """Everything below a directory, but for the lock."""
+    """Everything below a directory, but for the lock and the record of the highest epoch."""
     below = sorted(str(entry.relative_to(path)) for entry in Path(path).rglob("*"))
-    return [name for name in below if name != "driver.lock"]
+    return [name for name in below if name != "driver.lock" and not name.startswith("highest-epoch.")]
 
 
 def reopened(tree: EpochTree, realtime_ns: int = SEED) -> EpochTree:
@@ -228,6 +229,63 @@ def test_a_clock_at_zero_still_gives_an_epoch(shm_dir: Path) -> None:
         assert tree.next_epoch(1) == 1
 
 
+@pytest.mark.spec("DRV-10-02")
+def test_epochs_grow_after_a_clean_stop_though_the_wall_clock_was_set_back(tree: EpochTree) -> None:
+    """No directory is left: the record alone tells, also of a stream whose highest number was below another's."""
+    tree.create(1, tree.next_epoch(1), SPEC, 1)
+    tree.create(2, SEED + 70, SPEC, 1)
+    for stream_id, epoch in ((1, SEED), (2, SEED + 70)):
+        tree.remove(stream_id, epoch)
+    with reopened(tree, realtime_ns=5) as again:
+        assert names(again.path) == []
+        assert [again.next_epoch(1), again.next_epoch(2), again.next_epoch(1)] == [SEED + 71, SEED + 71, SEED + 72]
+
+
+def test_a_clock_that_went_on_counts_more_than_the_record(tree: EpochTree) -> None:
+    """Epochs stay near the wall clock, as C2 has them."""
+    tree.create(1, tree.next_epoch(1), SPEC, 1)
+    tree.remove(1, SEED)
+    with reopened(tree, realtime_ns=SEED + 10_000) as again:
+        assert again.next_epoch(1) == SEED + 10_000
+
+
+def test_the_record_is_one_empty_file_however_many_streams_come_and_go(tree: EpochTree) -> None:
+    """It is raised before the epoch's directory is there, and never lowered."""
+    for stream_id in range(1, 20):
+        tree.create(stream_id, 100 - stream_id, SPEC, 1)
+        tree.remove(stream_id, 100 - stream_id)
+    tree.close()
+    (record,) = os.listdir(tree.path)
+    assert record == "highest-epoch.99"
+    assert Path(tree.path, record).stat().st_size == 0
+
+
+def test_the_record_is_raised_where_there_is_no_room_for_anything_else(shm_dir: Path) -> None:
+    """A rename needs no space and no inode: removal goes on, and what was given is not given again."""
+    with (
+        mounted(shm_dir / "small", "tmpfs", "size=1m,nr_inodes=12") as small,
+        EpochTree.open(str(small), clock=ManualClock()) as tree,
+    ):
+        tree.create(1, 50, SPEC, 1)
+        with (small / "hog").open("wb", buffering=0) as hog, contextlib.suppress(OSError):
+            while True:
+                hog.write(bytes(4096))
+        assert os.statvfs(small).f_bavail == 0
+        tree.remove(1, 60)
+        assert [name for name in os.listdir(tree.path) if name.startswith("highest")] == ["highest-epoch.60"]
+
+
+@pytest.mark.parametrize("name", ["", "x", "0", "07", "-1", ".7.retired", str(2**64 - 1)])
+def test_a_record_that_cannot_be_read_is_refused(tree: EpochTree, name: str) -> None:
+    """Fail closed: to go on without it could give an epoch twice."""
+    tree.close()
+    Path(tree.path, f"highest-epoch.{name}").touch()
+    with pytest.raises(ConfigError, match=r"highest-epoch\..* does not; remove it"):
+        EpochTree(tree.path, clock=ManualClock())
+    Path(tree.path, f"highest-epoch.{name}").unlink()
+    EpochTree(tree.path, clock=ManualClock()).close()
+
+
 # --- scanning
 
 
@@ -384,13 +442,13 @@ def test_a_tree_has_one_driver(tree: EpochTree) -> None:
 
 
 def test_closing_frees_the_namespace_and_keeps_the_epochs(tree: EpochTree) -> None:
-    """Empty streams go, the lock goes, the rest is the next driver's memory."""
+    """Empty streams go, the lock goes, the rest tells the next driver where to go on."""
     tree.create(1, 2, SPEC, 3)
     tree.create(5, 6, SPEC, 3)
     tree.remove(5, 6)
     tree.close()
     tree.close()
-    assert sorted(os.listdir(tree.path)) == ["1"]
+    assert sorted(os.listdir(tree.path)) == ["1", "highest-epoch.6"]
     for use in (lambda: tree.create(1, 3, SPEC, 1), lambda: tree.remove(1, 2)):
         with pytest.raises(Closed):
             use()
@@ -455,13 +513,14 @@ for _ in range(60):
         for each in found:
             tree.remove(each.stream_id, each.epoch)
     left = [name for _, folders, files in os.walk(tree.path) for name in folders + files]
-    assert left == [], left
+    (record,) = left
+    assert int(record.removeprefix("highest-epoch.")) >= max([0, *(each.epoch for each in found)]), (record, found)
 print("done")
 """
 
 
 def test_drivers_killed_at_random_instants_leave_nothing_that_the_next_cannot_mend(shm_dir: Path) -> None:
-    """No lock, no file and no lower epoch survives a SIGKILL."""
+    """No lock, no file but the record, and no lower epoch survives a SIGKILL."""
     code, output = run_script(KILLED, str(shm_dir))
     assert (code, output.splitlines()[-1]) == (0, "done"), output
 

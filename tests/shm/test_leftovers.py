@@ -56,6 +56,15 @@ def test_a_recent_sign_of_life_protects(abandoned: Path) -> None:
     assert list(abandoned.rglob("*.pool"))
 
 
+@pytest.mark.parametrize(("elapsed_s", "count"), [(1, 0), (8, 2)])
+def test_stamps_of_the_wall_clock_count_as_signs_of_life(shm_dir: Path, elapsed_s: int, count: int) -> None:
+    """What a REALTIME_SYNCED driver left is fresh for as long as any other's, and goes after that."""
+    assert run_script(ABANDON.replace("clock.monotonic_ns()", "clock.realtime_ns()"), str(shm_dir), "gone") == (0, "")
+    system, elapsed_ns = SystemClock(), elapsed_s * 1_000_000_000
+    clock = ManualClock(system.monotonic_ns() + elapsed_ns, system.realtime_ns() + elapsed_ns)
+    assert len(list(shm.remove_dead_epochs(str(shm_dir), clock, WINDOW_NS))) == count
+
+
 def test_a_living_process_protects(shm_dir: Path) -> None:
     """The stamp is stale but the process lives: it may be paused."""
     clock = SystemClock()

@@ -14,13 +14,14 @@ from tensorpool.shm.liveness import is_process_alive
 from tests.support.processes import Process, wait_until
 
 HEADER = RingSpec(4, (PoolSpec(1, 64),)).regions(1, 1)[0]
+WALL_NS = 1_800_000_000_000_000_000
 SLEEPER = "import time; print('up', flush=True); time.sleep(600)"
 
 
 def test_this_process_is_alive() -> None:
     """A region that we stamp now is ours."""
     now = time.monotonic_ns()
-    assert liveness_of(HEADER.superblock(os.getpid(), now), now + 5) == Liveness(os.getpid(), True, 5)
+    assert liveness_of(HEADER.superblock(os.getpid(), now), now + 5, time.time_ns()) == Liveness(os.getpid(), True, 5)
 
 
 def test_a_process_that_started_later_is_another_one() -> None:
@@ -87,13 +88,31 @@ def test_a_process_of_somebody_else_is_alive(monkeypatch: pytest.MonkeyPatch) ->
 
 def test_a_stamp_in_the_future_is_stale() -> None:
     """It was written before the last boot, by a clock that has started anew."""
-    facts = liveness_of(HEADER.superblock(os.getpid(), 1_000), 999)
+    facts = liveness_of(HEADER.superblock(os.getpid(), 1_000), 999, WALL_NS)
     assert facts.activity_age_ns is None
     assert not facts.is_active(window_ns=10**18)
 
 
 def test_activity_is_judged_against_a_window() -> None:
     """As old as the window is still active."""
-    facts = liveness_of(HEADER.superblock(os.getpid(), 1_000), 1_300)
+    facts = liveness_of(HEADER.superblock(os.getpid(), 1_000), 1_300, WALL_NS)
     assert facts.is_active(window_ns=300)
     assert not facts.is_active(window_ns=299)
+
+
+def test_a_stamp_of_the_wall_clock_is_compared_with_the_wall_clock() -> None:
+    """REALTIME_SYNCED drivers stamp so: fresh is fresh, old is old, and a clock set back a little changes nothing."""
+    stamped = HEADER.superblock(os.getpid(), WALL_NS)
+    for elapsed_ns, is_active in ((5, True), (300, True), (301, False), (-300, True), (-301, False)):
+        facts = liveness_of(stamped, 10_000, WALL_NS + elapsed_ns)
+        assert facts.activity_age_ns == abs(elapsed_ns)
+        assert facts.is_active(window_ns=300) is is_active
+
+
+def test_an_owner_that_was_stamped_by_the_wall_clock_is_told_from_a_later_process() -> None:
+    """The start by the wall clock is compared with that of the process that has the number now."""
+    now, wall = time.monotonic_ns(), time.time_ns()
+    assert liveness_of(HEADER.superblock(os.getpid(), wall), now, wall).is_process_alive
+    hour = 3_600_000_000_000
+    before_it_started = HEADER.superblock(os.getpid(), wall - hour)
+    assert not liveness_of(before_it_started, now, wall).is_process_alive

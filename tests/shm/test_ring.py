@@ -9,8 +9,9 @@ import numpy as np
 import pytest
 
 from tensorpool._core import DropReason
+from tensorpool.clock import SystemClock
 from tensorpool.errors import LocalProtocolError, RegionRejected
-from tensorpool.shm import AllowedBases, MappedRing, PoolSpec, RingSpec, layout_of, map_ring, view_of_frame
+from tensorpool.shm import AllowedBases, EpochTree, MappedRing, PoolSpec, RingSpec, layout_of, map_ring, view_of_frame
 from tests.shm.by_hand import mapped_files, pool_file, replace_bytes, resident_bytes, ring_file
 
 SPEC = RingSpec(4, (PoolSpec(3, 128), PoolSpec(9, 256)))
@@ -123,3 +124,17 @@ def test_ids_that_no_ring_has_are_refused_before_anything_is_opened(bases: Allow
     """Epoch 0 does not exist."""
     with pytest.raises(LocalProtocolError, match="epoch = 0"):
         map_ring(SPEC, ["a", "b", "c"], bases, stream_id=10000, epoch=0)
+
+
+def test_locking_keeps_what_is_there_and_takes_nothing_for_holes(shm_dir: Path, bases: AllowedBases) -> None:
+    """A reader of a sparse ring may lock it without making it take memory."""
+    spec = RingSpec(64, (PoolSpec(1, 1 << 16),))
+    with EpochTree.open(str(shm_dir), clock=SystemClock()) as tree:
+        created = tree.create(1, 1, spec, 1, reserve_space=False)
+        mapped = map_ring(spec, [region.uri for region in created.regions], bases, stream_id=1, epoch=1)
+        del created
+        mapped.lock()
+        pool = shm_dir / "tensorpool-root" / "default" / "1" / "1" / "1.pool"
+        assert pool.stat().st_blocks * 512 < 1 << 16
+        mapped.prefault()
+        assert resident_bytes(shm_dir, "Locked") >= spec.size_bytes

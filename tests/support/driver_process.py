@@ -127,8 +127,9 @@ class Deployment:
         return sorted(int(name) for name in names if name.isdecimal())
 
     def leftovers(self) -> list[Path]:
-        """What lies below the namespace's directory, or beside it."""
+        """What lies below the namespace's directory, or beside it; the record of its highest epoch stays on purpose."""
         own = {path for depth in ("*", "*/*") for path in self.base_dir.glob(depth) if path.is_dir()}
+        own.update(self.base_dir.glob("*/*/highest-epoch.*"))
         return sorted(path for path in self.base_dir.rglob("*") if path not in own)
 
     def _write(self) -> None:

@@ -7,6 +7,7 @@ Driver Model §4.4a, §4.5; Wire §10.1.1; decisions C7, E3, E31, E34, E42.
 
 from __future__ import annotations
 
+import os
 import queue
 import secrets
 import threading
@@ -158,8 +159,12 @@ class ClientConductor:
         return future
 
     def map(self, regions: Regions, *, writable: bool) -> MappedRing:
-        """Map what was announced. Raises RegionRejected, with nothing mapped."""
-        return map_ring(
+        """Map what was announced. Raises RegionRejected, with nothing mapped.
+
+        Driver Model §17: mlock is per process, so where the policy is on clients lock what they map. A client that may
+        not works all the same, with a warning.
+        """
+        ring = map_ring(
             regions.ring,
             regions.uris,
             self._bases,
@@ -169,6 +174,14 @@ class ClientConductor:
             writable=writable,
             keep_header_file=not writable,
         )
+        if self.config.policies.mlock_shm:
+            try:
+                ring.lock()
+            except OSError as error:
+                remedy = f"ulimit -l {-(-ring.spec.size_bytes // 1024)} or more, for all that this process maps"
+                text = os.strerror(error.errno or 0)
+                self._log.warning("mlock_failed", stream_id=regions.stream_id, error=text, remedy=remedy)
+        return ring
 
     def subscribe(self, endpoint: Endpoint) -> aeron.Subscription:
         """A subscription on the current link. Raises TransportError."""

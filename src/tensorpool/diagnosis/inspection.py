@@ -8,6 +8,7 @@ nothing. Wire §7.1, §8, §15.1, §15.21; Driver Model §4.4, §15.
 from __future__ import annotations
 
 import os
+import time
 from typing import Final
 
 import msgspec
@@ -24,7 +25,7 @@ from tensorpool.shm.containment import AllowedBases
 from tensorpool.shm.epochs import FoundEpoch, scan_epochs
 from tensorpool.shm.layout import RegionSpec, RingSpec
 from tensorpool.shm.leftovers import BLOCK_BYTES
-from tensorpool.shm.liveness import is_process_alive
+from tensorpool.shm.liveness import is_owner_alive
 from tensorpool.supervisor.observer import Observer
 from tensorpool.supervisor.snapshot import ConsumerStatus, Snapshot, StreamStatus
 from tensorpool.wire.region_uri import RegionUri
@@ -213,7 +214,7 @@ def _epoch_facts(found: FoundEpoch, current: int) -> EpochFacts:
         state=state,
         age_s=None if told is None else activity_age_s(told.start_timestamp_ns),
         activity_age_s=None if told is None else activity_age_s(told.activity_timestamp_ns),
-        is_owner_alive=None if told is None else is_process_alive(told.pid, told.start_timestamp_ns),
+        is_owner_alive=None if told is None else is_owner_alive(told, time.monotonic_ns(), time.time_ns()),
         memory_bytes=_memory_bytes(found.path),
     )
 

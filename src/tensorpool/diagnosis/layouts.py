@@ -7,6 +7,7 @@ A difference is told field by field: what was expected, what was found, in which
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Iterator
 from typing import Final
 
@@ -18,7 +19,7 @@ from tensorpool.shm.epochs import FoundEpoch, scan_epochs
 from tensorpool.shm.headers import read_head
 from tensorpool.shm.layout import LAYOUT_VERSION, MAGIC
 from tensorpool.shm.leftovers import REGION_FILES
-from tensorpool.shm.liveness import is_process_alive
+from tensorpool.shm.liveness import is_owner_alive
 from tensorpool.shm.namespace import find_namespaces
 from tensorpool.wire.control import RegionType, ShmRegionSuperblock
 
@@ -88,7 +89,7 @@ def _differences(epoch: FoundEpoch, name: str, data: bytes, file_bytes: int) -> 
     needed = SUPERBLOCK_BYTES + told.nslots * slot_bytes
     if file_bytes < needed:
         wrong.append(f"file size: expected at least {needed} bytes for {told.nslots} slots, found {file_bytes}")
-    return is_process_alive(told.pid, told.start_timestamp_ns), wrong
+    return is_owner_alive(told, time.monotonic_ns(), time.time_ns()), wrong
 
 
 def _remedy(differences: list[str]) -> str:

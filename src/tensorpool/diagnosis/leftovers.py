@@ -61,8 +61,9 @@ RETIRED: Final = ".retired-"
 _AERON: Final = r"cnc\.dat|loss-report\.dat|(publications|images)(/[^/]+\.logbuffer)?"
 _EPOCH: Final = r"[0-9]+(/\.?[0-9]+(\.retired)?(/(header\.ring|[0-9]+\.pool))?)?"
 _AERON_FILES: Final = re.compile(_AERON)
+_NAMESPACE: Final = rf"driver\.lock|highest-epoch\.[0-9]+|{_EPOCH}"
 _EMBEDDED_FILES: Final = re.compile(
-    rf"owner\.lock|aeron(/({_AERON}))?|regions(/tensorpool-[^/]+(/[^/]+(/(driver\.lock|{_EPOCH}))?)?)?"
+    rf"owner\.lock|aeron(/({_AERON}))?|regions(/tensorpool-[^/]+(/[^/]+(/({_NAMESPACE}))?)?)?"
 )
 
 
@@ -183,10 +184,10 @@ def _sign_of_life(path: str, window_ns: int) -> str | None:
         return f"its media driver, pid {facts.pid}, lives or did a moment ago"
     for namespace in find_namespaces(os.path.join(path, "regions")):
         found = scan_epochs(namespace)
-        now_ns = time.monotonic_ns()
+        now_ns, wall_ns = time.monotonic_ns(), time.time_ns()
         for epoch in found:
             if epoch.superblock is not None:
-                life = liveness_of(epoch.superblock, now_ns)
+                life = liveness_of(epoch.superblock, now_ns, wall_ns)
                 if life.is_process_alive or life.is_active(window_ns):
                     return f"its driver, pid {life.pid}, lives or did a moment ago"
     return None

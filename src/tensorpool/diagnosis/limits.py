@@ -8,24 +8,24 @@ from typing import Final
 
 from tensorpool.diagnosis.finding import Finding, ok, size, warn
 from tensorpool.driver.config import DriverConfig
+from tensorpool.shm.locking import lockable_bytes
 
 MIN_FILES: Final = 1024
 MIN_SOCKET_BYTES: Final = 2 << 20  # a burst of one large frame in datagrams
-_CAP_IPC_LOCK: Final = 14
 
 
 def check_memlock(config: DriverConfig) -> Finding | None:
     """Only where policies.mlock_shm asks for it."""
     if not config.policies.mlock_shm:
         return None
-    soft, _ = resource.getrlimit(resource.RLIMIT_MEMLOCK)
-    needed = max(config.bill().epoch_bytes, config.default_ring.size_bytes)
-    if soft == resource.RLIM_INFINITY or _has_capability(_CAP_IPC_LOCK):
+    allowed = lockable_bytes()
+    needed = config.locked_bytes
+    if allowed is None:
         return ok("memlock", f"no limit; policies.mlock_shm locks {size(needed)}")
-    if soft < needed:
-        found = f"`ulimit -l` is {size(soft)}, policies.mlock_shm has to lock {size(needed)}"
+    if allowed < needed:
+        found = f"`ulimit -l` is {size(allowed)}, policies.mlock_shm has to lock {size(needed)}"
         return warn("memlock", found, f"ulimit -l {-(-needed // 1024)}    (a service: LimitMEMLOCK=infinity)")
-    return ok("memlock", f"`ulimit -l` is {size(soft)}, {size(needed)} are to be locked")
+    return ok("memlock", f"`ulimit -l` is {size(allowed)}, {size(needed)} are to be locked")
 
 
 def check_open_files() -> Finding:
@@ -53,12 +53,3 @@ def check_socket_buffers(proc: str = "/proc/sys/net/core") -> Finding:
             "socket buffers", f"{shown}: a bridge may lose bursts", f"sysctl -w {wanted}    (only for a bridge)"
         )
     return ok("socket buffers", shown)
-
-
-def _has_capability(number: int) -> bool:
-    try:
-        with open("/proc/self/status", encoding="utf-8", errors="replace") as file:
-            effective = next(line.split()[1] for line in file if line.startswith("CapEff:"))
-    except (OSError, StopIteration):
-        return False
-    return bool(int(effective, 16) >> number & 1)

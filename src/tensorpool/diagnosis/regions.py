@@ -19,7 +19,7 @@ from tensorpool.errors import RegionRejected
 from tensorpool.shm.containment import AllowedBases, Check, open_region
 from tensorpool.shm.layout import RegionSpec, parse_superblock
 from tensorpool.shm.leftovers import BLOCK_BYTES
-from tensorpool.shm.liveness import is_process_alive
+from tensorpool.shm.liveness import activity_age_ns, is_owner_alive
 from tensorpool.shm.permission import group_name, user_name
 from tensorpool.wire.control import RegionType, ShmRegionSuperblock
 from tensorpool.wire.region_uri import RegionUri
@@ -82,8 +82,8 @@ def name_of(spec: RegionSpec) -> str:
 
 def activity_age_s(stamp_ns: int) -> float | None:
     """Seconds since a stamp of either clock that stamps may be of (C8); None for one that is in nobody's past."""
-    ages_ns = [age for age in (time.monotonic_ns() - stamp_ns, time.time_ns() - stamp_ns) if age >= 0]
-    return min(ages_ns) / 1e9 if ages_ns else None
+    age_ns = activity_age_ns(stamp_ns, time.monotonic_ns(), time.time_ns())
+    return None if age_ns is None else age_ns / 1e9
 
 
 def _look_at(uri: str, spec: RegionSpec, bases: AllowedBases) -> RegionFacts:
@@ -112,7 +112,7 @@ def _facts(
         path=path,
         file=file,
         superblock=superblock,
-        is_owner_alive=None if superblock is None else is_process_alive(superblock.pid, superblock.start_timestamp_ns),
+        is_owner_alive=None if superblock is None else is_owner_alive(superblock, time.monotonic_ns(), time.time_ns()),
         activity_age_s=None if superblock is None else activity_age_s(superblock.activity_timestamp_ns),
         problem=problem,
     )

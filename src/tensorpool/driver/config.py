@@ -394,6 +394,11 @@ class DriverConfig(msgspec.Struct, frozen=True, kw_only=True):
         """The memory of a stream that a client creates."""
         return self.profiles[self.policies.default_profile].ring
 
+    @property
+    def locked_bytes(self) -> int:
+        """What `policies.mlock_shm` locks: an epoch of each configured stream, or one that a client creates."""
+        return max(self.bill().epoch_bytes, self.default_ring.size_bytes)
+
     def dump(self) -> dict[str, object]:
         """Every key with its value in effect, for logs and `--check`; the token stays hidden (§4.4)."""
         return config.dump(self)

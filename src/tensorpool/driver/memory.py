@@ -1,18 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
 """The driver's memory: epochs made and retired beside the duty cycle.
 
-Allocating and prefaulting gigabytes takes seconds, so threads of a small pool do it; the conductor submits, collects
-what is finished, and never waits; all books are kept on its thread. Each stream has at most one creation under way, so
-its epochs come in order. The driver keeps the regions of live epochs mapped, to refresh their sign of life. Retired
-epochs lose their names by policy while readers keep their mappings.
-Wire §15.14, §15.21a.7; Driver Model §3, §9, §14; decisions C2-C4, C8, C9, C11, D10, E37.
+Allocating and prefaulting gigabytes takes seconds, so threads do it; the conductor submits, collects what is finished,
+and never waits; all lists are kept on its thread. Small epochs, sparse ones and removals have threads of their own, so
+that none of them waits behind gigabytes. Each stream has at most one creation under way, so its epochs come in order.
+The driver keeps the regions of live epochs mapped, to refresh their sign of life. Retired epochs lose their names by
+policy, or earlier where the next epoch would have no room; readers keep their mappings.
+Wire §15.14, §15.21a.7; Driver Model §3, §9, §14, §17; decisions C2-C4, C8, C9, C11, D10, E37.
 """
 
 from __future__ import annotations
 
 import os
 from collections import deque
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 
 import msgspec
 
@@ -24,8 +25,10 @@ from tensorpool.driver.streams import Epoch
 from tensorpool.errors import ConfigError, RegionRejected, TensorPoolError
 from tensorpool.logs import get_logger
 from tensorpool.shm.containment import huge_page_bytes
+from tensorpool.shm.locking import can_lock, lockable_bytes
 
 CREATORS = 4
+SMALL_BYTES = 64 << 20  # made in a fraction of a second
 SWEEP_EVERY_NS = 60_000_000_000
 LIVENESS_PERIODS = 4  # wire §15.14: 3 to 5 announce periods without a sign of life
 
@@ -47,11 +50,12 @@ class Failed(msgspec.Struct, frozen=True):
 
 
 class Retired(msgspec.Struct):
-    """An epoch that is not the current one any more."""
+    """An epoch that is not the current one any more, since when, and when it is unmapped here."""
 
     stream_id: int
     epoch: int
     since_ns: int
+    unmapped: Future[None] | None = None
 
 
 class Memory:
@@ -61,6 +65,7 @@ class Memory:
         self._config = config
         self._clock = clock
         self._log = get_logger("driver", namespace=config.shm.namespace)
+        self._is_locked = _is_lockable(config)
         self._tree = shm.EpochTree.open(
             config.shm.base_dir, config.shm.namespace, clock=clock, file_mode=config.file_mode
         )
@@ -74,8 +79,10 @@ class Memory:
         self._rings: dict[int, shm.MappedRing] = {}
         self._retired: list[Retired] = []
         self._finished: deque[tuple[Created, shm.MappedRing] | Failed] = deque()
-        self._pool = ThreadPoolExecutor(CREATORS, thread_name_prefix="epochs")
-        self._sparse = ThreadPoolExecutor(1, thread_name_prefix="epochs-sparse")  # quick, and never behind gigabytes
+        self._large = ThreadPoolExecutor(CREATORS, thread_name_prefix="epochs-large")
+        self._small = ThreadPoolExecutor(CREATORS, thread_name_prefix="epochs-small")
+        self._sparse = ThreadPoolExecutor(1, thread_name_prefix="epochs-sparse")
+        self._removals = ThreadPoolExecutor(CREATORS, thread_name_prefix="epochs-removal")
         self._next_sweep_ns = 0
         self._take_stock()
 
@@ -85,8 +92,19 @@ class Memory:
         return self._tree.path
 
     def submit(self, order: CreateEpoch) -> None:
-        """Have an epoch made; its outcome appears in `finished`."""
-        (self._pool if order.reserve else self._sparse).submit(self._create, order)
+        """Have an epoch made; its outcome appears in `finished`.
+
+        For a producer's epoch the policy counts the coming one as the current one, and retired epochs are at hand in
+        case that the mount has no room for it: the oldest goes first, until there is.
+        """
+        doomed: list[Retired] = []
+        spare: list[Retired] = []
+        if order.reserve and self._config.policies.epoch_gc_enabled:
+            doomed = self._take_spare(self._clock.monotonic_ns(), coming=frozenset({order.stream_id}))
+            spare = list(self._retired)
+        is_small = order.ring.size_bytes <= SMALL_BYTES
+        pool = self._sparse if not order.reserve else self._small if is_small else self._large
+        pool.submit(self._create, order, doomed, spare)
 
     def take_finished(self) -> Created | Failed | None:
         """The next outcome, if there is one."""
@@ -105,8 +123,9 @@ class Memory:
         if stream_id not in self._rings:
             return
         holder = [self._rings.pop(stream_id)]  # the only reference: unmapping gigabytes is not for this thread
-        self._retired.append(Retired(stream_id, holder[0].epoch, self._clock.monotonic_ns()))
-        self._pool.submit(holder.clear)
+        retired = Retired(stream_id, holder[0].epoch, self._clock.monotonic_ns())
+        retired.unmapped = self._removals.submit(holder.clear)
+        self._retired.append(retired)
 
     def refresh_activity(self) -> None:
         """The sign of life in every region that is announced (C9)."""
@@ -127,27 +146,33 @@ class Memory:
             return 0
         if now_ns >= self._next_sweep_ns:
             self._next_sweep_ns = now_ns + SWEEP_EVERY_NS
-            self._pool.submit(self._sweep)
-        if not self._retired:
-            return 0
-        kept: dict[int, int] = {}
-        remaining: list[Retired] = []
-        removed = 0
-        for retired in reversed(self._retired):  # the newest first
-            kept[retired.stream_id] = kept.get(retired.stream_id, 0) + 1
-            # The current epoch counts too; a stream that nobody serves any more keeps nothing.
-            is_spare = kept[retired.stream_id] >= policies.epoch_gc_keep or retired.stream_id not in self._rings
-            if is_spare and now_ns - retired.since_ns >= policies.epoch_gc_min_age_ns:
-                self._pool.submit(self._remove, retired.stream_id, retired.epoch)
-                removed += 1
+            self._removals.submit(self._sweep)
+        spare = self._take_spare(now_ns)
+        for retired in spare:
+            self._removals.submit(self._remove, retired.stream_id, retired.epoch)
+        return len(spare)
+
+    def _take_spare(self, now_ns: int, coming: frozenset[int] = frozenset()) -> list[Retired]:
+        """Strike and return what the policy does not keep; streams of `coming` are about to get another epoch."""
+        policies = self._config.policies
+        kept = {stream_id: int(stream_id in self._rings) + int(stream_id in coming) for stream_id in coming}
+        retired, self._retired = self._retired, []
+        spare: list[Retired] = []
+        for epoch in reversed(retired):  # the newest first
+            is_served = epoch.stream_id in self._rings or epoch.stream_id in coming
+            count = kept[epoch.stream_id] = kept.get(epoch.stream_id, int(is_served)) + 1
+            # A stream that is not served any more keeps nothing.
+            is_spare = count > policies.epoch_gc_keep or not is_served
+            if is_spare and now_ns - epoch.since_ns >= policies.epoch_gc_min_age_ns:
+                spare.append(epoch)
             else:
-                remaining.append(retired)
-        self._retired = remaining[::-1]
-        return removed
+                self._retired.append(epoch)
+        self._retired.reverse()
+        return spare[::-1]
 
     def close(self) -> None:
         """Wait for what is under way, then remove every epoch of the namespace and release it."""
-        for pool in (self._pool, self._sparse):
+        for pool in (self._large, self._small, self._sparse, self._removals):
             pool.shutdown(wait=True, cancel_futures=True)
         self._rings.clear()
         self._finished.clear()
@@ -156,30 +181,50 @@ class Memory:
         self._tree.close()
 
     def _take_stock(self) -> None:
-        """What an earlier driver left: its epochs are already known to the tree (C2), now they are retired."""
-        policies = self._config.policies
-        now_ns = self._clock.monotonic_ns()
-        at_once = policies.recreate_on_startup or policies.epoch_gc_on_startup
-        for found in self._tree.scan():
-            if at_once or found.is_retired:  # a removal that was interrupted is finished
-                self._remove(found.stream_id, found.epoch)
-            else:
-                self._retired.append(Retired(found.stream_id, found.epoch, now_ns))
+        """What an earlier driver left: its epochs are already known to the tree (C2), now they are retired.
 
-    def _create(self, order: CreateEpoch) -> None:
+        Their age counts from now, or with `epoch_gc_on_startup` from their last sign of life, and then those that the
+        policy does not keep go before the first epoch is made.
+        """
+        policies = self._config.policies
+        now_ns, wall_ns = self._clock.monotonic_ns(), self._clock.realtime_ns()
+        for found in self._tree.scan():
+            if policies.recreate_on_startup or found.is_retired:  # a removal that was interrupted is finished
+                self._remove(found.stream_id, found.epoch)
+                continue
+            since_ns = now_ns
+            if policies.epoch_gc_on_startup and found.superblock is not None:
+                age_ns = shm.activity_age_ns(found.superblock.activity_timestamp_ns, now_ns, wall_ns)
+                since_ns = now_ns - (policies.epoch_gc_min_age_ns if age_ns is None else age_ns)
+            self._retired.append(Retired(found.stream_id, found.epoch, since_ns))
+        if policies.epoch_gc_on_startup and policies.epoch_gc_enabled:
+            configured = frozenset(stream.stream_id for stream in self._config.streams.values())
+            for retired in self._take_spare(now_ns, coming=configured):
+                self._remove(retired.stream_id, retired.epoch)
+
+    def _create(self, order: CreateEpoch, doomed: list[Retired], spare: list[Retired]) -> None:
         policies = self._config.policies
         try:
+            for retired in doomed:
+                self._free(retired)
             epoch = self._tree.next_epoch(order.stream_id)
-            ring = self._tree.create(
-                order.stream_id,
-                epoch,
-                order.ring,
-                self._clock.monotonic_ns() + self.stamp_offset_ns(),
-                require_hugepages=self._config.shm.require_hugepages,
-                reserve_space=order.reserve,
-                prefault=order.reserve and policies.prefault_shm,
-                mlock=order.reserve and policies.mlock_shm,
-            )
+            while True:
+                try:
+                    ring = self._tree.create(
+                        order.stream_id,
+                        epoch,
+                        order.ring,
+                        self._clock.monotonic_ns() + self.stamp_offset_ns(),
+                        require_hugepages=self._config.shm.require_hugepages,
+                        reserve_space=order.reserve,
+                        prefault=order.reserve and policies.prefault_shm,
+                        mlock=order.reserve and self._is_locked,
+                    )
+                    break
+                except RegionRejected as rejected:
+                    if rejected.check != shm.Check.SPACE or not spare:
+                        raise
+                    self._free(spare.pop(0))
         except Exception as error:  # whatever it is: somebody waits for the outcome
             text = str(error) if isinstance(error, TensorPoolError) else f"{type(error).__name__}: {error}"
             self._log.error("epoch_failed", stream_id=order.stream_id, error=text)
@@ -196,6 +241,12 @@ class Memory:
         )
         self._finished.append((Created(made, order.reserve), ring))
 
+    def _free(self, retired: Retired) -> None:
+        """Give its memory back before anything else is made; if it is still on the list, it is not found again."""
+        self._remove(retired.stream_id, retired.epoch)
+        if retired.unmapped is not None:
+            retired.unmapped.result()
+
     def _remove(self, stream_id: int, epoch: int) -> None:
         try:
             self._tree.remove(stream_id, epoch)
@@ -210,6 +261,21 @@ class Memory:
             swept = shm.remove_dead_epochs(base_dir, self._clock, window_ns, except_namespace=self._tree.path)
             for epoch in swept:
                 self._log.info("leftover_removed", path=epoch.path)
+
+
+def _is_lockable(config: DriverConfig) -> bool:
+    """Whether regions are to be locked and can be. Raises ConfigError where this process may not lock enough (§17)."""
+    if not config.policies.mlock_shm:
+        return False
+    if not can_lock():
+        get_logger("driver").warning("mlock_unsupported", key="policies.mlock_shm", effect="regions are not locked")
+        return False
+    needed, allowed = config.locked_bytes, lockable_bytes()
+    if allowed is not None and allowed < needed:
+        remedy = f"ulimit -l {-(-needed // 1024)}, or LimitMEMLOCK=infinity for a service"
+        accepted = f"false; {needed} bytes have to be locked, `ulimit -l` allows {allowed}: {remedy}"
+        raise ConfigError("policies.mlock_shm", True, accepted)
+    return True
 
 
 def _huge_page_bytes(path: str) -> int | None:

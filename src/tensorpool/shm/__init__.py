@@ -17,7 +17,7 @@ from tensorpool.shm.epochs import EpochTree, FoundEpoch, scan_epochs
 from tensorpool.shm.headers import HeaderFile
 from tensorpool.shm.layout import LAYOUT_VERSION, MAGIC, PoolSpec, RegionSpec, RingSpec
 from tensorpool.shm.leftovers import dead_epochs, remove_dead_epochs
-from tensorpool.shm.liveness import Liveness, liveness_of
+from tensorpool.shm.liveness import Liveness, activity_age_ns, liveness_of
 from tensorpool.shm.namespace import find_namespaces, namespace_path
 from tensorpool.shm.region import Backing, Region, create_region, map_region
 from tensorpool.shm.ring import MappedRing, map_ring
@@ -42,6 +42,7 @@ __all__ = [
     "Region",
     "RegionSpec",
     "RingSpec",
+    "activity_age_ns",
     "create_region",
     "dead_epochs",
     "dtype_of",

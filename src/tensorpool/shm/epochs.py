@@ -4,6 +4,11 @@
     <namespace>/<stream_id>/<epoch>/header.ring
                                     <pool_id>.pool
     <namespace>/<stream_id>/.<epoch>.retired/            out of everybody's sight, on its way out
+    <namespace>/highest-epoch.<epoch>                    empty; its name is the highest number ever given here
+
+The highest number outlives every directory, also a clean stop: a driver that finds nothing else starts above it,
+though the wall clock went back. It is one for all streams, so that streams which come and go leave nothing behind, and
+it is in a name, so that a rename replaces it in one step, on a full mount and on hugetlbfs too.
 
 Old files are never reused: whoever still writes to them harms nobody, and readers keep what they mapped. All
 work is done relative to open directories and follows no link, so that it cannot leave the tree.
@@ -26,7 +31,7 @@ import msgspec
 
 from tensorpool._core import SUPERBLOCK_BYTES
 from tensorpool.clock import Clock
-from tensorpool.errors import Closed, LocalProtocolError
+from tensorpool.errors import Closed, ConfigError, LocalProtocolError
 from tensorpool.shm.containment import directory
 from tensorpool.shm.layout import LAYOUT_VERSION, MAX_EPOCH, RegionSpec, RingSpec, parse_superblock
 from tensorpool.shm.namespace import (
@@ -45,6 +50,8 @@ from tensorpool.wire.region_uri import RegionUri
 
 _HEADER_NAME: Final = "header.ring"
 _STREAM_NAME: Final = re.compile(r"[1-9][0-9]{0,9}")  # no number has a second spelling
+_HIGHEST_PREFIX: Final = "highest-epoch."
+_RECORD_FLAGS: Final = os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
 _EPOCH_NAME: Final = re.compile(r"(\.)?([1-9][0-9]{0,19})(?(1)\.retired)")
 
 
@@ -91,8 +98,9 @@ class EpochTree:
             announce(ring.header.uri, [pool.uri for pool in ring.pools])
             tree.remove(10000, epoch)
 
-    Holds the namespace's lock; raises ConfigError while another driver does, and OSError for a namespace that
-    cannot be read. `create` may take its time on a thread of its own beside the other calls.
+    Holds the namespace's lock; raises ConfigError while another driver does and for a `highest-epoch.` file that
+    cannot be understood, and OSError for a namespace that cannot be read. `create` may take its time on a thread of its
+    own beside the other calls.
     """
 
     def __init__(self, namespace_path: str, *, clock: Clock, file_mode: int = FILE_MODE) -> None:
@@ -108,8 +116,9 @@ class EpochTree:
             # C2: learnt before anything can be removed, and never forgotten.
             self._highest: dict[int, int] = {}
             self._counting = threading.Lock()  # epochs are made and removed on several threads
+            self._recorded = self._floor = self._read_highest()
             for found in self.scan():
-                self._remember(found.stream_id, found.highest_epoch)
+                self._remember(found.stream_id, max(found.highest_epoch, self._floor))
             undo.pop_all()
         self._is_closed = False
 
@@ -131,16 +140,16 @@ class EpochTree:
         return scan_epochs(self.path)
 
     def next_epoch(self, stream_id: int) -> int:
-        """A number above every epoch that this stream ever had, as far as files and memory tell.
+        """A number above every epoch that this stream ever had.
 
-        Where neither does, the wall clock in nanoseconds, which has passed all that was counted before (C2).
+        For a stream without files the wall clock in nanoseconds (C2), or above the record where the clock went back.
         """
         with self._counting:
             last = self._highest.get(stream_id)
-            epoch = max(self._clock.realtime_ns(), 1) if last is None else last + 1
+            epoch = max(self._clock.realtime_ns(), self._floor + 1) if last is None else last + 1
             if epoch > MAX_EPOCH:
-                remedy = f"remove the highest one below {self.path}/{stream_id} while no driver runs"
-                raise LocalProtocolError(f"stream {stream_id} has used up its epochs; {remedy}")
+                remedy = f"remove the highest one below {self.path}/{stream_id}, and {self.path}/{_HIGHEST_PREFIX}*, "
+                raise LocalProtocolError(f"stream {stream_id} has used up its epochs; {remedy}while no driver runs")
             self._highest[stream_id] = epoch
             return epoch
 
@@ -169,6 +178,7 @@ class EpochTree:
         if backing.is_reserved:
             require_space(str(uris[0]), streams, self.path, specs)
         try:
+            self._record(epoch)
             ensure_directory(str(stream_id), streams, directory_mode(self._file_mode))
             with _folder(str(stream_id), streams) as stream:
                 os.mkdir(str(epoch), 0o700, dir_fd=stream)
@@ -184,11 +194,12 @@ class EpochTree:
         """
         streams = self._open_streams()
         self._remember(stream_id, epoch)
+        self._record(epoch)
         with contextlib.suppress(FileNotFoundError), _folder(str(stream_id), streams) as stream:
             _retire(epoch, stream)
 
     def close(self) -> None:
-        """Release the namespace. Epochs stay, so that the next driver knows where to go on."""
+        """Release the namespace. Epochs stay, and so does the record: the next driver knows where to go on."""
         if self._is_closed:
             return
         self._is_closed = True
@@ -243,6 +254,33 @@ class EpochTree:
     def _remember(self, stream_id: int, epoch: int) -> None:
         with self._counting:
             self._highest[stream_id] = max(epoch, self._highest.get(stream_id, 0))
+
+    def _read_highest(self) -> int:
+        """The record, 0 where there is none. Raises ConfigError for one that does not say what it should."""
+        numbers = [0]
+        for name in os.listdir(self._streams):
+            if name.startswith(_HIGHEST_PREFIX):
+                match = _EPOCH_NAME.fullmatch(name.removeprefix(_HIGHEST_PREFIX))
+                if match is None or match[1] is not None or int(match[2]) > MAX_EPOCH:
+                    accepted = (
+                        f"one whose {_HIGHEST_PREFIX} file ends in a number: {self.path}/{name} does not; remove it"
+                    )
+                    raise ConfigError("shm.namespace", os.path.basename(self.path), accepted)
+                numbers.append(int(match[2]))
+        return max(numbers)
+
+    def _record(self, epoch: int) -> None:
+        """Raise the record to `epoch`, before it is used and before it disappears. Raises OSError."""
+        with self._counting:
+            if epoch <= self._recorded:
+                return
+            old, new = f"{_HIGHEST_PREFIX}{self._recorded}", f"{_HIGHEST_PREFIX}{epoch}"
+            try:
+                os.rename(old, new, src_dir_fd=self._streams, dst_dir_fd=self._streams)
+            except FileNotFoundError:
+                os.close(os.open(new, _RECORD_FLAGS, 0o600, dir_fd=self._streams))
+            os.fsync(self._streams)
+            self._recorded = epoch
 
 
 def region_uris(

@@ -25,7 +25,7 @@ from tensorpool.clock import Clock
 from tensorpool.errors import ConfigError
 from tensorpool.shm.containment import directory
 from tensorpool.shm.epochs import FoundEpoch, scan_epochs
-from tensorpool.shm.liveness import is_process_alive, liveness_of
+from tensorpool.shm.liveness import activity_age_ns, is_process_alive, liveness_of
 from tensorpool.shm.namespace import FOLDER_FLAGS, LOCK_NAME, NamespaceLock, find_namespaces, lock_holder
 from tensorpool.shm.permission import user_name
 
@@ -93,11 +93,11 @@ def dead_epochs(namespace_path: str, clock: Clock, window_ns: int) -> list[Found
     that last held the namespace is gone.
     """
     found = scan_epochs(namespace_path)
-    now_ns = clock.monotonic_ns()
+    now_ns, wall_ns = clock.monotonic_ns(), clock.realtime_ns()
     dead = []
     for epoch in found:
         if epoch.superblock is not None:
-            facts = liveness_of(epoch.superblock, now_ns)
+            facts = liveness_of(epoch.superblock, now_ns, wall_ns)
             if facts.is_process_alive or facts.is_active(window_ns):
                 return []
         dead.append(epoch)
@@ -231,9 +231,7 @@ def _survey_epoch(epoch: FoundEpoch, clock: Clock) -> Survey:
     if contents.strangers:
         return Survey(kept=(Kept(path=epoch.path, reason=strangers_in(contents)),))
     kind = "retired epoch" if epoch.is_retired else "epoch" if epoch.superblock else "unfinished epoch"
-    leftover = Leftover(
-        kind=kind, path=epoch.path, memory_bytes=contents.memory_bytes, why=_reasons(epoch, clock.monotonic_ns())
-    )
+    leftover = Leftover(kind=kind, path=epoch.path, memory_bytes=contents.memory_bytes, why=_reasons(epoch, clock))
     return Survey(dead=(leftover,))
 
 
@@ -243,13 +241,13 @@ def strangers_in(contents: Contents) -> str:
     return f"it also holds what is not ours or no file of its kind: {shown}; look at it, then remove it by hand"
 
 
-def _reasons(epoch: FoundEpoch, now_ns: int) -> tuple[str, ...]:
+def _reasons(epoch: FoundEpoch, clock: Clock) -> tuple[str, ...]:
     free = "no driver holds its namespace's lock"
     told = epoch.superblock
     if told is None:
         return (free, "it was never finished, and whoever began it is gone")
-    age_ns = now_ns - told.activity_timestamp_ns
-    age = "stamped before the last boot" if age_ns < 0 else f"last sign of life {age_ns / 1e9:.0f} s ago"
+    age_ns = activity_age_ns(told.activity_timestamp_ns, clock.monotonic_ns(), clock.realtime_ns())
+    age = "stamped before the last boot" if age_ns is None else f"last sign of life {age_ns / 1e9:.0f} s ago"
     return (free, f"pid {told.pid}, which made it, is gone", age)
 
 
@@ -323,11 +321,11 @@ def _swept(path: str) -> Iterator[int]:
 
 def _still_dead(path: str, dead: list[FoundEpoch], clock: Clock, window_ns: int) -> list[FoundEpoch]:
     """Those that are dead now that nobody can come back to life: as before, and nothing else has moved."""
-    now_ns = clock.monotonic_ns()
     found = scan_epochs(path)
+    now_ns, wall_ns = clock.monotonic_ns(), clock.realtime_ns()
     for epoch in found:
         if epoch.superblock is not None:
-            facts = liveness_of(epoch.superblock, now_ns)
+            facts = liveness_of(epoch.superblock, now_ns, wall_ns)
             if facts.is_process_alive or facts.is_active(window_ns):
                 return []
     before = {epoch.path for epoch in dead}

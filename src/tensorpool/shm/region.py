@@ -21,7 +21,7 @@ from tensorpool.errors import RegionRejected
 from tensorpool.shm.containment import AllowedBases, Check, huge_page_bytes, mapped_bytes, open_region
 from tensorpool.shm.layout import ACTIVITY_OFFSET, LAYOUT_VERSION, MAGIC_OFFSET, RegionSpec
 from tensorpool.shm.permission import FILE_MODE, explain_denial
-from tensorpool.shm.space import reserve, space_refused
+from tensorpool.shm.space import bring_in, reserve, space_refused
 from tensorpool.wire.control import ShmRegionSuperblock
 from tensorpool.wire.region_uri import RegionUri
 
@@ -166,7 +166,7 @@ def create_region(
             os.ftruncate(fd, length)
         mapping = Mapping(fd, length, writable=True)
         if backing.prefault:
-            mapping.prefault()
+            bring_in(mapping)
         if backing.mlock:
             _lock(uri, mapping)
         pid = os.getpid()

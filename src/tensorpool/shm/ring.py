@@ -15,6 +15,7 @@ from tensorpool.shm.containment import AllowedBases
 from tensorpool.shm.headers import HeaderFile
 from tensorpool.shm.layout import LAYOUT_VERSION, RingSpec
 from tensorpool.shm.region import Region, map_region
+from tensorpool.shm.space import bring_in
 
 
 class MappedRing:
@@ -65,7 +66,12 @@ class MappedRing:
     def prefault(self) -> None:
         """Bring every page into this process: the first lap around the ring then costs no page faults."""
         for region in self.regions:
-            region.mapping.prefault()
+            bring_in(region.mapping)
+
+    def lock(self) -> None:
+        """Keep in memory what this process has touched or will touch of the ring, holes excepted. Raises OSError."""
+        for region in self.regions:
+            region.mapping.lock(on_fault=True)
 
     def reader(self) -> RingReader:
         """The consumer's side."""
