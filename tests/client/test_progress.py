@@ -1,11 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Partial frames: whose wishes count, which updates are told, and which story a consumer believes."""
+"""Partial frames: whose wishes count, which updates are sent and when, and which story a consumer believes."""
 
 from __future__ import annotations
+
+import itertools
 
 import pytest
 
 from tensorpool.client.progress import (
+    BURST,
     DEFAULT_BYTES_DELTA,
     DEFAULT_INTERVAL_US,
     MAX_RATE_HZ,
@@ -42,9 +45,7 @@ def test_the_defaults_are_those_that_the_specification_recommends() -> None:
     """250 µs, 64 KiB, no rule about rows."""
     assert (DEFAULT_INTERVAL_US, DEFAULT_BYTES_DELTA) == (250, 65_536)
     assert ProgressPolicy() == ProgressPolicy(250_000, 65_536, 0)
-    policy = ProgressPolicy.of([wish()])
-    assert policy is not None
-    assert (policy.bytes_delta, policy.major_delta_units) == (65_536, 0)
+    assert ProgressPolicy.of([wish()]) == ProgressPolicy()
 
 
 @pytest.mark.spec("WIRE-10.2.2-22", "WIRE-10.1.2-14")
@@ -73,13 +74,11 @@ def test_0_and_absent_say_nothing() -> None:
     assert policy == ProgressPolicy(9_000_000, 70_000, 5)
 
 
-@pytest.mark.spec("WIRE-10.2.2-20", "WIRE-10.2.2-22")
+@pytest.mark.spec("WIRE-10.2.2-22")
 def test_no_wish_goes_below_the_producers_floor() -> None:
-    """Neither the interval, which is also the stream's highest rate, nor the bytes."""
+    """Neither the interval nor the bytes."""
     policy = ProgressPolicy.of([wish(progress_interval_us=1, progress_bytes_delta=1)])
-    assert policy is not None
-    assert policy.interval_ns == max(MIN_INTERVAL_US * 1_000, 1_000_000_000 // MAX_RATE_HZ)
-    assert policy.bytes_delta == MIN_BYTES_DELTA
+    assert policy == ProgressPolicy(MIN_INTERVAL_US * 1_000, MIN_BYTES_DELTA)
 
 
 def test_a_wish_for_less_than_the_defaults_is_granted() -> None:
@@ -88,58 +87,163 @@ def test_a_wish_for_less_than_the_defaults_is_granted() -> None:
     assert policy == ProgressPolicy(2_000_000_000, 1 << 30, 0)
 
 
-# --- what is told
+# --- what is sent
+
+
+def started(unit_bytes: int = 0, policy: ProgressPolicy = POLICY, at_ns: int = 0) -> ProgressThrottle:
+    """With a frame whose STARTED was sent."""
+    throttle = ProgressThrottle()
+    throttle.start(unit_bytes)
+    assert throttle.take(policy, at_ns) is STARTED
+    return throttle
+
+
+def sent(throttle: ProgressThrottle, filled: int, now_ns: int, policy: ProgressPolicy = POLICY) -> bool:
+    """Whether an update is sent at once."""
+    throttle.update(filled)
+    return throttle.take(policy, now_ns) is PROGRESS
+
+
+@pytest.mark.spec("WIRE-10.2.2-02", "WIRE-10.2.2-16", "WIRE-10.2.2-18")
+def test_a_frame_is_started_once_and_ends_once() -> None:
+    """STARTED first, then PROGRESS, then COMPLETE; nothing afterwards."""
+    throttle = started()
+    assert throttle.take(POLICY, 10_000) is None
+    assert sent(throttle, 100, 10_000)
+    assert throttle.end(is_committed=True)
+    assert throttle.take(POLICY, 10**9) is None
+    assert not throttle.end(is_committed=True)
+    throttle.start(0)
+    assert throttle.take(POLICY, 10**9) is STARTED
+    assert not throttle.end(is_committed=False), "a frame that was given up is not complete"
 
 
 @pytest.mark.spec("WIRE-10.2.2-03", "WIRE-10.2.2-19")
-def test_an_update_is_told_after_enough_bytes_and_enough_time() -> None:
-    """Both, counted from the last one that was told."""
+def test_an_update_is_sent_after_enough_bytes_and_enough_time() -> None:
+    """Both, counted from the last one that was sent."""
+    throttle = started()
+    assert not sent(throttle, 100, 999)  # too early
+    assert sent(throttle, 100, 1_000)
+    assert not sent(throttle, 199, 5_000)  # too little
+    assert sent(throttle, 200, 5_000)
+    assert not sent(throttle, 400, 5_999)
+    assert sent(throttle, 400, 6_000)
+
+
+@pytest.mark.spec("WIRE-10.2.2-20")
+def test_an_update_that_came_too_early_is_sent_when_the_interval_is_over() -> None:
+    """The newest state, once; and what is too little to be sent does not wait."""
+    throttle = started()
+    assert not throttle.is_due(POLICY)
+    assert not sent(throttle, 150, 300)
+    assert not sent(throttle, 270, 600)
+    assert throttle.is_due(POLICY)
+    assert throttle.take(POLICY, 1_000) is PROGRESS
+    assert throttle.filled_bytes == 270
+    assert not throttle.is_due(POLICY)
+    assert throttle.take(POLICY, 9_000) is None
+    throttle.update(500)
+    throttle.end(is_committed=True)
+    assert not throttle.is_due(POLICY)
+
+
+@pytest.mark.spec("WIRE-10.2.2-20")
+def test_small_frames_cannot_exceed_the_rate_of_the_stream() -> None:
+    """27,000 frames a second are two seconds long reported with MAX_RATE_HZ messages a second, every state counted."""
     throttle = ProgressThrottle()
-    throttle.start(0, 0)
-    assert not throttle.update(100, 0, POLICY, 999)  # too early
-    assert not throttle.update(99 + 1, 0, POLICY, 999)
-    assert throttle.update(100, 0, POLICY, 1_000)
-    assert not throttle.update(199, 0, POLICY, 5_000)  # too little
-    assert throttle.update(200, 0, POLICY, 5_000)
-    assert not throttle.update(400, 0, POLICY, 5_999)
-    assert throttle.update(400, 0, POLICY, 6_000)
+    frames = range(0, 2 * 10**9, 37_000)
+    complete = begun = 0
+    for now_ns in frames:
+        throttle.start(0)
+        is_begun = throttle.take(POLICY, now_ns) is STARTED
+        is_complete = throttle.end(is_committed=True)
+        assert is_complete == is_begun, "who hears of a frame hears its end"
+        begun += is_begun
+        complete += is_complete
+    assert 2 * MAX_RATE_HZ - 2 <= begun + complete <= 2 * MAX_RATE_HZ + BURST
+    assert len(frames) > 50_000
+
+
+@pytest.mark.spec("WIRE-10.2.2-20")
+def test_a_burst_is_followed_by_the_rate_of_the_stream_and_the_newest_state() -> None:
+    """BURST messages as quickly as the interval allows, then MAX_RATE_HZ; the last token is the COMPLETE's."""
+    policy = ProgressPolicy(interval_ns=200_000, bytes_delta=1)
+    throttle = started(policy=policy)
+    times = [now_ns for now_ns in range(0, 50_000_000, 10_000) if sent(throttle, now_ns, now_ns, policy)]
+    gaps = {later - earlier for earlier, later in itertools.pairwise(times)}
+    assert min(gaps) == 200_000
+    assert {later - earlier for earlier, later in itertools.pairwise(times[-10:])} == {10**9 // MAX_RATE_HZ}
+    assert len(times) <= 50_000_000 * MAX_RATE_HZ // 10**9 + BURST
+    assert throttle.end(is_committed=True)
+
+
+@pytest.mark.spec("WIRE-10.2.2-20")
+def test_one_message_is_kept_for_the_end_of_the_frame() -> None:
+    """At once there are BURST messages and no more, COMPLETE among them."""
+    policy = ProgressPolicy(interval_ns=0, bytes_delta=1)
+    throttle = started(policy=policy)
+    assert sum(sent(throttle, filled, 0, policy) for filled in range(1, 100)) == BURST - 2
+    assert throttle.end(is_committed=True)
+
+
+def test_a_frame_that_found_no_token_is_started_when_there_is_one() -> None:
+    """With what is written by then; a frame that ends before is not reported."""
+    throttle = ProgressThrottle()
+    for _ in range(BURST):
+        throttle.start(0)
+        throttle.take(POLICY, 0)
+        throttle.end(is_committed=True)
+    throttle.start(0)
+    throttle.update(77)
+    assert throttle.take(POLICY, 0) is None
+    assert not throttle.is_started
+    assert throttle.take(POLICY, 2 * 10**9 // MAX_RATE_HZ) is STARTED
+    assert throttle.filled_bytes == 77
+
+
+def test_a_clock_that_goes_back_brings_no_tokens() -> None:
+    """Threads read it in any order."""
+    throttle = started(at_ns=10**9)
+    tokens = throttle._tokens
+    assert throttle.take(POLICY, 0) is None
+    assert throttle.take(POLICY, 10**9) is None
+    assert throttle._tokens == tokens
 
 
 def test_rows_count_where_somebody_counts_in_rows() -> None:
     """Enough of them, or enough bytes: whichever comes first."""
     policy = ProgressPolicy(interval_ns=0, bytes_delta=1_000, major_delta_units=4)
-    throttle = ProgressThrottle()
-    throttle.start(0, 0)
-    assert not throttle.update(39, 10, policy, 1)
-    assert throttle.update(40, 10, policy, 1)
-    assert not throttle.update(79, 10, policy, 2)
-    assert throttle.update(80, 10, policy, 2)
-    throttle.start(1, 3)
-    assert not throttle.update(999, 500, policy, 4)  # neither 4 rows of 500 nor 1000 bytes
-    assert throttle.update(1_000, 500, policy, 4)
-    throttle.start(2, 5)
-    assert not throttle.update(999, 0, policy, 6)  # no unit, no rows
+    throttle = started(10, policy)
+    assert not sent(throttle, 39, 1, policy)
+    assert sent(throttle, 40, 1, policy)
+    assert not sent(throttle, 79, 2, policy)
+    assert sent(throttle, 80, 2, policy)
+    throttle = started(500, policy)
+    assert not sent(throttle, 999, 4, policy)  # neither 4 rows of 500 nor 1000 bytes
+    assert sent(throttle, 1_000, 4, policy)
+    throttle = started(0, policy)
+    assert not sent(throttle, 999, 6, policy)  # no unit, no rows
 
 
 @pytest.mark.spec("WIRE-10.2.2-10")
 def test_bytes_do_not_become_unwritten() -> None:
-    """Also against an update that was not told."""
-    throttle = ProgressThrottle()
-    throttle.start(0, 0)
-    assert not throttle.update(50, 0, POLICY, 1)
+    """Also against an update that was not sent."""
+    throttle = started()
+    assert not sent(throttle, 50, 1)
     with pytest.raises(ValueError, match="from 50 to 49"):
-        throttle.update(49, 0, POLICY, 2)
-    assert not throttle.update(50, 0, POLICY, 3)
+        throttle.update(49)
+    assert throttle.filled_bytes == 50
 
 
 def test_each_frame_begins_at_nothing() -> None:
-    """What was told of the frame before does not count."""
-    throttle = ProgressThrottle()
-    throttle.start(0, 0)
-    assert throttle.update(500, 0, POLICY, 2_000)
-    throttle.start(1, 2_000)
-    assert not throttle.update(100, 0, POLICY, 2_999)
-    assert throttle.update(100, 0, POLICY, 3_000)
+    """What was sent of the frame before does not count."""
+    throttle = started()
+    assert sent(throttle, 500, 2_000)
+    throttle.end(is_committed=True)
+    throttle.start(0)
+    assert throttle.take(POLICY, 2_000) is STARTED
+    assert not sent(throttle, 100, 2_999)
+    assert sent(throttle, 100, 3_000)
 
 
 # --- what is believed

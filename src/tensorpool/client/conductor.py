@@ -24,7 +24,7 @@ from tensorpool.client.discovery import Discovery, NameFinder
 from tensorpool.client.link import Link
 from tensorpool.client.mapping import has_epoch, is_fresh
 from tensorpool.client.names import Names
-from tensorpool.client.session import Session, State
+from tensorpool.client.session import Session
 from tensorpool.clock import Clock
 from tensorpool.driver.config import DriverConfig
 from tensorpool.errors import Closed, DecodeError, TransportError
@@ -135,8 +135,8 @@ class ClientConductor:
 
     @property
     def is_urgent(self) -> bool:
-        """Whether somebody waits for what the control plane brings."""
-        return self._waiters > 0 or any(session.state is not State.ACTIVE for session in self._sessions)
+        """Whether turns have to follow each other quickly: a call waits for an answer, or a session asks for it."""
+        return self._waiters > 0 or any(session.is_restless for session in self._sessions)
 
     @contextmanager
     def awaited(self) -> Iterator[None]:

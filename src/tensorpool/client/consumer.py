@@ -64,6 +64,8 @@ class Progress:
         if layout.progress_unit != unit:
             return None
         axis = 0 if unit is ProgressUnit.ROWS else 1
+        if self.bytes_filled >= layout.extent_bytes:
+            return layout.shape[axis]  # the last one may end before its padding does
         return min(self.bytes_filled // layout.progress_stride_bytes, layout.shape[axis])
 
     def _prefix(self, mapped: MappedEpoch) -> Array | None:

@@ -19,12 +19,11 @@ import numpy.typing as npt
 
 from tensorpool._core import DropReason, ProducerBase, TensorLayout, monotonic_ns
 from tensorpool.client.metadata import to_message
-from tensorpool.client.producer_session import FanOut, ProducerSession, Writing
-from tensorpool.client.progress import ProgressThrottle
+from tensorpool.client.producer_session import ProducerSession, Writing
 from tensorpool.client.session import State, StateChange
 from tensorpool.errors import Closed, LocalProtocolError, TransportError
 from tensorpool.shm.arrays import Array, Order, layout_for, layout_of, numpy_dtype, view_of
-from tensorpool.wire.control import DataSourceMeta, Dtype, FrameProgress, FrameProgressState, MajorOrder, ProgressUnit
+from tensorpool.wire.control import DataSourceMeta, Dtype, MajorOrder, ProgressUnit
 from tensorpool.wire.trace import Parent, TraceLinkSet
 
 MAX_META_VERSION: Final = 2**32 - 2
@@ -69,7 +68,6 @@ class Producer(ProducerBase):
         self._on_state = on_state
         self._release_gil_from_bytes = release_gil_from_bytes
         self._dropped: Counter[DropReason] = Counter()
-        self._throttle = ProgressThrottle()
         self._totals = _Totals()
         self._writing: Writing | None = None
 
@@ -370,7 +368,6 @@ class Slot:
         self._trace_id = trace_id
         self._axis = progress
         self._is_open = True
-        self._is_told = False
         self._drop: DropReason | None = None
         self.seq: int | None = None
         place = None
@@ -388,12 +385,15 @@ class Slot:
             self.array: Array = view_of(place[0], place[1], layout, writable=True)
         else:
             self.array = _scratch(layout)
-        if progress is not None and self.seq is not None:
-            producer._throttle.start(self.seq, monotonic_ns())
-            self._tell(FrameProgressState.STARTED, 0)
+        if progress is not None and self.seq is not None and writing is not None:
+            ids = producer.stream_id, writing.ring.epoch, self.seq
+            producer._session.progress.start(*ids, layout.progress_stride_bytes, producer._session.fan_out)
 
     def progress(self, *, rows: int | None = None, columns: int | None = None, bytes_filled: int | None = None) -> None:
-        """Tell how far the frame is: so many complete rows (columns), or bytes. Throttled; cheap where nobody asked."""
+        """Tell consumers how far the frame is: so many complete rows (columns), or bytes.
+
+        Cheap where no consumer asked. What comes too soon after the last update is sent later, the newest only.
+        """
         if not self._is_open:
             raise LocalProtocolError("the slot is committed or given up")
         given = [value for value in (rows, columns, bytes_filled) if value is not None]
@@ -403,15 +403,20 @@ class Slot:
             )
         if (rows is not None and self._axis != "rows") or (columns is not None and self._axis != "columns"):
             raise LocalProtocolError(f"this frame is claimed with progress={self._axis!r}")
-        unit_bytes = self._layout.progress_stride_bytes
-        filled = given[0] if bytes_filled is not None else given[0] * unit_bytes
-        if not 0 <= filled <= self._layout.extent_bytes:
-            raise LocalProtocolError(f"{filled} bytes are filled, the frame has {self._layout.extent_bytes}")
-        policy = self._fan_out.policy
-        if policy is None or self.seq is None:
-            return
-        if self._producer._throttle.update(filled, unit_bytes, policy, monotonic_ns()):
-            self._tell(FrameProgressState.PROGRESS, filled)
+        layout = self._layout
+        filled = given[0]
+        if bytes_filled is None:
+            # The last row may end before its padding does.
+            is_whole = given[0] == layout.shape[0 if self._axis == "rows" else 1]
+            filled = layout.extent_bytes if is_whole else given[0] * layout.progress_stride_bytes
+        if not 0 <= filled <= layout.extent_bytes:
+            raise LocalProtocolError(f"{filled} bytes are filled, the frame has {layout.extent_bytes}")
+        session = self._producer._session
+        try:
+            if self.seq is not None and session.progress.update(filled, session.fan_out):
+                session.conductor.kick()
+        except ValueError as error:
+            raise LocalProtocolError(str(error)) from None
 
     def commit(self) -> int | None:
         """Publish; the seq, or None: dropped and counted."""
@@ -420,16 +425,18 @@ class Slot:
         self._is_open = False
         producer, writing = self._producer, self._writing
         if self._drop is None and writing is not None and not producer._is_current(writing):
+            self._forget_progress()
             writing.writer.abandon()
             self._drop = DropReason.DETACHED  # the lease went while the frame was being written
             self.seq = None
         if self._drop is not None or writing is None or self.seq is None:
             producer._dropped[self._drop or DropReason.DETACHED] += 1
             return None
-        if self._axis is not None:
-            self._tell(FrameProgressState.COMPLETE, self._layout.extent_bytes)
         writing.publisher.commit(self._timestamp_ns, self._meta_version, self._trace_id, self._layout.extent_bytes)
-        if self._fan_out.descriptors:
+        fan_out = producer._session.fan_out
+        if self._axis is not None:
+            producer._session.progress.complete(self._layout.extent_bytes, fan_out)
+        if fan_out.descriptors:
             producer._tell_others(writing, self.seq, self._meta_version, self._trace_id)
         return self.seq
 
@@ -439,32 +446,15 @@ class Slot:
             return
         self._is_open = False
         if self._drop is None and self._writing is not None:
-            self._writing.writer.abandon(is_told=self._is_told)
-            if self._is_told:
+            is_known = self._forget_progress()
+            self._writing.writer.abandon(is_told=is_known)
+            if is_known:
                 self._producer._dropped[DropReason.ABANDONED] += 1
         self.seq = None
 
-    @property
-    def _fan_out(self) -> FanOut:
-        return self._producer._session.fan_out
-
-    def _tell(self, state: FrameProgressState, filled: int) -> None:
-        publications = self._fan_out.progress
-        if not publications or self._writing is None or self.seq is None:
-            return
-        message = FrameProgress(
-            stream_id=self._producer.stream_id,
-            epoch=self._writing.ring.epoch,
-            seq=self.seq,
-            payload_bytes_filled=filled,
-            state=state,
-        ).encode()
-        self._is_told = True
-        for publication in publications:
-            try:
-                publication.offer(message)
-            except (Closed, TransportError):
-                continue  # the conductor closed it, or notices by itself
+    def _forget_progress(self) -> bool:
+        """Whether consumers know of the frame, which is not going to be committed."""
+        return self._axis is not None and self._producer._session.progress.abandon()
 
     def __enter__(self) -> Self:
         return self

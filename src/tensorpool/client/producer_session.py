@@ -24,6 +24,7 @@ from tensorpool.client.link import SMALL_TERM, Link
 from tensorpool.client.mapping import Regions
 from tensorpool.client.names import preferred_id
 from tensorpool.client.progress import ProgressPolicy
+from tensorpool.client.progress_sender import ProgressSender
 from tensorpool.client.session import Session, State
 from tensorpool.errors import (
     Closed,
@@ -156,6 +157,7 @@ class ProducerSession(Session):
         self._is_relay = is_relay
         self.writing: Writing | None = None
         self.fan_out = FanOut()
+        self.progress = ProgressSender()
         self.route = Route()
         self.epochs = 0
         self.with_publish_time = with_publish_time
@@ -310,7 +312,12 @@ class ProducerSession(Session):
             self._tell(now_ns)
             self._forget_stale(now_ns)
             work += 1
-        return work + self._flush()
+        return work + self._flush() + self.progress.flush(self.fan_out)
+
+    @property
+    def is_restless(self) -> bool:
+        """FrameProgress has to be sent within a fraction of a millisecond."""
+        return super().is_restless or self.progress.is_waiting(self.fan_out)
 
     # --- consumers
 

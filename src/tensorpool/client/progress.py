@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Partial frames: when a producer tells of them, and what a consumer may believe.
+"""Partial frames: when a producer sends FrameProgress, and what a consumer may believe.
 
-A frame is told as STARTED, PROGRESS …, COMPLETE; never back, never more often than its policy allows, and never without
-somebody who asked. Holds no clock and does no IO.
+A frame is reported as STARTED, PROGRESS …, COMPLETE; never back, never more often than policy and rate allow, and never
+without a consumer that asked. Holds no clock and does no IO.
 Wire §10.1.2, §10.2.2; decisions B4, B5, B23-B25, B32.
 """
 
@@ -19,7 +19,8 @@ DEFAULT_INTERVAL_US: Final = 250
 DEFAULT_BYTES_DELTA: Final = 65_536
 MIN_INTERVAL_US: Final = 200  # the producer's floors
 MIN_BYTES_DELTA: Final = 4_096
-MAX_RATE_HZ: Final = 2_000
+MAX_RATE_HZ: Final = 2_000  # messages of a stream, of every state
+BURST: Final = 16  # messages that may go at once after a pause
 MAX_TRACKED: Final = 64
 
 
@@ -44,45 +45,85 @@ class ProgressPolicy(msgspec.Struct, frozen=True):
         interval_us = smallest((hello.progress_interval_us for hello in asking), DEFAULT_INTERVAL_US)
         bytes_delta = smallest((hello.progress_bytes_delta for hello in asking), DEFAULT_BYTES_DELTA)
         return cls(
-            max(interval_us, MIN_INTERVAL_US, 1_000_000 // MAX_RATE_HZ) * 1_000,
+            max(interval_us, MIN_INTERVAL_US) * 1_000,
             max(bytes_delta, MIN_BYTES_DELTA),
             smallest((hello.progress_major_delta_units for hello in asking), 0),
         )
 
 
 class ProgressThrottle:
-    """Decides which updates of a stream's frames are told."""
+    """Decides which updates of a stream's frames are sent, and when.
+
+        none ──start──► begun ──STARTED──► started ──PROGRESS──► started …
+          ▲               └──end──► none      └──end: COMPLETE──► none
+
+    Every message takes a token of a bucket that holds BURST and gains MAX_RATE_HZ a second. The last token is kept for
+    COMPLETE: a frame whose STARTED was sent always ends with it. A frame that finds no token is not reported at all
+    (§10.2.2: FrameProgress may be omitted), unless one comes while it is written. What is too early waits: `take`
+    returns the newest state as soon as it may go.
+    """
 
     def __init__(self) -> None:
-        self._seq: int | None = None
-        self._told_bytes = 0
-        self._filled_bytes = 0
-        self._told_ns = 0
+        self._tokens = float(BURST)
+        self._counted_ns: int | None = None  # up to here the bucket was filled
+        self._is_open = False
+        self._is_started = False
+        self._unit_bytes = 0
+        self._sent_bytes = 0
+        self._sent_ns = 0
+        self.filled_bytes = 0
 
-    def start(self, seq: int, now_ns: int) -> None:
-        """A frame begins; its STARTED is always told."""
-        self._seq = seq
-        self._told_bytes = 0
-        self._filled_bytes = 0
-        self._told_ns = now_ns
+    @property
+    def is_started(self) -> bool:
+        """Whether STARTED was sent of the frame that is being written."""
+        return self._is_started
 
-    def update(self, filled_bytes: int, unit_bytes: int, policy: ProgressPolicy, now_ns: int) -> bool:
-        """Whether this much is worth a PROGRESS now: enough time and enough bytes, or units, since the last.
+    def start(self, unit_bytes: int) -> None:
+        """A frame begins; `unit_bytes` is the distance of its rows or columns."""
+        self._is_open = True
+        self._is_started = False
+        self._unit_bytes = unit_bytes
+        self.filled_bytes = 0
 
-        Raises ValueError when it is less than before: bytes do not become unwritten.
-        """
-        if filled_bytes < self._filled_bytes:
-            raise ValueError(f"progress goes back from {self._filled_bytes} to {filled_bytes} bytes")
-        self._filled_bytes = filled_bytes
-        delta = filled_bytes - self._told_bytes
+    def update(self, filled_bytes: int) -> None:
+        """So much of the frame is written. Raises ValueError for less than before: bytes do not become unwritten."""
+        if filled_bytes < self.filled_bytes:
+            raise ValueError(f"progress goes back from {self.filled_bytes} to {filled_bytes} bytes")
+        self.filled_bytes = filled_bytes
+
+    def is_due(self, policy: ProgressPolicy) -> bool:
+        """Whether something of a started frame is worth a PROGRESS, now or when its time has come."""
+        delta = self.filled_bytes - self._sent_bytes
         is_enough = delta >= policy.bytes_delta
-        if policy.major_delta_units and unit_bytes:
-            is_enough = is_enough or delta >= policy.major_delta_units * unit_bytes
-        if not is_enough or now_ns - self._told_ns < policy.interval_ns:
-            return False
-        self._told_bytes = filled_bytes
-        self._told_ns = now_ns
-        return True
+        if policy.major_delta_units and self._unit_bytes:
+            is_enough = is_enough or delta >= policy.major_delta_units * self._unit_bytes
+        return self._is_started and is_enough
+
+    def take(self, policy: ProgressPolicy, now_ns: int) -> FrameProgressState | None:
+        """What is to be sent now, with `filled_bytes`; None where nothing may go."""
+        if not self._is_open or self._tokens_at(now_ns) < 2:
+            return None
+        if self._is_started and (not self.is_due(policy) or now_ns - self._sent_ns < policy.interval_ns):
+            return None
+        state = FrameProgressState.PROGRESS if self._is_started else FrameProgressState.STARTED
+        self._tokens -= 1
+        self._is_started = True
+        self._sent_bytes = self.filled_bytes
+        self._sent_ns = now_ns
+        return state
+
+    def end(self, *, is_committed: bool) -> bool:
+        """The frame is committed or given up. Whether its COMPLETE is to be sent."""
+        is_complete = is_committed and self._is_started
+        self._is_open = self._is_started = False
+        self._tokens -= is_complete
+        return is_complete
+
+    def _tokens_at(self, now_ns: int) -> float:
+        since_ns = now_ns if self._counted_ns is None else self._counted_ns
+        self._counted_ns = max(now_ns, since_ns)
+        self._tokens = min(self._tokens + (self._counted_ns - since_ns) * MAX_RATE_HZ / 1e9, float(BURST))
+        return self._tokens
 
 
 class ProgressTracker:

@@ -97,6 +97,11 @@ class Session:
     def is_closed(self) -> bool:
         return self.state is State.CLOSED
 
+    @property
+    def is_restless(self) -> bool:
+        """Whether the conductor has to take its turns in quick succession."""
+        return self.state is not State.ACTIVE
+
     def set_state(self, state: State, reason: str, epoch: int | None = None) -> None:
         """Change, tell the user's side, and wake whoever waits."""
         if self.is_ending and state is not State.CLOSED:
