@@ -25,6 +25,7 @@ from tensorpool.driver.lifecycle import Announce, CreateEpoch, DropStream, Effec
 from tensorpool.driver.memory import Created, Failed, Memory
 from tensorpool.driver.message_sizes import check_message_sizes
 from tensorpool.driver.outbox import Outbox
+from tensorpool.driver.rivals import LISTEN_NS, Rivals
 from tensorpool.errors import Closed, DecodeError, DecodeFault, TensorPoolError, TransportError
 from tensorpool.logs import get_logger
 from tensorpool.wire import Message, control, decode, driver, peek_header
@@ -66,7 +67,13 @@ class DriverConductor:
         self._aeron_dir = aeron_dir
         self._log = get_logger("driver", instance_id=config.driver.instance_id)
         self._memory = Memory(config, clock)
-        self.lifecycle = Lifecycle(config, first_lease_id=clock.realtime_ns(), hugepages=self._memory.is_hugepages)
+        self.lifecycle = Lifecycle(
+            config,
+            first_lease_id=clock.realtime_ns(),
+            hugepages=self._memory.is_hugepages,
+            root=f"shm:file?path={self._memory.path}/",
+        )
+        self._rivals = Rivals(config, clock, self.lifecycle, self._log)
         self.failure: TensorPoolError | None = None  # why the driver had to end, where it did not end in order
         self._link: _Link | None = None
         self._media_driver = aeron.DriverSight(aeron_dir)
@@ -108,6 +115,7 @@ class DriverConductor:
         self._bind_service(self._link)
         self._last_turn_ns = now_ns
         self._perform(self.lifecycle.on_start(now_ns))
+        self._listen_for_rivals(self._link)
         self._log.info("driver_started", aeron_dir=self._aeron_dir, path=self._memory.path)
 
     def do_work(self) -> int:
@@ -116,6 +124,9 @@ class DriverConductor:
         self._last_turn_ns = now_ns
         self.lifecycle.stamp_offset_ns = self._memory.stamp_offset_ns()
         work = self._part("listening", self._listen, now_ns)
+        if self._rivals.failure is not None:
+            self._yield()
+            raise aeron.AgentTerminated
         if is_stalled:
             # Keepalives that waited in the log are read by now; those that could not be sent get their chance.
             self.lifecycle.on_stall(now_ns)
@@ -174,6 +185,7 @@ class DriverConductor:
 
     def _keep_house(self, now_ns: int) -> int:
         self._memory.refresh_activity()
+        self._rivals.expire(now_ns)
         return self._memory.collect(now_ns)
 
     def _serve_commands(self) -> int:
@@ -201,6 +213,45 @@ class DriverConductor:
         elif before and not after:
             self._log.info("log_released", renewals=self._link.renewals)
 
+    def _listen_for_rivals(self, link: _Link) -> None:
+        """Ask for a driver that was here before us, and wait for its answer. Raises ConfigError.
+
+        Memory is made meanwhile; requests are kept, and answered afterwards.
+        """
+        early: list[tuple[bytes, aeron.MessageInfo]] = []
+
+        def keep(data: bytes, info: aeron.MessageInfo) -> None:
+            if not self._is_of_rival(data, info):
+                early.append((data, info))
+
+        self._perform(self._rivals.on_start())
+        until_ns = time.monotonic_ns() + LISTEN_NS
+        while time.monotonic_ns() < until_ns and self._rivals.failure is None:
+            self._flush()
+            link.poll(keep, FRAGMENT_LIMIT)
+            time.sleep(0.001)
+        if self._rivals.failure is not None:
+            self._yield()
+            self._unbind_service()
+            link.close()
+            self._memory.close()
+            raise self._rivals.failure
+        for data, info in early:
+            self._on_message(data, info)
+
+    def _is_of_rival(self, data: bytes, info: aeron.MessageInfo) -> bool:
+        """Whether it came from another driver, or from us; what follows from it is done."""
+        if self._link is None or self._link.is_own(info):
+            return True
+        effects = self._rivals.take(data, is_before=self._link.is_from_before(info))
+        self._perform(effects or ())
+        return effects is not None
+
+    def _yield(self) -> None:
+        """End without a word: the other driver's clients listen here too, and would take our end for its end (E31)."""
+        self.failure = self._rivals.failure
+        self.lifecycle.phase = Phase.ENDED
+
     def _listen(self, now_ns: int) -> int:
         if self._link is None:
             if now_ns < self._reconnect_ns:
@@ -217,7 +268,7 @@ class DriverConductor:
             self._look_ns = now_ns + LOOK_EVERY_NS
             if self._link.is_lost or self._media_driver.is_dead():
                 raise TransportError(f"the media driver at {self._aeron_dir} is gone")
-        fragments = self._link.requests.poll(self._on_message, FRAGMENT_LIMIT)
+        fragments = self._link.poll(self._on_message, FRAGMENT_LIMIT)
         self._link.on_polled(fragments, now_ns)
         return fragments
 
@@ -260,6 +311,8 @@ class DriverConductor:
     def _hear(self, data: bytes, info: aeron.MessageInfo) -> None:
         now_ns = self._last_turn_ns
         counts = self.lifecycle.counts
+        if self._is_of_rival(data, info):
+            return
         if self._link is not None and self._link.is_from_before(info):
             counts["messages_from_before"] += 1
             return
@@ -278,7 +331,7 @@ class DriverConductor:
         match message:
             case ConsumerHello():
                 self._perform(self.lifecycle.on_consumer_hello(message, now_ns))
-            case ConsumerConfig() if self._link is not None and not self._link.is_own(info):
+            case ConsumerConfig():
                 self.lifecycle.on_consumer_config(message)
 
     def _on_request(self, message: Message, now_ns: int) -> list[Effect]:
@@ -287,6 +340,7 @@ class DriverConductor:
                 self.lifecycle.on_keepalive(message, now_ns)
                 return []
             case ShmAttachRequest():
+                self.lifecycle.authority.on_request(message)
                 return self.lifecycle.on_attach(message, now_ns)
             case ShmDetachRequest():
                 return self.lifecycle.on_detach(message, now_ns)
@@ -316,6 +370,7 @@ class DriverConductor:
     def _outcome_effects(self, outcome: Created | Failed, now_ns: int) -> list[Effect]:
         if isinstance(outcome, Created):
             epoch = outcome.epoch
+            self.lifecycle.authority.on_epoch_created(epoch.stream_id, epoch.epoch)
             self._log.info("epoch_created", stream_id=epoch.stream_id, epoch=epoch.epoch, reserved=outcome.reserved)
             return self.lifecycle.on_epoch_created(epoch, outcome.reserved, now_ns)
         effects = self.lifecycle.on_epoch_failed(outcome.stream_id, outcome.reserved, outcome.text, now_ns)
@@ -379,8 +434,10 @@ class _Link:
             # Logs of our own: clients that fill theirs, which they share, cannot keep us from answering.
             self.answers = self._publish(endpoint.control, aeron_dir)
             self.announces = self.answers
+            self._announced = None
             if endpoint.announce != endpoint.control:
                 self.announces = self._publish(endpoint.announce, aeron_dir)
+                self._announced = self.client.add_subscription(endpoint.announce_channel, endpoint.announce_stream_id)
         except BaseException:
             self.client.close()
             raise
@@ -389,8 +446,13 @@ class _Link:
     def is_lost(self) -> bool:
         return self.client.is_closed
 
+    def poll(self, handler: Callable[[bytes, aeron.MessageInfo], None], limit: int) -> int:
+        if self._announced is not None:  # where another driver would announce too
+            self._announced.poll(handler, limit)
+        return self.requests.poll(handler, limit)
+
     def is_own(self, info: aeron.MessageInfo) -> bool:
-        return self.answers.is_own(info)
+        return self.answers.is_own(info) or self.announces.is_own(info)
 
     @property
     def holders(self) -> tuple[aeron.Holder, ...]:

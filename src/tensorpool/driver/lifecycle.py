@@ -20,6 +20,7 @@ from enum import Enum, auto
 
 import msgspec
 
+from tensorpool.driver.authority import Authority
 from tensorpool.driver.config import DriverConfig
 from tensorpool.driver.leases import Keepalive, Lease, LeaseTable
 from tensorpool.driver.message_sizes import ERROR_MESSAGE_BYTES
@@ -115,8 +116,9 @@ class Override(msgspec.Struct, frozen=True):
 class Lifecycle:
     """The driver's decisions. `first_lease_id` must differ between runs (E6)."""
 
-    def __init__(self, config: DriverConfig, *, first_lease_id: int, hugepages: bool = False) -> None:
+    def __init__(self, config: DriverConfig, *, first_lease_id: int, hugepages: bool = False, root: str = "") -> None:
         self.config = config
+        self.authority = Authority(config.announce_period_ns, root)  # `root`: how the URIs of our regions begin
         self.leases = LeaseTable(config.lease_duration_ns, first_lease_id)
         self.streams = StreamTable(config)
         self.phase = Phase.SERVING
@@ -187,7 +189,7 @@ class Lifecycle:
         if waiting is not None and _is_retry(waiting.request, request):
             return []  # its answer is on the way
         try:
-            stream = self._admit(request, held or waiting)
+            stream = self._admit(request, held or waiting, now_ns)
         except _Refusal as refusal:
             return [Send(self._refused(request, refusal))]
         if request.role is Role.PRODUCER:
@@ -273,6 +275,14 @@ class Lifecycle:
             self.counts["shutdown_requests_refused"] += 1
             return []
         return self.drain(request.reason, request.error_message, now_ns)
+
+    def on_claim(self, stream_id: int, now_ns: int) -> list[Effect]:
+        """Another driver answers for this stream: attaches that wait for its memory are refused (K6)."""
+        self.counts["claims_of_other_drivers"] += 1
+        claimed = self._claim_on(stream_id, now_ns)
+        refused = [each for each in self._pending if claimed and each.stream.stream_id == stream_id]
+        self._pending = [each for each in self._pending if each not in refused]
+        return [Send(self._refused(each.request, claimed)) for each in refused if claimed]
 
     # --- the operator
 
@@ -368,7 +378,7 @@ class Lifecycle:
     def _stamp(self, now_ns: int) -> int:
         return now_ns + self.stamp_offset_ns
 
-    def _admit(self, request: ShmAttachRequest, holder: Lease | Pending | None) -> Stream:
+    def _admit(self, request: ShmAttachRequest, holder: Lease | Pending | None, now_ns: int) -> Stream:
         """The stream that the request may attach to; raises _Refusal with the code of §4.6."""
         if self.phase is not Phase.SERVING:
             raise _Refusal(ResponseCode.REJECTED, "the driver is shutting down")
@@ -391,6 +401,8 @@ class Lifecycle:
                 "update the older of the two",
             )
         self._check_pages(request.require_hugepages)
+        if (claimed := self._claim_on(request.stream_id, now_ns)) is not None:
+            raise claimed
         stream = self.streams.get(request.stream_id) or self._make_stream(request)
         if stream.ring is None:
             text = f"stream {stream.stream_id} has no payload pools; give its profile one"
@@ -417,6 +429,11 @@ class Lifecycle:
         if wanted is HugepagesPolicy.STANDARD and self._hugepages:
             text = "standard pages are required; shm.base_dir is on hugetlbfs: choose another, or ask for any pages"
             raise _Refusal(ResponseCode.REJECTED, text)
+
+    def _claim_on(self, stream_id: int, now_ns: int) -> _Refusal | None:
+        seen = self.authority.claim_on(stream_id, now_ns)
+        text = f"another driver on this control stream {seen}; stop one of the two, or separate their streams"
+        return None if seen is None else _Refusal(ResponseCode.REJECTED, text)
 
     def _check_exclusive(self, stream: Stream) -> None:
         """§5: one producer, also while its memory is being made."""

@@ -1,0 +1,152 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Whether another driver answers for our streams, and for which.
+
+A driver that starts sends a probe on its control stream: an attach request that nobody can grant (`probe`). A driver
+that runs there refuses it, and one that started earlier but is not serving yet answers it too (`is_later_probe`); the
+answer is proof, and the one that asked ends. A driver that runs sees the other in attach responses that are not its own
+and in announces of memory that is not its own: each is a claim on a stream, which lasts for three announce periods.
+
+    probe sent ──answered, or a claim on one of our streams within the first announce period──► must end
+        │
+        └──► serving ──claim on a stream──► that stream is not granted ──silence for three announce periods──► granted
+
+Announces of our own epochs come from producers of other implementations too and say nothing. Holds no clock and does no
+IO. Driver Model §2.1, §5; decisions E31, J, K6.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from typing import Final
+
+import msgspec
+
+from tensorpool.wire.control import ShmPoolAnnounce
+from tensorpool.wire.driver import (
+    HugepagesPolicy,
+    PublishMode,
+    ResponseCode,
+    Role,
+    ShmAttachRequest,
+    ShmAttachResponse,
+)
+
+SILENT_PERIODS: Final = 3
+YOUNG_PERIODS: Final = 1.25  # every driver that is alive has announced by then
+MAX_CLAIMS: Final = 4096
+MAX_REQUESTS: Final = 1024
+NOBODY: Final = 0  # no client has this id, and no driver grants it a lease
+NO_STREAM: Final = 0xFFFF_FFFE  # with REQUIRE_EXISTING: there is none of this id to attach to
+
+
+class Claim(msgspec.Struct):
+    """What another driver said of a stream, and until when it counts."""
+
+    words: str
+    until_ns: int
+
+
+def probe(correlation_id: int) -> ShmAttachRequest:
+    """An attach request that every driver refuses. `correlation_id` is the monotonic time: later probes have more."""
+    return ShmAttachRequest(
+        correlation_id=correlation_id,
+        stream_id=NO_STREAM,
+        client_id=NOBODY,
+        role=Role.CONSUMER,
+        expected_layout_version=0,
+        max_dims=0,
+        publish_mode=PublishMode.REQUIRE_EXISTING,
+        require_hugepages=HugepagesPolicy.UNSPECIFIED,
+    )
+
+
+def probe_answer(correlation_id: int) -> ShmAttachResponse:
+    """What a driver says to the probe of a later one."""
+    words = "a driver serves this control stream"
+    return ShmAttachResponse(correlation_id=correlation_id, code=ResponseCode.REJECTED, error_message=words)
+
+
+class Authority:
+    """The claims of other drivers. `root` is how the URIs of our own regions begin."""
+
+    def __init__(self, announce_period_ns: int, root: str) -> None:
+        self._silence_ns = SILENT_PERIODS * announce_period_ns
+        self._young_ns = int(YOUNG_PERIODS * announce_period_ns)
+        self._root = root
+        self._claims: OrderedDict[int, Claim] = OrderedDict()
+        self._asked: OrderedDict[int, int] = OrderedDict()  # stream by correlation id: a refusal names no stream
+        self._epochs: dict[int, int] = {}  # the latest that we made, by stream
+        self._probe_id: int | None = None
+        self._began_ns = 0
+        self.rival = ""  # what was seen of a driver that was here before us: we must end
+
+    def on_start(self, now_ns: int) -> ShmAttachRequest:
+        """What to send to find a driver that is here already."""
+        self._probe_id = self._began_ns = now_ns
+        return probe(now_ns)
+
+    def on_epoch_created(self, stream_id: int, epoch: int) -> None:
+        self._epochs[stream_id] = epoch
+
+    def is_later_probe(self, correlation_id: int, stream_id: int, client_id: int) -> bool:
+        """Whether an attach request is the probe of a driver that started after us: we answer it whatever we do."""
+        is_probe = (stream_id, client_id) == (NO_STREAM, NOBODY)
+        return is_probe and self._probe_id is not None and correlation_id > self._probe_id
+
+    def on_request(self, request: ShmAttachRequest) -> None:
+        """Remember which stream it is for: the other driver may refuse it."""
+        self._asked[request.correlation_id] = request.stream_id
+        if len(self._asked) > MAX_REQUESTS:
+            self._asked.popitem(last=False)
+
+    def is_probe_answer(self, response: ShmAttachResponse) -> bool:
+        return response.correlation_id == self._probe_id
+
+    def on_response(self, response: ShmAttachResponse, now_ns: int) -> int | None:
+        """An attach response that is not ours; the stream that is claimed by it from now on, None for no new claim."""
+        words = f"answered an attach request: {response.code.name} {response.error_message}".rstrip()
+        if self.is_probe_answer(response):
+            self.rival = words
+            return None
+        stream_id = response.stream_id
+        if stream_id is None:
+            stream_id = self._asked.get(response.correlation_id)
+        return None if stream_id is None else self._claim(stream_id, words, now_ns)
+
+    def on_announce(self, announce: ShmPoolAnnounce, now_ns: int) -> int | None:
+        """A fresh announce that we did not send; likewise the stream that is claimed by it."""
+        uris = (announce.header_region_uri, *(pool.region_uri for pool in announce.payload_pools))
+        is_our_memory = all(uri.startswith(self._root) for uri in uris)
+        if is_our_memory and announce.epoch <= self._epochs.get(announce.stream_id, announce.epoch):
+            return None  # of this run or of an earlier one: by a producer that announces by itself
+        words = f"announced stream {announce.stream_id}, epoch {announce.epoch}, at {announce.header_region_uri}"
+        return self._claim(announce.stream_id, words, now_ns)
+
+    def on_own_stream_claimed(self, stream_id: int, now_ns: int) -> None:
+        """A claim on one of our streams: if we have just started, the other was here before us."""
+        if now_ns - self._began_ns <= self._young_ns:
+            self.rival = self._claims[stream_id].words
+
+    def claim_on(self, stream_id: int, now_ns: int) -> str | None:
+        """What another driver said of this stream lately; None where the stream is ours alone."""
+        claim = self._claims.get(stream_id)
+        return claim.words if claim is not None and now_ns < claim.until_ns else None
+
+    def expire(self, now_ns: int) -> list[int]:
+        """The streams that no other driver claims any more."""
+        ended = []
+        while self._claims:
+            stream_id, claim = next(iter(self._claims.items()))
+            if now_ns < claim.until_ns:
+                break
+            del self._claims[stream_id]
+            ended.append(stream_id)
+        return ended
+
+    def _claim(self, stream_id: int, words: str, now_ns: int) -> int | None:
+        is_new = self.claim_on(stream_id, now_ns) is None
+        self._claims[stream_id] = Claim(words, now_ns + self._silence_ns)
+        self._claims.move_to_end(stream_id)
+        if len(self._claims) > MAX_CLAIMS:
+            self._claims.popitem(last=False)
+        return stream_id if is_new else None
