@@ -195,6 +195,102 @@ def test_only_so_many_versions_are_kept() -> None:
     assert cache.get() is cache.get(MAX_KEPT)
 
 
+def source_of(epoch: int, version: int = 1) -> DataSourceAnnounce:
+    return DataSourceAnnounce(stream_id=STREAM, producer_id=1, epoch=epoch, meta_version=version)
+
+
+def attributes(cache: MetadataCache, version: int | None = 1, epoch: int | None = None) -> object:
+    known = cache.get(version, epoch)
+    return None if known is None else known.attributes
+
+
+@pytest.mark.spec("WIRE-10.3.2-03")
+@pytest.mark.parametrize("session", [1, 2], ids=["one process", "two processes"])
+def test_versions_of_two_producers_are_two_things(session: int) -> None:
+    """K4: versions restart at 1 with a producer; its frames never resolve to the one before it."""
+    cache = MetadataCache()
+    cache.on_epoch(5)
+    for message in (source_of(5), meta_of(("k", "text/plain", b"old"))):
+        cache.on_message(message, 1)
+    cache.on_epoch(6)
+    assert attributes(cache) is None
+    cache.on_message(source_of(6), session)
+    assert attributes(cache) is attributes(cache, None) is None
+    cache.on_message(meta_of(("k", "text/plain", b"new")), session)
+    assert (attributes(cache), attributes(cache, None), attributes(cache, 1, 5)) == (
+        {"k": "new"},
+        {"k": "new"},
+        {"k": "old"},
+    )
+
+
+def test_metadata_that_comes_before_the_epoch_is_mapped_are_there_when_it_is() -> None:
+    """The metadata stream may be faster than the announce; the epoch before keeps its own."""
+    cache = MetadataCache()
+    cache.on_epoch(5)
+    for session, epoch, value in ((1, 5, b"old"), (2, 6, b"new")):
+        cache.on_message(source_of(epoch), session)
+        cache.on_message(meta_of(("k", "text/plain", value)), session)
+    assert attributes(cache) == {"k": "old"}
+    cache.on_epoch(6)
+    assert attributes(cache) == {"k": "new"}
+
+
+def test_a_session_that_names_its_epoch_later_named_it_for_all_that_it_said() -> None:
+    """A producer that sends its metadata first; until then they belong to what is mapped."""
+    cache = MetadataCache()
+    cache.on_epoch(5)
+    cache.on_message(meta_of(("k", "text/plain", b"1")), 1)
+    assert attributes(cache) == {"k": "1"}
+    cache.on_message(source_of(6), 1)
+    assert attributes(cache) is None
+    assert attributes(cache, 1, 6) == {"k": "1"}
+
+
+def test_what_was_said_without_an_epoch_ends_with_the_mapped_one() -> None:
+    """A producer that never announces itself cannot be told from the one before: its next message counts."""
+    cache = MetadataCache()
+    cache.on_epoch(5)
+    cache.on_message(meta_of(("k", "text/plain", b"1")), 1)
+    cache.on_epoch(6)
+    assert attributes(cache) is None
+    cache.on_message(meta_of(("k", "text/plain", b"2")), 1)
+    assert attributes(cache) == {"k": "2"}
+
+
+def test_the_current_version_is_the_announced_one() -> None:
+    """Older ones that are repeated for late joiners do not become current."""
+    cache = MetadataCache()
+    cache.on_epoch(5)
+    for message in (meta_of(("k", "text/plain", b"1")), meta_of(("k", "text/plain", b"2"), version=2)):
+        cache.on_message(source_of(5, message.meta_version), 1)
+        cache.on_message(message, 1)
+    cache.on_message(meta_of(("k", "text/plain", b"1"), timestamp_ns=99), 1)
+    assert attributes(cache, None) == {"k": "2"}
+
+
+def test_blobs_belong_to_an_epoch_too() -> None:
+    """The same version and type in the next epoch is another table."""
+    cache = MetadataCache()
+    for epoch, data in ((5, b"old"), (6, b"new")):
+        cache.on_message(source_of(epoch), 1)
+        for message in blob_messages(STREAM, 1, 7, data):
+            cache.on_message(message, 1)
+    cache.on_epoch(6)
+    assert (cache.blob(7), cache.blob(7, 1), cache.blob(7, epoch=5)) == (b"new", b"new", b"old")
+    cache.on_epoch(7)
+    assert cache.blob(7) is None
+
+
+def test_only_so_many_sessions_are_remembered() -> None:
+    """Whoever sends under ever new sessions fills nothing."""
+    cache = MetadataCache()
+    for session in range(3 * MAX_KEPT):
+        cache.on_message(source_of(session + 1), session)
+        cache.on_message(meta_of(("k", "text/plain", b"1")), session)
+    assert len(cache._sources) == len(cache._versions) == MAX_KEPT
+
+
 def test_other_messages_change_nothing() -> None:
     """Announces of the source itself are not metadata."""
     cache = cached(DataSourceAnnounce(stream_id=STREAM, producer_id=1, epoch=1, meta_version=4))

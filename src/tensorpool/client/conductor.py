@@ -406,11 +406,12 @@ class ClientConductor:
             return
         if isinstance(message, DataSourceAnnounce):
             self.names.on_announce(message, self._now_ns)
-            return
-        assert isinstance(message, DataSourceMeta | MetaBlobAnnounce | MetaBlobChunk | MetaBlobComplete)
+        assert isinstance(
+            message, DataSourceAnnounce | DataSourceMeta | MetaBlobAnnounce | MetaBlobChunk | MetaBlobComplete
+        )
         for consumer in self._consumers:
             if consumer.stream_id == message.stream_id:
-                consumer.on_metadata(message)
+                consumer.metadata.on_message(message, info.session_id)
 
 
 class KickedIdle:

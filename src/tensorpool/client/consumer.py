@@ -218,13 +218,17 @@ class Consumer(ConsumerBase):
 
     # --- about the frames
 
-    def metadata(self, meta_version: int | None = None) -> Metadata | None:
-        """What frames of a meta_version mean, or what was told last; None where nothing was heard yet."""
-        return self._session.metadata.get(meta_version)
+    def metadata(self, meta_version: int | None = None, *, epoch: int | None = None) -> Metadata | None:
+        """What frames of a meta_version mean, or what applies now; None where nothing was received yet.
 
-    def blob(self, blob_type: int, meta_version: int | None = None) -> bytes | None:
-        """A large table that the producer distributes, once it is complete."""
-        return self._session.metadata.blob(blob_type, meta_version)
+        Versions start anew with each producer: they belong to the mapped epoch, unless you name another
+        (`consumer.metadata(frame.meta_version, epoch=frame.epoch)`).
+        """
+        return self._session.metadata.get(meta_version, epoch)
+
+    def blob(self, blob_type: int, meta_version: int | None = None, *, epoch: int | None = None) -> bytes | None:
+        """A large table that the producer of the mapped epoch, or of `epoch`, distributes, once it is complete."""
+        return self._session.metadata.blob(blob_type, meta_version, epoch)
 
     def close(self) -> None:
         """Give the lease back. Loops over this consumer end; frames and views stay valid."""

@@ -26,7 +26,6 @@ from tensorpool.client.reception import IMAGE_LOST, NEWER_EPOCH, SEQ_WENT_BACK, 
 from tensorpool.client.session import Session, State
 from tensorpool.errors import RegionRejected, RemoteProtocolError, TensorPoolError, TransportError
 from tensorpool.shm import Check
-from tensorpool.wire import Message
 from tensorpool.wire.control import ConsumerConfig, ConsumerHello, Mode, QosConsumer, ShmPoolAnnounce
 from tensorpool.wire.driver import Role, ShmAttachResponse, ShmLeaseRevoked
 
@@ -191,9 +190,6 @@ class ConsumerSession(Session):
                 self._follow(self._mapping.on_attached(response, now_ns), now_ns)
         self._assigned(config, now_ns)
 
-    def on_metadata(self, message: Message) -> None:
-        self.metadata.on_message(message)
-
     def do_work(self, now_ns: int) -> int:
         work = super().do_work(now_ns)
         reception = self.reception
@@ -266,6 +262,7 @@ class ConsumerSession(Session):
         self.reception.adopt(mapped)
         if self.on_mapped is not None:
             self.on_mapped(regions, mapped)
+        self.metadata.on_epoch(regions.epoch)
         self.newer_epoch_seen = False
         self.fallback_uri = None
         self.failure = None

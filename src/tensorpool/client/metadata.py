@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What frames mean: attributes and blobs by meta_version, told by a producer and kept by its consumers.
+"""What frames mean: attributes and blobs by epoch and meta_version, sent by a producer and kept by its consumers.
 
-Holds no clock and does no IO. Wire §10.3, §15.9; decisions A11, F5, I5.
+Holds no clock and does no IO. Wire §10.3, §15.9; decisions A11, F5, I5, K4.
 """
 
 from __future__ import annotations
@@ -15,7 +15,14 @@ import msgspec
 
 from tensorpool.errors import LocalProtocolError
 from tensorpool.wire import Message
-from tensorpool.wire.control import Attribute, DataSourceMeta, MetaBlobAnnounce, MetaBlobChunk, MetaBlobComplete
+from tensorpool.wire.control import (
+    Attribute,
+    DataSourceAnnounce,
+    DataSourceMeta,
+    MetaBlobAnnounce,
+    MetaBlobChunk,
+    MetaBlobComplete,
+)
 
 CHUNK_MAX: Final = 65_536
 MAX_BLOB_BYTES: Final = 256 << 20
@@ -142,59 +149,110 @@ class _Assembly:
         return data if checksum == 0 or google_crc32c.value(data) == checksum else None
 
 
+class _Source:
+    """One producer in one epoch, as one Aeron session has it; `epoch` is None until a DataSourceAnnounce names it."""
+
+    def __init__(self, epoch: int | None = None) -> None:
+        self.epoch = epoch
+        self.current: int | None = None  # the meta_version of its last announce
+
+
 class MetadataCache:
-    """What one stream's producers said about their frames, by meta_version; the oldest versions are forgotten."""
+    """What one stream's producers said about their frames, by epoch and meta_version; the oldest is forgotten.
+
+    Only DataSourceAnnounce carries an epoch: what the same session sends after it belongs to that epoch. What a session
+    sends that never announced anything belongs to the epoch that is mapped meanwhile (K4). Any thread may look up.
+    """
 
     def __init__(self) -> None:
-        self._versions: OrderedDict[int, Metadata] = OrderedDict()
-        self._blobs: OrderedDict[tuple[int, int], tuple[MetaBlobAnnounce, bytes]] = OrderedDict()
-        self._assemblies: OrderedDict[int, _Assembly] = OrderedDict()
-        self._newest: int | None = None
+        self.epoch: int | None = None  # that is mapped, or was last
+        self._sources: OrderedDict[int, _Source] = OrderedDict()  # by session
+        self._versions: OrderedDict[tuple[_Source, int], Metadata] = OrderedDict()
+        self._blobs: OrderedDict[tuple[_Source, int, int], tuple[MetaBlobAnnounce, bytes]] = OrderedDict()
+        self._assemblies: OrderedDict[tuple[_Source, int], _Assembly] = OrderedDict()
         self.blobs_discarded = 0
 
-    def get(self, meta_version: int | None = None) -> Metadata | None:
-        """Of a version, or of the one that was told last."""
-        version = self._newest if meta_version is None else meta_version
-        return None if version is None else self._versions.get(version)
+    def get(self, meta_version: int | None = None, epoch: int | None = None) -> Metadata | None:
+        """Of a version, or of the current one, in an epoch (the mapped one by default)."""
+        for source in self._sources_of(epoch):
+            found = [kept for (of, _), kept in tuple(self._versions.items()) if of is source]
+            wanted = source.current if meta_version is None else meta_version
+            match = next((kept for kept in found if kept.meta_version == wanted), None)
+            if match is None and meta_version is None and found:
+                match = found[-1]
+            if match is not None:
+                return match
+        return None
 
-    def blob(self, blob_type: int, meta_version: int | None = None) -> bytes | None:
-        """The blob of a version, or the one of this type that came last."""
-        found = [
-            data
-            for (version, kind), (_, data) in self._blobs.items()
-            if kind == blob_type and meta_version in (None, version)
-        ]
-        return found[-1] if found else None
+    def blob(self, blob_type: int, meta_version: int | None = None, epoch: int | None = None) -> bytes | None:
+        """The blob of a version, or the one of this type that came last, in an epoch (the mapped one by default)."""
+        for source in self._sources_of(epoch):
+            found = [
+                data
+                for (of, version, kind), (_, data) in tuple(self._blobs.items())
+                if of is source and kind == blob_type and meta_version in (None, version)
+            ]
+            if found:
+                return found[-1]
+        return None
 
-    def on_message(self, message: Message) -> None:
+    def on_epoch(self, epoch: int) -> None:
+        """This epoch is mapped: what was said without naming an epoch was said about another one."""
+        if epoch == self.epoch:
+            return
+        self.epoch = epoch
+        for session, source in list(self._sources.items()):
+            if source.epoch is None:
+                del self._sources[session]
+
+    def on_message(self, message: Message, session_id: int = 0) -> None:
+        source = self._sources.get(session_id)
+        if source is None:
+            source = _Source()
+            _keep(self._sources, session_id, source)
         match message:
+            case DataSourceAnnounce():
+                if source.epoch is None:
+                    source.epoch = message.epoch
+                elif source.epoch != message.epoch:
+                    source = _Source(message.epoch)
+                    _keep(self._sources, session_id, source)
+                source.current = message.meta_version
             case DataSourceMeta():
-                known = self._versions.get(message.meta_version)
+                known = self._versions.get((source, message.meta_version))
                 if known is None or known.timestamp_ns != message.timestamp_ns:
-                    _keep(self._versions, message.meta_version, Metadata.of(message))
-                self._newest = message.meta_version
+                    _keep(self._versions, (source, message.meta_version), Metadata.of(message))
             case MetaBlobAnnounce():
                 if message.total_len > MAX_BLOB_BYTES:
                     self.blobs_discarded += 1
-                elif not message.checksum or message != self._announce_of(message):  # a restarted producer counts anew
-                    _keep(self._assemblies, message.meta_version, _Assembly(message))
+                elif not message.checksum or message != self._announce_of(source, message):
+                    _keep(self._assemblies, (source, message.meta_version), _Assembly(message))
             case MetaBlobChunk():
-                assembly = self._assemblies.get(message.meta_version)
+                assembly = self._assemblies.get((source, message.meta_version))
                 if assembly is not None and not assembly.add(message):
-                    del self._assemblies[message.meta_version]
+                    del self._assemblies[source, message.meta_version]
                     self.blobs_discarded += 1
             case MetaBlobComplete():
-                assembly = self._assemblies.pop(message.meta_version, None)
+                assembly = self._assemblies.pop((source, message.meta_version), None)
                 if assembly is None:
                     return
                 data = assembly.finish(message)
                 if data is None:
                     self.blobs_discarded += 1
                 else:
-                    _keep(self._blobs, (message.meta_version, assembly.announce.blob_type), (assembly.announce, data))
+                    key = (source, message.meta_version, assembly.announce.blob_type)
+                    _keep(self._blobs, key, (assembly.announce, data))
 
-    def _announce_of(self, message: MetaBlobAnnounce) -> MetaBlobAnnounce | None:
-        kept = self._blobs.get((message.meta_version, message.blob_type))
+    def _sources_of(self, epoch: int | None) -> list[_Source]:
+        """Who spoke of an epoch, the last to come first; then who named none, if the epoch is the mapped one."""
+        wanted = self.epoch if epoch is None else epoch
+        kept = dict.fromkeys([*(key[0] for key in tuple(self._versions)), *(key[0] for key in tuple(self._blobs))])
+        named = [source for source in kept if source.epoch is not None and wanted in (None, source.epoch)]
+        unnamed = [source for source in tuple(self._sources.values()) if source.epoch is None]
+        return named[::-1] + (unnamed if wanted == self.epoch else [])
+
+    def _announce_of(self, source: _Source, message: MetaBlobAnnounce) -> MetaBlobAnnounce | None:
+        kept = self._blobs.get((source, message.meta_version, message.blob_type))
         return None if kept is None else kept[0]
 
 

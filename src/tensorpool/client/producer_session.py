@@ -7,7 +7,6 @@ Wire §5, §10.1.2, §10.1.3, §10.2.2, §10.3, §10.4.2; Driver Model §4.12.2;
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Mapping
 from concurrent.futures import Future
 from typing import Any, Final
@@ -20,6 +19,7 @@ from tensorpool.channel import Endpoint, check_channel, is_repeatable
 from tensorpool.client import attachment as lease
 from tensorpool.client import metadata
 from tensorpool.client.conductor import ClientConductor
+from tensorpool.client.description import Description
 from tensorpool.client.link import SMALL_TERM, Link
 from tensorpool.client.mapping import Regions
 from tensorpool.client.names import preferred_id
@@ -127,8 +127,10 @@ class _Heard:
         return hello.mode if self.decree is None else self.decree.mode
 
     def max_rate_hz(self, hello: ConsumerHello, default_hz: int) -> int:
-        """The cap of its descriptor stream: its own or the default, where it is or must be RATE_LIMITED (E26, E27)."""
-        return (hello.max_rate_hz or default_hz) if self.mode(hello) is Mode.RATE_LIMITED else 0
+        """The cap of its descriptor stream while RATE_LIMITED: its own, or the default where others limit it (E26)."""
+        if self.mode(hello) is not Mode.RATE_LIMITED:
+            return 0  # E27
+        return hello.max_rate_hz if hello.max_rate_hz or hello.mode is Mode.RATE_LIMITED else default_hz
 
     def close(self) -> None:
         for stream in (self.descriptors, self.control):
@@ -166,10 +168,7 @@ class ProducerSession(Session):
         self._descriptors: aeron.Publication | None = None
         self._progress: aeron.Publication | None = None
         self._mapping: Future[MappedRing] | None = None
-        self._summary = ""
-        self._meta: DataSourceMeta | None = None
-        self._blobs: list[tuple[int, int, bytes, bool]] = []
-        self._outbox: deque[bytes] = deque()
+        self._description = Description()
         self._next_ns = 0
 
     # --- asked by the user's side
@@ -214,22 +213,19 @@ class ProducerSession(Session):
     def set_metadata(self, attributes: Mapping[str, Any], tags: tuple[str, ...], summary: str, version: int) -> None:
         """Conductor: from now on this is what frames of `version` mean."""
         now_ns = self.conductor.clock.monotonic_ns()
-        self._meta = metadata.to_message(self.stream_id or 1, version, attributes, tags, now_ns)
-        self._summary = summary
-        self._next_ns = 0
+        self.repeat_metadata(metadata.to_message(self.stream_id or 1, version, attributes, tags, now_ns), summary)
 
     def repeat_metadata(self, message: DataSourceMeta, summary: str) -> None:
-        """Conductor: the same with a message that is made already; sent even where another follows at once."""
-        self._meta = msgspec.structs.replace(message, stream_id=self.stream_id or 1)
-        self._summary = summary
-        self._next_ns = 0
-        self.post_metadata(self._meta)
+        """Conductor: the same with a message that is made already."""
+        self._description.set(message, summary)
 
     def add_blob(self, version: int, blob_type: int, data: bytes, checksum: bool) -> None:
         """Conductor: send now, and again to consumers that come later."""
-        self._blobs = [blob for blob in self._blobs if blob[1] != blob_type]
-        self._blobs.append((version, blob_type, data, checksum))
-        self._post_blobs()
+        self._description.add_blob(version, blob_type, data, checksum)
+
+    def post_metadata(self, message: Message) -> None:
+        """Conductor: send once on the metadata stream, in order, when there is room."""
+        self._description.post(message)
 
     # --- the session
 
@@ -312,7 +308,7 @@ class ProducerSession(Session):
             self._tell(now_ns)
             self._forget_stale(now_ns)
             work += 1
-        return work + self._flush() + self.progress.flush(self.fan_out)
+        return work + self._description.flush(self._take_metadata) + self.progress.flush(self.fan_out)
 
     @property
     def is_restless(self) -> bool:
@@ -329,8 +325,8 @@ class ProducerSession(Session):
         heard.heard_ns = now_ns
         heard.hello = hello
         if is_new:
-            self._next_ns = 0  # a newcomer hears at once what frames mean
-            self._post_blobs()
+            self._next_ns = 0
+            self._description.welcome()
         if hello.expected_layout_version not in (0, LAYOUT_VERSION):  # C20
             self.send(self._config_for(hello, heard, can_use_shm=False))
         elif hello.descriptor_channel or hello.control_channel or hello.descriptor_stream_id or hello.control_stream_id:
@@ -396,6 +392,8 @@ class ProducerSession(Session):
         self.writing = Writing(ring, self._descriptors, until_ns, with_publish_time=self.with_publish_time)
         self.epochs += 1
         self._next_ns = 0
+        if not self._is_relay:
+            self._describe(ring.epoch)
         self.set_state(State.ACTIVE, "attached", ring.epoch)
 
     # --- inside: what is told
@@ -410,40 +408,26 @@ class ProducerSession(Session):
             self.link.qos,
             QosProducer(stream_id=stream_id, producer_id=producer_id, epoch=epoch, current_seq=current).encode(),
         )
-        if self._is_relay:
-            return
-        announce = DataSourceAnnounce(
-            stream_id=stream_id,
-            producer_id=producer_id,
-            epoch=epoch,
-            meta_version=self.route.meta_version,
-            name=self.name or "",
-            summary=self._summary,
+        self._description.repeat()
+
+    def _describe(self, epoch: int) -> None:
+        """Say who we are and what frames of this epoch mean."""
+        self._description.begin(
+            DataSourceAnnounce(
+                stream_id=self.stream_id,
+                producer_id=self.attachment.client_id,
+                epoch=epoch,
+                meta_version=self.route.meta_version,
+                name=self.name or "",
+                summary=self._description.summary,
+            )
         )
-        self._offer(self.link.metadata, announce.encode())
-        if self._meta is not None:
-            if self._meta.stream_id != stream_id:
-                self._meta = msgspec.structs.replace(self._meta, stream_id=stream_id)
-            self._offer(self.link.metadata, self._meta.encode())
 
-    def post_metadata(self, message: Message) -> None:
-        """Conductor: send once on the metadata stream, in order, when there is room."""
-        self._outbox.append(message.encode())
-
-    def _post_blobs(self) -> None:
-        for version, blob_type, data, checksum in self._blobs:
-            for message in metadata.blob_messages(self.stream_id, version, blob_type, data, checksum=checksum):
-                self._outbox.append(message.encode())
-
-    def _flush(self) -> int:
-        sent = 0
-        while self._outbox and self.link is not None:
-            result = self._offer(self.link.metadata, self._outbox[0])
-            if not result and result is not aeron.OfferResult.NOT_CONNECTED:
-                break
-            self._outbox.popleft()
-            sent += 1
-        return sent
+    def _take_metadata(self, data: bytes) -> bool:
+        """Whether a message is dealt with: taken, or without a reader."""
+        assert self.link is not None
+        result = self._offer(self.link.metadata, data)
+        return bool(result) or result is aeron.OfferResult.NOT_CONNECTED
 
     def _offer(self, publication: aeron.Publication, data: bytes) -> aeron.OfferResult:
         """§15.11: what is lost here comes again with the next period."""
