@@ -43,7 +43,7 @@ from tests.support.messages import hello
 from tests.support.processes import private_directory, wait_until
 from tests.support.regions import RING
 from tests.support.wire_consumer import separate
-from tests.support.wire_producer import Grant, WireProducer, altered
+from tests.support.wire_producer import ANNOUNCE_EVERY_S, Grant, WireProducer, altered
 
 PERIOD_MS = 1000  # as the client is told; the peer announces far more often
 SHORT_PERIOD_MS = 300
@@ -323,7 +323,7 @@ UNMAPPABLE: dict[str, Callable[[WireProducer, ShmAttachResponse], Said]] = {
 
 
 @pytest.mark.spec("DRV-4.2-23", "DRV-4.2-24", "DRV-4.2-25", "DRV-4.2-26", "DRV-4.2-27", "DRV-4.2-28", "DRV-4.2-29")
-@pytest.mark.spec("DRV-4.7a-01", "DRV-4.7a-02", "DRV-4.4a-01", "DRV-4.4a-03")
+@pytest.mark.spec("DRV-4.7a-01", "DRV-4.7a-02", "DRV-4.4a-01")
 @both_roles
 @pytest.mark.parametrize("lie", list(UNUSABLE.values()), ids=list(UNUSABLE))
 def test_an_ok_that_is_not_as_it_must_be_is_dropped_and_asked_again(
@@ -384,7 +384,7 @@ def test_a_lease_that_cannot_be_used_is_given_back(shared: tuple[WireProducer, C
     peer.wait_for(ShmDetachRequest, since, stream_id=peer.stream_id, **fields)
 
 
-@pytest.mark.spec("DRV-4.4a-02", "DRV-4.7a-01")
+@pytest.mark.spec("DRV-4.7a-01")
 @both_roles
 def test_answers_that_are_not_for_us_are_ignored(shared: tuple[WireProducer, Client], role: Role) -> None:
     """E3: with another correlation id, or ours but for another stream, they neither attach nor disturb."""
@@ -455,10 +455,13 @@ def test_keepalives_come_before_each_deadline(
         return peer.heard(ShmLeaseKeepalive, lease_id=session.lease_id)
 
     wait_until(lambda: len(keepalives()) >= 5, "five keepalives of one lease")
-    times = [heard.received_ns for heard in keepalives()]
-    gaps = sorted(later - earlier for earlier, later in itertools.pairwise(times))
-    assert gaps[len(gaps) // 2] < peer.lease_ns  # the median, for the same reason
-    fields = keepalives()[-1].message
+    kept = keepalives()
+    sent = [heard.message.client_timestamp_ns for heard in kept]
+    granted = peer.grant_of(own_id(session)).response.lease_expiry_timestamp_ns
+    assert granted is not None
+    assert sent[0] < granted
+    assert all(later - earlier < peer.lease_ns for earlier, later in itertools.pairwise(sent))
+    fields = kept[-1].message
     assert (fields.stream_id, fields.client_id, fields.role) == (peer.stream_id, own_id(session), role)
 
 
@@ -573,7 +576,7 @@ def _malformed(peer: WireProducer, grant: Grant) -> dict[str, Said]:
     }
 
 
-@pytest.mark.spec("DRV-4.9-13", "DRV-4.9-14", "DRV-4.9-11", "DRV-4.4a-01", "DRV-4.4a-03")
+@pytest.mark.spec("DRV-4.9-13", "DRV-4.9-14", "DRV-4.9-11", "DRV-4.4a-01")
 @both_roles
 def test_a_revocation_that_is_malformed_or_not_ours_is_rejected(bench: Bench, peer: WireProducer, role: Role) -> None:
     """Unknown reason or role, another lease, stream or client: the lease goes on, without a new request."""
@@ -645,7 +648,10 @@ def test_after_the_end_of_its_producer_a_consumer_waits_for_the_next_epoch(bench
 
 @pytest.mark.spec("DRV-4.9-16", "DRV-4.9-17", "DRV-4.12-05")
 def test_a_consumer_does_not_wait_for_ever_for_the_next_epoch(bench: Bench, peer: WireProducer) -> None:
-    """Three announce periods after the revocation it has let go and attaches anew."""
+    """Three announce periods after the revocation it has let go and attaches anew.
+
+    Its peer announces the old epoch all the time: how often it did so measures the wait, also on a busy machine.
+    """
     consumer = start(bench.connect(announce_period_ms=SHORT_PERIOD_MS), peer, Role.CONSUMER)
     wait_works(consumer, peer)
     fence(consumer, peer)
@@ -653,6 +659,8 @@ def test_a_consumer_does_not_wait_for_ever_for_the_next_epoch(bench: Bench, peer
     said_ns = peer.say(ShmLeaseRevoked)
     heard = peer.wait_for(ShmAttachRequest, since, stream_id=peer.stream_id)
     assert heard.received_ns - said_ns >= 2.5 * SHORT_PERIOD_MS * 1_000_000
+    announces = [announce for announce in peer.heard(ShmPoolAnnounce, since) if announce.index < heard.index]
+    assert len(announces) < 6 * SHORT_PERIOD_MS / 1e3 / ANNOUNCE_EVERY_S
     wait_works(consumer, peer)
 
 
@@ -686,7 +694,7 @@ def test_a_shutdown_notice_ends_every_lease_at_once(
     assert peer.heard(ShmLeaseKeepalive, fenced, lease_id=lease_id) == []
 
 
-@pytest.mark.spec("DRV-4.13-11", "DRV-4.4a-03")
+@pytest.mark.spec("DRV-4.7a-02")
 @both_roles
 def test_a_shutdown_notice_with_an_undefined_reason_is_none(bench: Bench, peer: WireProducer, role: Role) -> None:
     """Malformed, and therefore ignored (A19)."""

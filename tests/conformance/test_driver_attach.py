@@ -136,7 +136,9 @@ def test_answers_have_the_version_of_the_request_and_the_control_stream(
     client.detach(lease)
     client.wait_for(ShmLeaseRevoked, lease_id=lease.lease_id)
     for kind, block_length in ((ShmAttachResponse, 51), (ShmDetachResponse, 12), (ShmLeaseRevoked, 26)):
-        for heard in client.heard(kind):  # type: ignore[type-abstract]
+        answers = client.heard(kind)  # type: ignore[type-abstract]
+        assert answers, kind
+        for heard in answers:
             header = peek_header(heard.data)
             assert (header.schema_id, header.version, header.block_length) == (901, 1, block_length)
             assert heard.stream_id == deployment.control[1]

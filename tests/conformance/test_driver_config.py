@@ -54,7 +54,7 @@ def refused(folder: Path, text: str) -> str:
         pytest.param("policies.announce_period_ms", 1000, marks=pytest.mark.spec("DRV-17-25")),
         pytest.param("policies.lease_keepalive_interval_ms", 1000, marks=pytest.mark.spec("DRV-17-26")),
         pytest.param("policies.lease_expiry_grace_intervals", 3, marks=pytest.mark.spec("DRV-17-27")),
-        pytest.param("policies.prefault_shm", True),
+        pytest.param("policies.prefault_shm", True, marks=pytest.mark.spec("DRV-17-28")),
         pytest.param("policies.mlock_shm", False, marks=pytest.mark.spec("DRV-17-29")),
         pytest.param("policies.epoch_gc_enabled", True, marks=pytest.mark.spec("DRV-17-33")),
         pytest.param("policies.epoch_gc_keep", 2, marks=pytest.mark.spec("DRV-17-34")),

@@ -219,7 +219,7 @@ def test_files_lie_where_the_canonical_layout_has_them(
         client.detach(lease)
 
 
-@pytest.mark.spec("DRV-9-03", "DRV-17-21", "DRV-17-28")
+@pytest.mark.spec("DRV-17-21")
 def test_files_are_regular_closed_to_others_and_backed_for_a_producer(
     client: DriverClient, deployment: Deployment, stream_id: int
 ) -> None:
@@ -248,8 +248,10 @@ def test_every_epoch_has_files_of_its_own(client: DriverClient, deployment: Depl
     with path.open("rb") as old:
         client.detach(lease)
         again = client.attach(stream_id, Role.PRODUCER)
+        assert again.epoch > lease.epoch
         new_path = path_of(again.response.header_region_uri)
         assert new_path != path
+        assert new_path.parent.name == str(again.epoch)
         assert os.fstat(old.fileno()).st_ino != new_path.stat().st_ino
         assert struct.unpack_from("<Q", old.read(64), 12) == (lease.epoch,)
     client.detach(again)

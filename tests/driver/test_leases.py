@@ -44,6 +44,7 @@ def table() -> LeaseTable:
     return LeaseTable(DURATION_NS, first_lease_id=500)
 
 
+@pytest.mark.spec("DRV-4.8-01", "DRV-4.8-02")
 def test_lease_ids_grow_and_are_never_used_again(table: LeaseTable) -> None:
     """An id that was given out does not come back, however the lease ended."""
     ids = []
@@ -59,6 +60,7 @@ def test_lease_ids_grow_and_are_never_used_again(table: LeaseTable) -> None:
     assert ids == [500, 501, 502, 503]
 
 
+@pytest.mark.spec("DRV-4.7-01", "DRV-4.7-02", "DRV-4.4-03", "DRV-4.7-04")
 def test_a_keepalive_makes_the_lease_active_and_moves_its_expiry(table: LeaseTable) -> None:
     """Expiry slides from the last valid keepalive, not from the grant."""
     lease = table.grant(10, attach(), 1_000)
@@ -70,6 +72,7 @@ def test_a_keepalive_makes_the_lease_active_and_moves_its_expiry(table: LeaseTab
     assert lease.state is LeaseState.EXPIRED
 
 
+@pytest.mark.spec("DRV-4.1-01", "DRV-4.9-03")
 @pytest.mark.parametrize("wrong", [{"stream_id": 11}, {"client_id": 4}, {"role": Role.PRODUCER}])
 def test_a_keepalive_or_detach_with_a_wrong_field_changes_nothing(table: LeaseTable, wrong: dict[str, object]) -> None:
     """The lease id alone is not enough: stream, client and role must be the lease's own."""
@@ -79,6 +82,8 @@ def test_a_keepalive_or_detach_with_a_wrong_field_changes_nothing(table: LeaseTa
     assert (lease.state, lease.expiry_ns, len(table)) == (LeaseState.ATTACHED, 3_000, 1)
 
 
+@pytest.mark.spec("DRV-4.1-03")
+@pytest.mark.spec("DRV-4.4-04")
 def test_no_keepalive_revives_a_dead_lease(table: LeaseTable) -> None:
     """After its end a lease is unknown: a late keepalive or a second detach finds nothing."""
     lease = table.grant(10, attach(), 0)
@@ -96,6 +101,7 @@ def test_a_client_holds_one_lease(table: LeaseTable) -> None:
         table.grant(11, attach(stream_id=11), 0)
 
 
+@pytest.mark.spec("DRV-4.7-04", "DRV-4.1-03")
 def test_expiry_is_found_whatever_was_skipped_before(table: LeaseTable) -> None:
     """The bound that makes idle turns free never hides an expiry, also not of a lease granted after others."""
     early = table.grant(10, attach(client_id=1), 0)

@@ -137,6 +137,7 @@ def test_a_stream_is_announced_as_soon_as_its_memory_is_there_and_not_before() -
     assert outline(lifecycle.on_tick(PERIOD_NS)) == [f"announce {FRONT}"]
 
 
+@pytest.mark.spec("DRV-8-03", "DRV-8-04", "WIRE-10.1.1-03")
 def test_an_announce_tells_the_epoch_and_its_producer() -> None:
     """Every field, with producerId 0 while there is none (§8)."""
     lifecycle = serving()
@@ -155,6 +156,7 @@ def test_an_announce_tells_the_epoch_and_its_producer() -> None:
     assert lifecycle.announce(4711, 17) is None
 
 
+@pytest.mark.spec("WIRE-10.1.1-01")
 def test_announces_come_once_per_period() -> None:
     """On the turn that finds the period over, and not again before the next is."""
     lifecycle = serving(now_ns=10)
@@ -203,6 +205,7 @@ def test_a_consumer_of_a_ready_stream_is_answered_at_once() -> None:
     assert answer.error_message == ""
 
 
+@pytest.mark.spec("DRV-6-01", "WIRE-10.1.1-02")
 def test_a_producer_is_answered_when_its_own_epoch_is_there_then_announced() -> None:
     """E45: memory, then OK, then the announce with its id; the epoch before it stays announced meanwhile."""
     lifecycle = serving()
@@ -219,6 +222,7 @@ def test_a_producer_is_answered_when_its_own_epoch_is_there_then_announced() -> 
     assert (announce.epoch, announce.producer_id) == (2, 7)
 
 
+@pytest.mark.spec("DRV-6-07", "DRV-4.9-06")
 def test_consumers_come_and_go_without_a_new_epoch() -> None:
     """Attach, detach, expiry and revocation of a consumer never make memory (DRV-6-07)."""
     lifecycle = with_producer()
@@ -289,6 +293,7 @@ def test_a_dynamic_stream_exists_for_others_once_it_was_made() -> None:
 # --- retries
 
 
+@pytest.mark.spec("DRV-4.8-07")
 @pytest.mark.parametrize("role", Role)
 @pytest.mark.parametrize("stream_id", [FRONT, 0])
 def test_an_identical_retry_is_answered_identically(role: Role, stream_id: int) -> None:
@@ -314,6 +319,7 @@ def test_a_retry_of_a_consumer_is_answered_identically_after_the_epoch_changed()
     assert lifecycle.on_attach(attach(5), 1) == first
 
 
+@pytest.mark.spec("DRV-4.8-07")
 @pytest.mark.parametrize(
     "request_",
     [
@@ -397,6 +403,7 @@ def test_what_is_wrong_or_unwanted_is_refused_by_code_and_text(
     assert lifecycle.counts["attaches_refused"] == 1
 
 
+@pytest.mark.spec("DRV-4.3-02")
 @pytest.mark.parametrize("layout_version", [0, 1, 2**32 - 1])
 def test_the_own_layout_version_or_none_is_accepted(layout_version: int) -> None:
     """E16, E17: zero and all ones are absent."""
@@ -413,6 +420,7 @@ def test_dynamic_streams_may_be_forbidden() -> None:
     )
 
 
+@pytest.mark.spec("DRV-4.3-06", "DRV-4.3-07")
 @pytest.mark.parametrize(
     ("hugepages", "pages", "text"),
     [
@@ -443,6 +451,7 @@ def test_pages_that_the_regions_do_not_have_are_refused(
         assert refusal(effects) == (ResponseCode.REJECTED, text)
 
 
+@pytest.mark.spec("DRV-4.3-09")
 @pytest.mark.parametrize("role", Role)
 def test_a_stream_without_pools_is_an_invalid_parameter(role: Role) -> None:
     """§4.3; nothing is ever made for it, also not by the clock."""
@@ -457,6 +466,7 @@ def test_a_stream_without_pools_is_an_invalid_parameter(role: Role) -> None:
     assert lifecycle.announce(77, 0) is None
 
 
+@pytest.mark.spec("DRV-4.8-05")
 @pytest.mark.parametrize("second", [attach(5, REAR), attach(5, FRONT, Role.PRODUCER), attach(5, correlation_id=2)])
 def test_a_client_holds_one_lease(second: ShmAttachRequest) -> None:
     """E1: another stream, another role or another attempt of the same client is rejected; the lease stays."""
@@ -476,6 +486,7 @@ def test_a_client_that_waits_for_memory_cannot_ask_for_more() -> None:
     assert (code, text) == (ResponseCode.REJECTED, f"client 5 is already attaching to stream {FRONT}")
 
 
+@pytest.mark.spec("DRV-5-01")
 def test_a_second_producer_is_told_who_is_there() -> None:
     """§5: the client and its lease, so that somebody can act."""
     lifecycle = with_producer(client_id=7)
@@ -484,6 +495,7 @@ def test_a_second_producer_is_told_who_is_there() -> None:
     assert text == (f"stream {FRONT} already has a producer (client 7, lease 500); detach it or use another stream")
 
 
+@pytest.mark.spec("DRV-5-01")
 def test_a_second_producer_is_refused_while_the_first_ones_memory_is_made() -> None:
     """The promise is exclusive too; when it fails the stream is free again."""
     lifecycle = serving()
@@ -562,6 +574,7 @@ def test_a_request_that_cannot_be_understood_is_answered_by_its_correlation_id()
     assert (lifecycle.counts["malformed_attaches"], lifecycle.counts["malformed_detaches"]) == (1, 1)
 
 
+@pytest.mark.spec("DRV-4.2-35", "DRV-4.2-36")
 @pytest.mark.parametrize("text", ["x" * 5000, "ä" * 600, "x" * 1023 + "ä", "\udcff" * 1025])
 def test_long_texts_are_cut_between_characters_at_1024_bytes(text: str) -> None:
     """E39: in every message of the driver, also for bytes that are no text."""
@@ -756,6 +769,7 @@ def test_a_stream_between_two_epochs_is_not_dropped() -> None:
 # --- the end of a lease
 
 
+@pytest.mark.spec("DRV-4.9-01", "DRV-4.9-05", "DRV-6-04")
 def test_detach_is_answered_then_told_then_followed_by_a_new_epoch() -> None:
     """E9: response, revoke, announce; in between nothing is announced, then producerId is 0."""
     lifecycle = with_producer()
@@ -782,6 +796,7 @@ def test_detach_is_answered_then_told_then_followed_by_a_new_epoch() -> None:
     assert (announce.epoch, announce.producer_id) == (3, 0)
 
 
+@pytest.mark.spec("DRV-6-03", "DRV-4.9-15", "DRV-4.9-05")
 def test_expiry_of_a_producer_is_told_before_anything_is_announced() -> None:
     """One turn finds both due: the revoke comes first, and the stale epoch is not announced again (§7)."""
     lifecycle = with_producer()
@@ -792,6 +807,7 @@ def test_expiry_of_a_producer_is_told_before_anything_is_announced() -> None:
     assert created(lifecycle, FRONT, 3) == [Announce(FRONT)]
 
 
+@pytest.mark.spec("DRV-6-02", "DRV-4.7-05", "DRV-4.9-05")
 def test_an_administrative_revoke_ends_a_lease_with_its_reason() -> None:
     """A producer's as an expiry does; an id that is not alive does nothing."""
     lifecycle = with_producer()
@@ -820,6 +836,7 @@ def test_all_leases_that_are_over_end_in_one_turn() -> None:
     assert lifecycle.on_tick(LEASE_NS + 2) == []
 
 
+@pytest.mark.spec("DRV-7-02")
 def test_a_new_producer_waits_for_both_epochs_after_the_end_of_the_last() -> None:
     """§6, §7: one for the end and one for the attach; the grant is never on the epoch of the dead one."""
     lifecycle = with_producer()
@@ -841,6 +858,7 @@ def test_a_consumer_between_two_epochs_waits_for_the_next() -> None:
     assert message_of(effects[1]).epoch == 3
 
 
+@pytest.mark.spec("DRV-4.9-03")
 @pytest.mark.parametrize(
     "wrong",
     [detach(501, 7, role=Role.PRODUCER), detach(500, 8, role=Role.PRODUCER), detach(500, 7, REAR), detach(500, 7)],
@@ -854,6 +872,7 @@ def test_a_detach_with_a_wrong_field_is_rejected_and_changes_nothing(wrong: Any)
     assert len(lifecycle.leases) == 1
 
 
+@pytest.mark.spec("DRV-4.9-02", "DRV-4.9-20")
 def test_a_second_detach_is_rejected_without_a_second_notice() -> None:
     """The end of a lease is told once."""
     lifecycle = with_producer()
@@ -862,6 +881,7 @@ def test_a_second_detach_is_rejected_without_a_second_notice() -> None:
     assert outline(lifecycle.on_detach(request, 0)) == ["detach REJECTED"]
 
 
+@pytest.mark.spec("DRV-4.4-04")
 def test_only_a_right_keepalive_keeps_a_lease() -> None:
     """E5, E6: wrong ones are counted and have no effect."""
     lifecycle = with_producer()
@@ -879,6 +899,7 @@ def test_only_a_right_keepalive_keeps_a_lease() -> None:
     assert (len(lifecycle.leases), lifecycle.counts["keepalives_unknown_lease"]) == (0, 2)
 
 
+@pytest.mark.spec("DRV-4.4-03")
 def test_a_right_keepalive_moves_the_expiry() -> None:
     """A grace period from the last one."""
     lifecycle = with_producer()
@@ -921,6 +942,7 @@ def test_clients_read_stamps_and_the_driver_counts_by_its_own_clock() -> None:
 # --- shutdown
 
 
+@pytest.mark.spec("DRV-4.13-07", "DRV-4.13-08")
 def test_a_drain_announces_a_last_time_and_ends_after_the_timeout() -> None:
     """E32: epochs unchanged; the notice is the last word, and nothing comes after it."""
     lifecycle = with_producer()
@@ -940,6 +962,7 @@ def test_a_drain_announces_a_last_time_and_ends_after_the_timeout() -> None:
     assert "exit" not in outline(lifecycle.on_tick(100 + 9 * SECOND_NS))
 
 
+@pytest.mark.spec("DRV-4.13-06")
 def test_a_driver_that_drains_refuses_attaches_and_serves_the_rest() -> None:
     """New ones and those that wait are rejected; keepalives, detaches, retries and expiry go on."""
     lifecycle = with_producer()
@@ -1002,6 +1025,7 @@ def test_the_end_of_a_drain_does_not_wait_for_an_announce(timeout_ms: int) -> No
     assert outline(lifecycle.on_tick(end_ns))[-1] == "exit"
 
 
+@pytest.mark.spec("DRV-4.13-02", "DRV-4.13-05", "DRV-4.13-09")
 @pytest.mark.parametrize(
     ("configured", "token", "is_obeyed"),
     [("sesame", "sesame", True), ("sesame", "Sesame", False), ("sesame", "", False), ("", "", False), ("", "x", False)],
@@ -1053,6 +1077,7 @@ def consuming(*client_ids: int) -> Lifecycle:
     return lifecycle
 
 
+@pytest.mark.spec("DRV-11-04", "DRV-11-05")
 def test_a_consumer_that_asks_with_a_channel_and_id_0_is_lent_ids() -> None:
     """§11, E22: from their ranges, on the channels that it named, the same again at every hello."""
     lifecycle = consuming(3)
@@ -1086,6 +1111,7 @@ def test_hellos_that_are_the_producers_are_passed_over(asked: ConsumerHello) -> 
     assert len(lifecycle._hello_ns) == 0
 
 
+@pytest.mark.spec("DRV-11-07")
 def test_what_cannot_be_lent_is_declined_with_nothing() -> None:
     """E25: empty channel and 0 for a used-up range, beside the id that there is."""
     lifecycle = consuming(1, 2, 3)
@@ -1097,6 +1123,7 @@ def test_what_cannot_be_lent_is_declined_with_nothing() -> None:
     assert (answer.descriptor_stream_id, answer.descriptor_channel) == (0, "")
 
 
+@pytest.mark.spec("DRV-11-06")
 def test_without_ranges_every_request_is_declined() -> None:
     """E25: the consumer stays on the shared streams."""
     lifecycle = serving({"driver.descriptor_stream_id_range": "", "driver.control_stream_id_range": ""})

@@ -128,6 +128,7 @@ def test_an_epoch_is_made_as_it_was_ordered_and_can_be_mapped(shm_dir: Path, clo
         del ring
 
 
+@pytest.mark.spec("DRV-17-28")
 @pytest.mark.parametrize(("reserve", "prefault"), [(False, True), (True, False), (True, True)])
 def test_only_a_producers_epoch_takes_memory(shm_dir: Path, clock: ManualClock, reserve: bool, prefault: bool) -> None:
     """C4: sparse without a producer; reserved with one, and brought in where the policy says so."""
@@ -489,6 +490,7 @@ def test_a_small_epoch_does_not_wait_behind_large_ones(
 # --- signs of life
 
 
+@pytest.mark.spec("DRV-3-06", "WIRE-7.1-05")
 def test_activity_is_refreshed_in_every_region_of_every_live_epoch(shm_dir: Path, clock: ManualClock) -> None:
     """C9: header rings and pools of all streams; a retired epoch is left to grow stale."""
     with memory_in(shm_dir, clock) as memory:
@@ -523,6 +525,7 @@ def test_stamps_are_in_the_clock_that_announces_are_in(
 # --- removal
 
 
+@pytest.mark.spec("DRV-17-34")
 @pytest.mark.parametrize(("keep", "kept"), [(1, 1), (2, 2), (3, 3), (9, 5)])
 def test_the_newest_epochs_are_kept_the_current_one_among_them(
     shm_dir: Path, clock: ManualClock, keep: int, kept: int
@@ -535,6 +538,7 @@ def test_the_newest_epochs_are_kept_the_current_one_among_them(
         assert memory.collect(clock.monotonic_ns()) == 0
 
 
+@pytest.mark.spec("DRV-17-35")
 def test_no_epoch_is_removed_before_its_age(shm_dir: Path, clock: ManualClock) -> None:
     """Counted from the moment it was replaced: consumers get time to move on."""
     with memory_in(shm_dir, clock, epoch_gc_keep=1, epoch_gc_min_age_ns=1_000) as memory:
@@ -573,6 +577,7 @@ def test_streams_are_collected_each_by_itself(shm_dir: Path, clock: ManualClock)
         assert on_disk(memory, REAR) == quiet
 
 
+@pytest.mark.spec("DRV-17-33")
 def test_without_collection_everything_stays(shm_dir: Path, clock: ManualClock) -> None:
     """epoch_gc_enabled = false."""
     with memory_in(shm_dir, clock, epoch_gc_enabled=False, epoch_gc_min_age_ns=0) as memory:
@@ -770,6 +775,7 @@ def test_what_a_dead_driver_left_in_another_namespace_is_swept_away(shm_dir: Pat
 # --- the end
 
 
+@pytest.mark.spec("WIRE-15.21a.7-01")
 def test_close_removes_everything(shm_dir: Path, clock: ManualClock) -> None:
     """Current and retired epochs, those that nobody asked for yet, and the lock; nothing stays mapped or open."""
     with memory_in(shm_dir, clock) as memory:

@@ -41,6 +41,7 @@ def test_a_created_stream_has_the_default_profile() -> None:
     assert stream.is_dynamic
 
 
+@pytest.mark.spec("DRV-11-01")
 def test_id_zero_takes_the_lowest_free_id(table: StreamTable) -> None:
     """Gaps are filled: an id that was taken by name is passed over, one that was forgotten comes first again."""
     assert table.create(DYNAMIC[1]).stream_id == DYNAMIC[1]
@@ -56,6 +57,7 @@ def test_forgetting_a_stream_that_is_not_there_does_nothing(table: StreamTable) 
     assert len(table) == 2
 
 
+@pytest.mark.spec("DRV-11-02")
 @pytest.mark.parametrize("stream_id", [DYNAMIC[0] - 1, DYNAMIC[-1] + 1, 1, 2**32 - 2])
 def test_an_id_outside_the_range_is_a_wrong_parameter(table: StreamTable, stream_id: int) -> None:
     """E14; the text names the id and the range."""
@@ -74,6 +76,7 @@ def test_an_exhausted_range_is_a_matter_of_state(table: StreamTable) -> None:
     assert not caught.value.invalid
 
 
+@pytest.mark.spec("DRV-17-10")
 @pytest.mark.parametrize("stream_id", [0, DYNAMIC[0], 77])
 def test_without_dynamic_streams_no_id_can_be_created(stream_id: int) -> None:
     """Policy, whatever the id: also one that the range would refuse."""
@@ -83,6 +86,7 @@ def test_without_dynamic_streams_no_id_can_be_created(stream_id: int) -> None:
     assert not caught.value.invalid
 
 
+@pytest.mark.spec("DRV-11-03")
 @pytest.mark.parametrize("stream_id", [0, 20000])
 def test_an_empty_range_is_a_wrong_parameter(stream_id: int) -> None:
     """§11, for a configuration that came past its own checks."""
@@ -124,6 +128,7 @@ def test_an_owner_keeps_its_id_until_it_gives_it_back() -> None:
     assert len(pool) == 2
 
 
+@pytest.mark.spec("DRV-11-07")
 def test_an_exhausted_pool_lends_nothing() -> None:
     """None, without a trace of the one that asked in vain."""
     pool = IdPool(Range(31000, 31000))

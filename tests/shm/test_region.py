@@ -269,10 +269,11 @@ def test_the_mode_is_exact_whatever_the_umask(shm_dir: Path, mask: int, mode: in
     assert stat.S_IMODE((shm_dir / "r").stat().st_mode) == mode
 
 
-def test_the_magic_is_stored_last(shm_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """When the magic appears the other fields are there; before, a reader sees no region at all."""
+@pytest.mark.spec("WIRE-15.14-04")
+def test_the_magic_is_stored_last_and_then_synced(shm_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """When the magic appears the other fields are there; before, a reader sees no region at all. fsync comes after."""
     path = shm_dir / "r"
-    seen = []
+    seen: list[tuple[int | str, dict[str, int]]] = []
 
     class Witness:
         def __init__(self, fd: int, length: int, *, writable: bool) -> None:
@@ -287,19 +288,23 @@ def test_the_magic_is_stored_last(shm_dir: Path, monkeypatch: pytest.MonkeyPatch
             seen.append((offset, superblock(path)))
 
     monkeypatch.setattr(region, "Mapping", Witness)
+    monkeypatch.setattr(region.os, "fsync", lambda fd: seen.append(("fsync", superblock(path))))
     create(path)
     complete = RING | {"pid": os.getpid(), "activity_timestamp_ns": 1_000}
-    assert seen == [(0, complete | {"magic": 0}), (0, complete)]
+    assert seen == [(0, complete | {"magic": 0}), (0, complete), ("fsync", complete)]
 
 
+@pytest.mark.spec("DRV-9-03")
 def test_a_file_that_exists_is_never_taken_over(shm_dir: Path) -> None:
-    """Neither a file nor a link is followed, changed or removed."""
+    """No file, link or FIFO is followed, opened, changed or removed."""
     (shm_dir / "r").write_bytes(b"theirs")
     (shm_dir / "link").symlink_to(shm_dir / "elsewhere")
-    for name in ("r", "link"):
+    os.mkfifo(shm_dir / "fifo")
+    for name in ("r", "link", "fifo"):
         with pytest.raises(RegionRejected, match="create: File exists"):
             create(shm_dir / name)
     assert (shm_dir / "r").read_bytes() == b"theirs"
+    assert (shm_dir / "fifo").is_fifo()
     assert not (shm_dir / "elsewhere").exists()
 
 
