@@ -3,12 +3,13 @@
 # make setup  only prepare .venv                  make test-native   the C++ core alone, plain and under TSan and ASan
 # make bench  our figures on this machine         make bench-peers   the same next to iceoryx2, zmq, zenoh, …
 # make conformance  which test asserts which requirement                    make lock   pin the dependencies anew
+# make mutants      known mistakes, each noticed by the tests that claim its requirement: some minutes
 #
 # A fresh machine needs make, gcc/g++, cmake, Java 17 and some python3. Nothing outside this folder is touched.
 
 SHELL := /bin/bash
 .DELETE_ON_ERROR:
-.PHONY: setup demo test check test-native bench bench-peers stubs conformance lock clean
+.PHONY: setup demo test check test-native bench bench-peers stubs conformance mutants lock clean
 
 UV_VERSION := 0.13.7
 UV := .uv/bin/uv
@@ -76,6 +77,10 @@ stubs: setup
 # Which test asserts which requirement: docs/conformance.md, generated and checked in; a test fails when it drifts.
 conformance: setup
 	$(PY) -m tests.conformance.matrix
+
+# Every row of tests/mutants/mutants.tsv in a scratch copy of the source; never in this folder.
+mutants: setup
+	$(PY) -m tests.mutants
 
 # The headers without Python: plain, under ThreadSanitizer, under AddressSanitizer and UBSan.
 test-native: $(addprefix test-native-,plain thread address)

@@ -71,6 +71,7 @@ def kinds(effects: list[Effect]) -> list[type[Effect]]:
 @pytest.mark.parametrize("domain", list(ClockDomain))
 def test_an_announce_counts_within_the_window_around_now(domain: ClockDomain, age_ns: int, is_accepted: bool) -> None:
     """C15: in either clock domain, by that domain's clock; the future has a window too."""
+    assert WINDOW_NS == 3 * PERIOD_NS
     now_ns = T0 if domain is ClockDomain.MONOTONIC else WALL
     announce = announced(1, announce_timestamp_ns=now_ns - age_ns, announce_clock_domain=domain)
     assert is_fresh(announce, 0, T0, WALL, PERIOD_NS) is is_accepted
@@ -102,10 +103,12 @@ def test_a_wall_clock_stamp_in_the_monotonic_domain_is_from_the_future() -> None
     assert not is_fresh(announced(1, announce_timestamp_ns=T0, **realtime), 0, T0, WALL, PERIOD_NS)
 
 
+@pytest.mark.spec("WIRE-15.14-06")
 @pytest.mark.spec("WIRE-7.1-06", "WIRE-15.1-10")
 @pytest.mark.parametrize("clock", ["monotonic", "wall"])
 def test_activity_is_fresh_within_its_window_by_either_clock(clock: str) -> None:
     """C8: the clock is not declared; a stamp from the future counts as stale, as after a reboot."""
+    assert 3 <= ACTIVE_PERIODS <= 5
     state = MappingState(PERIOD_NS)
     base_ns = T0 if clock == "monotonic" else WALL
     for age_ns, is_accepted in [

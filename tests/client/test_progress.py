@@ -74,7 +74,7 @@ def test_0_and_absent_say_nothing() -> None:
     assert policy == ProgressPolicy(9_000_000, 70_000, 5)
 
 
-@pytest.mark.spec("WIRE-10.2.2-22")
+@pytest.mark.spec("WIRE-10.2.2-22", "WIRE-10.1.2-14")
 def test_no_wish_goes_below_the_producers_floor() -> None:
     """Neither the interval nor the bytes."""
     policy = ProgressPolicy.of([wish(progress_interval_us=1, progress_bytes_delta=1)])

@@ -673,15 +673,19 @@ def test_a_consumer_does_not_wait_for_ever_for_the_next_epoch(bench: Bench, peer
 def test_a_shutdown_notice_ends_every_lease_at_once(
     bench: Bench, peer: WireProducer, role: Role, reason: ShutdownReason
 ) -> None:
-    """Nothing goes through any more; when the driver is back, the client attaches and keeps the new lease alive."""
+    """Nothing goes through any more; when the driver is back, the client attaches and keeps the new lease alive.
+
+    It is the notice that ends them: the stream is announced and its memory refreshed until the client has let go.
+    """
     session = start(bench.connect(), peer, role)
     wait_works(session, peer)
     lease_id = session.lease_id
     queue_frames(session, peer)
-    peer.answers = peer.announces = peer.breathes = False
+    peer.answers = False
     since = peer.now
     peer.shut_down(reason)
     wait_until(lambda: not session.is_active, "the notice is heard")
+    peer.announces = peer.breathes = False
     assert_idle(session, peer)
     peer.wait_for(ShmAttachRequest, since, stream_id=peer.stream_id, role=role)
     peer.use(peer.make_regions(peer.epoch + 10))

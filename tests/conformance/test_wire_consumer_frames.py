@@ -19,7 +19,7 @@ import pytest
 import tensorpool as tp
 from tensorpool import aeron
 from tensorpool.channel import Endpoint
-from tensorpool.client import Client, Consumer, DropReason, Frame, Progress
+from tensorpool.client import Client, Consumer, DropReason, Frame, Progress, State, StateChange
 from tensorpool.wire.control import (
     Attribute,
     ConsumerConfig,
@@ -304,6 +304,7 @@ def test_what_the_ring_overwrote_is_lost_and_counted(connected: Client, peer: Wi
 
 
 @pytest.mark.spec("WIRE-10.4.1-02", "WIRE-10.4.1-03", "WIRE-10.4.1-04", "WIRE-10.4.1-01", "WIRE-15.18-02")
+@pytest.mark.spec("WIRE-10.1.2-02")
 def test_qos_tells_what_was_seen_missed_and_late(peer: WireProducer, brisk: Client) -> None:
     """Three seqs that were never described are drops_gap 3, an overwritten one is drops_late 1, byte for byte."""
     consumer = warm(peer, brisk.consumer(peer.stream_id))
@@ -318,6 +319,7 @@ def test_qos_tells_what_was_seen_missed_and_late(peer: WireProducer, brisk: Clie
     assert heard.data == struct.pack("<4H I I Q Q Q Q B", 41, 5, 900, 1, *names, last, 3, 1, 1)
     assert (consumer.stats.drops_gap, consumer.stats.drops_late) == (3, 1)
     peer.wait_for(QosConsumer, heard.index + 1, consumer_id=consumer.consumer_id)  # and again, though nothing changed
+    peer.wait_for(ConsumerHello, heard.index + 1, consumer_id=consumer.consumer_id)
 
 
 @pytest.mark.spec("WIRE-10.4.1-04", "WIRE-15.18-02")
@@ -418,8 +420,10 @@ def test_half_a_request_for_a_private_stream_is_never_sent(
 
 
 @pytest.mark.spec("WIRE-10.1.3-02", "WIRE-10.1.3-04")
-def test_a_consumer_obeys_only_its_own_config(peer: WireProducer, consumer: Consumer) -> None:
+def test_a_consumer_obeys_only_its_own_config(connected: Client, peer: WireProducer) -> None:
     """One for another consumer or another stream changes nothing; its own changes its mode, also in what it reports."""
+    states: list[StateChange] = []
+    consumer = warm(peer, connected.consumer(peer.stream_id, on_state=states.append))
     mine = {"consumer_id": consumer.consumer_id, "mode": Mode.RATE_LIMITED}
     for other in ({"consumer_id": consumer.consumer_id + 1}, {"stream_id": peer.stream_id + 1_000_000}):
         peer.say(ConsumerConfig, **mine | other, use_shm=False, payload_fallback_uri="bridge://x")
@@ -430,6 +434,8 @@ def test_a_consumer_obeys_only_its_own_config(peer: WireProducer, consumer: Cons
         received(peer, consumer)
         assert consumer.is_active
         assert consumer.fallback_uri is None
+        assert consumer.poll(0) is None  # and `on_state` has been called
+        assert State.FALLBACK not in {change.state for change in states}
     since = peer.now
     peer.say(ConsumerConfig, consumer_id=consumer.consumer_id, mode=Mode.RATE_LIMITED)
     peer.wait_for(QosConsumer, since, consumer_id=consumer.consumer_id, mode=Mode.RATE_LIMITED)

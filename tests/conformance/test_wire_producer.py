@@ -527,6 +527,7 @@ def test_qos_tells_who_produces_and_how_far_it_is(peer: WireConsumer, producer: 
     peer.wait_for(QosProducer, heard.index + 1, stream_id=producer.stream_id, current_seq=last)
 
 
+@pytest.mark.spec("WIRE-10.3.1-02")
 @pytest.mark.spec("WIRE-10.3.1-03", "WIRE-10.3.2-01", "WIRE-10.3.2-03", "WIRE-10.3.1-01")
 def test_metadata_is_told_on_change_and_again_and_frames_name_its_version(
     peer: WireConsumer, producer: Producer, mapped: MappedStream
@@ -801,15 +802,19 @@ def test_a_producer_writes_only_into_files_that_are_there(
     """While it produces nothing is created, removed, or of another size, and no second producer gets in."""
     with connected.producer(next(_stream_ids)) as producer:
         wait_until(lambda: producer.is_active, "the producer is active")
-        folder = peer.attach(producer.stream_id).response.header_region_uri.removeprefix("shm:file?path=")
-        before = tree(Path(folder).parent)
+        granted = peer.attach(producer.stream_id).response
+        uris = [granted.header_region_uri, *(pool.region_uri for pool in granted.payload_pools)]
+        files = {Path(uri.removeprefix("shm:file?path=")) for uri in uris}
+        (folder,) = {path.parent for path in files}
+        assert set(folder.iterdir()) == files
+        before = tree(folder)
         for index in range(3 * NSLOTS):
             producer.publish(np.full(index * 1000, index, np.uint8))
         with pytest.raises(tp.AttachRefused) as refused:
             connected.producer(producer.stream_id, timeout=2.0)
         assert refused.value.code == "REJECTED"
         assert refused.value.stream == producer.stream_id
-        assert tree(Path(folder).parent) == before
+        assert tree(folder) == before
         assert producer.is_active
 
 

@@ -187,6 +187,7 @@ def test_a_key_that_a_file_leaves_out_has_its_default(tmp_path: Path, key: Key) 
     assert load(folder=tmp_path).dump()[key.key] == key.default
 
 
+@pytest.mark.spec("DRV-17-02", "DRV-17-03")
 @pytest.mark.parametrize("key", [key for key in KEYS if key.variable], ids=lambda key: key.key)
 def test_a_variable_goes_over_the_file_and_a_flag_over_the_variable(tmp_path: Path, key: Key) -> None:
     """For each key that has a variable, with three different values as far as there are three."""
@@ -295,6 +296,7 @@ def test_flags_come_as_dotted_keys_and_as_tables() -> None:
     assert loaded.default_ring.nslots == 4
 
 
+@pytest.mark.spec("DRV-17-02")
 def test_the_environment_of_the_process_counts_by_default(monkeypatch: pytest.MonkeyPatch) -> None:
     """So that nobody has to pass it."""
     monkeypatch.setenv("DRIVER_INSTANCE_ID", "from-the-environment")

@@ -746,6 +746,7 @@ os._exit(0)
 """
 
 
+@pytest.mark.spec("WIRE-15.21a.7-02")
 def test_what_a_dead_driver_left_in_another_namespace_is_swept_away(shm_dir: Path) -> None:
     """C11: once its last sign of life is old enough, every minute, and only where collection is enabled."""
     code, output = run_script(DYING, str(shm_dir))

@@ -1,0 +1,44 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The rows of mutants.tsv, and the requirements that no test here can hold to account."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Final, NamedTuple
+
+NOT_HERE: Final = {
+    "DRV-11-14": "it is the deployment's: no driver knows the ranges of another one",
+}
+
+
+class Row(NamedTuple):
+    """`old` occurs once in src/tensorpool/<file>; with `new` in its place a test that claims the requirement fails."""
+
+    requirement: str
+    file: str
+    mistake: str
+    old: str
+    new: str
+
+    def arguments(self, root: Path) -> list[str]:
+        """For pytest with the plugin tests.mutants.claims."""
+        return ["--claims", self.requirement, *claiming_files(root, self.requirement)]
+
+
+def claiming_files(root: Path, requirement: str) -> list[str]:
+    """Files of tests in which the id occurs, those that start no processes first."""
+    quoted = re.compile(f'"{re.escape(requirement)}"')
+    paths = [path.relative_to(root) for path in (root / "tests").glob("*/test_*.py") if quoted.search(path.read_text())]
+    slow = ("conformance", "integration", "fault", "spark")
+    return [str(path) for path in sorted(paths, key=lambda path: (path.parent.name in slow, path))]
+
+
+def _rows() -> tuple[Row, ...]:
+    """One line each, a newline in the source written as \\n."""
+    heading, *lines = Path(__file__).with_name("mutants.tsv").read_text(encoding="utf-8").splitlines()
+    assert heading.split("\t") == list(Row._fields)
+    return tuple(Row(*(cell.replace("\\n", "\n") for cell in line.split("\t"))) for line in lines)
+
+
+ROWS: Final = _rows()
