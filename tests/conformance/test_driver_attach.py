@@ -10,6 +10,7 @@ import struct
 import xml.etree.ElementTree as ET
 from collections.abc import Iterator
 
+import msgspec
 import pytest
 
 from tensorpool import aeron
@@ -100,20 +101,38 @@ def test_correlation_ids_come_back_unchanged(client: DriverClient, correlation_i
 
 
 @pytest.mark.spec("DRV-4.8-07")
-def test_an_identical_retry_gets_the_identical_answer(client: DriverClient, stream_id: int) -> None:
-    """A client that lost the response asks again and learns its lease; there is still only one."""
+def test_an_identical_retry_gets_the_same_lease(client: DriverClient, stream_id: int) -> None:
+    """A client that lost the response asks again and learns its lease, with the expiry of now; there is only one."""
     request = attach_request(stream_id, Role.PRODUCER)
     client.send(request)
     lease = client.granted(request)  # also asks while the first one may still be under way
     client.send(lease.keepalive())
     again = client.granted(request)
-    assert {heard.data for heard in client.heard(ShmAttachResponse, correlation_id=request.correlation_id)} == {
-        lease.heard.data
-    }
+    assert again.response.lease_expiry_timestamp_ns > lease.response.lease_expiry_timestamp_ns
+    for heard in client.heard(ShmAttachResponse, correlation_id=request.correlation_id):
+        same = msgspec.structs.replace(
+            heard.message, lease_expiry_timestamp_ns=lease.response.lease_expiry_timestamp_ns
+        )
+        assert same == lease.response
     assert client.detach(again).message.code is ResponseCode.OK
     assert client.detach(again).message.code is ResponseCode.REJECTED
     client.fence()
     assert len(client.heard(ShmLeaseRevoked, client_id=request.client_id)) == 1
+
+
+@pytest.mark.spec("DRV-4.2-03")
+def test_a_retry_after_an_epoch_change_is_answered_with_what_is_announced(client: DriverClient, stream_id: int) -> None:
+    """The consumer's lease stays; epoch and URIs are those that another process can map now."""
+    request = attach_request(stream_id)
+    consumer = client.granted(request)
+    producer = client.attach(stream_id, Role.PRODUCER)
+    again = client.granted(request)
+    assert (again.lease_id, again.epoch) == (consumer.lease_id, producer.epoch)
+    assert again.epoch > consumer.epoch
+    assert again.response.header_region_uri == producer.response.header_region_uri
+    assert path_of(again.response.payload_pools[0].region_uri).exists()
+    for lease in (producer, again):
+        assert client.detach(lease).message.code is ResponseCode.OK
 
 
 @pytest.mark.spec("DRV-4.2-22")

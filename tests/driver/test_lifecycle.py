@@ -11,7 +11,9 @@ import pytest
 
 from tensorpool.driver import lifecycle as module
 from tensorpool.driver.lifecycle import (
+    FIRST_REPORT_NS,
     HELLO_STALE_NS,
+    REPORT_EVERY_NS,
     RETRY_CREATION_NS,
     Announce,
     CreateEpoch,
@@ -20,6 +22,7 @@ from tensorpool.driver.lifecycle import (
     Exit,
     Lifecycle,
     Phase,
+    Report,
     Send,
 )
 from tensorpool.driver.streams import Stream
@@ -74,6 +77,8 @@ def _in_words(effect: Effect) -> str:
             return f"create {stream_id}" + (" for a producer" if reserve else "")
         case DropStream(stream_id):
             return f"drop {stream_id}"
+        case Report(correlation_id):
+            return f"report {correlation_id}"
         case Exit():
             return "exit"
         case Send(ShmAttachResponse(code=code)):
@@ -310,13 +315,93 @@ def test_an_identical_retry_is_answered_identically(role: Role, stream_id: int) 
     assert f"revoked {message_of(first).lease_id} EXPIRED" in outline(lifecycle.on_tick(LEASE_NS))
 
 
-def test_a_retry_of_a_consumer_is_answered_identically_after_the_epoch_changed() -> None:
-    """The same response again, though its epoch is over: the announce tells the rest."""
+@pytest.mark.spec("DRV-4.2-03")
+def test_a_retry_is_answered_with_what_is_current() -> None:
+    """§4.2, E2: the same lease with the epoch, the URIs and the expiry of now."""
     lifecycle = serving()
-    first = lifecycle.on_attach(attach(5), 0)
+    (first,) = lifecycle.on_attach(attach(5), 0)
+    before = message_of(first)
     lifecycle.on_attach(attach(7, role=Role.PRODUCER), 0)
     created(lifecycle, FRONT, 2, reserved=True)
-    assert lifecycle.on_attach(attach(5), 1) == first
+    lifecycle.on_keepalive(keepalive(before.lease_id, 5), 500)
+    (again,) = lifecycle.on_attach(attach(5), 600)
+    after = message_of(again)
+    assert (after.lease_id, after.correlation_id, after.stream_id) == (before.lease_id, 1, FRONT)
+    assert (after.epoch, after.lease_expiry_timestamp_ns) == (2, 500 + LEASE_NS)
+    announce = lifecycle.announce(FRONT, 600)
+    assert after.header_region_uri == announce.header_region_uri != before.header_region_uri
+    assert [pool.region_uri for pool in after.payload_pools] == [pool.region_uri for pool in announce.payload_pools]
+
+
+def test_a_retry_while_the_stream_has_no_epoch_is_answered_with_the_next() -> None:
+    """The producer has just gone: one answer, with the epoch that comes, to the lease that is there."""
+    lifecycle = serving()
+    (first,) = lifecycle.on_attach(attach(5), 0)
+    lifecycle.on_attach(attach(7, role=Role.PRODUCER), 0)
+    effects = created(lifecycle, FRONT, 2, reserved=True)
+    producer = next(message_of(effect) for effect in effects if isinstance(effect, Send))
+    lifecycle.on_detach(detach(producer.lease_id, 7, role=Role.PRODUCER), 1)
+    assert lifecycle.on_attach(attach(5), 2) == []
+    assert lifecycle.on_attach(attach(5), 3) == []
+    answers = [message_of(effect) for effect in created(lifecycle, FRONT, 3) if isinstance(effect, Send)]
+    assert [(answer.lease_id, answer.epoch) for answer in answers] == [(message_of(first).lease_id, 3)]
+    assert len(lifecycle.leases) == 1
+    assert not [effect for effect in created(lifecycle, FRONT, 4) if isinstance(effect, Send)], "answered once"
+
+
+@pytest.mark.parametrize("role", Role)
+def test_a_retry_may_name_the_stream_that_the_first_was_given(role: Role) -> None:
+    """Who asked for any stream knows its id since, and asks about that."""
+    lifecycle = serving()
+    (order,) = lifecycle.on_attach(attach(5, 0, role, publish_mode=CREATE), 0)
+    assert isinstance(order, CreateEpoch)
+    again = attach(5, order.stream_id, role, publish_mode=CREATE)
+    assert lifecycle.on_attach(again, 1) == []
+    created(lifecycle, order.stream_id, 2, reserved=order.reserve)
+    assert outline(lifecycle.on_attach(again, 2)) == ["attach OK"]
+    assert len(lifecycle.leases) == 1
+
+
+# --- memory that takes long
+
+
+def reports(effects: list[Effect]) -> list[Report]:
+    return [effect for effect in effects if isinstance(effect, Report)]
+
+
+def test_an_attach_that_waits_for_memory_is_reported_until_it_is_answered() -> None:
+    """After 200 ms and then every second, with its correlation id, the stream, the bytes and the time."""
+    lifecycle = serving()
+    lifecycle.on_attach(attach(5, role=Role.PRODUCER, correlation_id=77), 0)
+    told = [(now_ns, reports(lifecycle.on_tick(now_ns))) for now_ns in range(0, 3 * SECOND_NS, 50_000_000)]
+    assert [(now_ns, found) for now_ns, found in told if found] == [
+        (now_ns, [Report(77, FRONT, RING.size_bytes, now_ns)])
+        for now_ns in (FIRST_REPORT_NS, FIRST_REPORT_NS + REPORT_EVERY_NS, FIRST_REPORT_NS + 2 * REPORT_EVERY_NS)
+    ]
+    created(lifecycle, FRONT, 2, reserved=True)
+    assert not reports(lifecycle.on_tick(10 * SECOND_NS))
+
+
+def test_a_quick_attach_is_not_reported() -> None:
+    """Nor is one that was refused, or that the driver's end has answered."""
+    lifecycle = serving()
+    lifecycle.on_attach(attach(5, role=Role.PRODUCER), 0)
+    assert not reports(lifecycle.on_tick(FIRST_REPORT_NS - 1))
+    created(lifecycle, FRONT, 2, reserved=True)
+    lifecycle.on_attach(attach(6, role=Role.PRODUCER), 0)
+    assert not reports(lifecycle.on_tick(FIRST_REPORT_NS))
+
+
+def test_a_request_stays_pending_however_long_its_memory_takes() -> None:
+    """E2: an hour and many retries later it is granted once, under its own id."""
+    lifecycle = serving()
+    lifecycle.on_attach(attach(5, role=Role.PRODUCER, correlation_id=77), 0)
+    for minute in range(60):
+        now_ns = minute * 60 * SECOND_NS
+        assert lifecycle.on_attach(attach(5, role=Role.PRODUCER, correlation_id=77), now_ns) == []
+        lifecycle.on_tick(now_ns)
+    effects = created(lifecycle, FRONT, 2, reserved=True)
+    assert outline(effects).count("attach OK") == 1
 
 
 @pytest.mark.spec("DRV-4.8-07")

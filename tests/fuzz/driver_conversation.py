@@ -23,9 +23,9 @@ from tensorpool.clock import ManualClock
 from tensorpool.driver import outbox
 from tensorpool.driver.conductor import DriverConductor
 from tensorpool.driver.config import DriverConfig
+from tensorpool.driver.epoch_messages import Epoch
 from tensorpool.driver.lifecycle import MAX_PENDING_ATTACHES, CreateEpoch
 from tensorpool.driver.memory import Created, Failed
-from tensorpool.driver.streams import Epoch
 from tensorpool.wire import Message, decode
 from tensorpool.wire.control import ConsumerConfig, Mode, ShmPoolAnnounce
 from tensorpool.wire.discovery import DiscoveryRequest

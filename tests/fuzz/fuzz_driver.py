@@ -16,8 +16,8 @@ import atheris
 from fuzz_wire import instrument
 
 from tensorpool.driver.config import DriverConfig
+from tensorpool.driver.epoch_messages import Epoch
 from tensorpool.driver.lifecycle import Announce, CreateEpoch, Effect, Lifecycle, Phase, Send
-from tensorpool.driver.streams import Epoch
 from tensorpool.errors import DecodeError
 from tensorpool.wire import Message, decode
 from tensorpool.wire.control import ConsumerHello

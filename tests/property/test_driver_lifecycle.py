@@ -20,6 +20,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
+from tensorpool.driver.epoch_messages import Epoch
 from tensorpool.driver.lifecycle import (
     HELLO_STALE_NS,
     Announce,
@@ -29,9 +30,9 @@ from tensorpool.driver.lifecycle import (
     Exit,
     Lifecycle,
     Phase,
+    Report,
     Send,
 )
-from tensorpool.driver.streams import Epoch
 from tensorpool.wire.control import ConsumerConfig, ConsumerHello, ShmPoolAnnounce
 from tensorpool.wire.driver import (
     HugepagesPolicy,
@@ -152,6 +153,7 @@ class DriverMachine(RuleBasedStateMachine):
         self.waiting: list[Waiting] = []
         self.orders: dict[int, CreateEpoch] = {}
         self.ready: dict[int, Epoch] = {}
+        self.owed: set[int] = set()  # leases that asked again while their stream had no epoch
         self.known = {FRONT, REAR}
         self.was_ready: set[int] = set()
         self.used_ns: dict[int, int] = {}  # when somebody last had a lease
@@ -193,10 +195,17 @@ class DriverMachine(RuleBasedStateMachine):
         effects = self.life.on_attach(request, self.now_ns)
         held = next((lease for lease in self.held.values() if lease.client_id == request.client_id), None)
         waiting = self.waiting_of(request.client_id)
-        if held is not None and is_same_attempt(held.request, request):
-            assert effects == [Send(held.response)]
+        if held is not None and is_same_attempt(held.request, request, held.stream_id):
+            current = self.ready.get(held.stream_id)
+            if current is None:
+                assert effects == []
+                self.owed.add(held.lease_id)
+                return
+            self.owed.add(held.lease_id)
+            self.perform(effects)
+            assert held.lease_id not in self.owed, "answered at once"
             return
-        if waiting is not None and is_same_attempt(waiting.request, request):
+        if waiting is not None and is_same_attempt(waiting.request, request, waiting.stream_id):
             assert effects == []
             return
         codes = self.reasons_to_refuse(request)
@@ -370,11 +379,14 @@ class DriverMachine(RuleBasedStateMachine):
             epoch = epoch_of(stream_id, number)
             self.ready[stream_id] = epoch
             self.was_ready.add(stream_id)
-            messages = self.perform(self.life.on_epoch_created(epoch, order.reserve, self.now_ns))
+            effects = self.life.on_epoch_created(epoch, order.reserve, self.now_ns)
             granted = [ShmAttachResponse] * len(producers if order.reserve else [])
-            waited = [ShmAttachResponse] * len(consumers)
+            owed = {id for id in self.owed if id in self.held and self.held[id].stream_id == stream_id}
+            messages = self.perform(effects)
+            waited = [ShmAttachResponse] * (len(consumers) + len(owed))
             assert [type(message) for message in messages] == [*granted, ShmPoolAnnounce, *waited]
             assert all(m.code is ResponseCode.OK for m in messages if isinstance(m, ShmAttachResponse))
+            assert not owed & self.owed
             return
         refused = producers if order.reserve else consumers
         self.waiting = [entry for entry in self.waiting if entry not in refused]
@@ -435,6 +447,9 @@ class DriverMachine(RuleBasedStateMachine):
                 case DropStream():
                     self.on_dropped(effect.stream_id)
                     continue
+                case Report():
+                    assert any(entry.request.correlation_id == effect.correlation_id for entry in self.waiting)
+                    continue
                 case Exit():
                     assert not self.has_ended
                     self.has_ended = True
@@ -447,6 +462,8 @@ class DriverMachine(RuleBasedStateMachine):
             match message:
                 case ShmPoolAnnounce():
                     self.on_announce(message)
+                case ShmAttachResponse(code=ResponseCode.OK, lease_id=lease_id) if lease_id in self.owed:
+                    self.on_answered_again(message)
                 case ShmAttachResponse(code=ResponseCode.OK):
                     self.on_granted(message)
                 case ShmLeaseRevoked():
@@ -517,7 +534,15 @@ class DriverMachine(RuleBasedStateMachine):
             lease.lease_id, request.client_id, stream_id, request.role, self.now_ns + LEASE_NS, request, answer
         )
 
+    def on_answered_again(self, answer: ShmAttachResponse) -> None:
+        """The lease that there is, with what is current (§4.2)."""
+        held, current = self.held[answer.lease_id or 0], self.ready[answer.stream_id or 0]
+        self.owed.discard(held.lease_id)
+        assert (answer.correlation_id, answer.stream_id) == (held.request.correlation_id, held.stream_id)
+        assert (answer.epoch, answer.header_region_uri) == (current.epoch, current.header_region_uri)
+
     def on_revoked(self, notice: ShmLeaseRevoked) -> None:
+        self.owed.discard(notice.lease_id)
         lease = self.held.pop(notice.lease_id)  # fails for one that has ended before
         assert (notice.stream_id, notice.client_id, notice.role) == (lease.stream_id, lease.client_id, lease.role)
         assert notice.timestamp_ns == self.now_ns + STAMP_OFFSET_NS
@@ -611,10 +636,10 @@ class DriverMachine(RuleBasedStateMachine):
         return leases[pick % len(leases)]
 
 
-def is_same_attempt(first: ShmAttachRequest, again: ShmAttachRequest) -> bool:
-    """E2, of the same client."""
-    names = ("correlation_id", "stream_id", "role")
-    return all(getattr(first, name) == getattr(again, name) for name in names)
+def is_same_attempt(first: ShmAttachRequest, again: ShmAttachRequest, stream_id: int) -> bool:
+    """E2, of the same client: the stream is named as before, or as the one that was given."""
+    is_same = (first.correlation_id, first.role) == (again.correlation_id, again.role)
+    return is_same and again.stream_id in (first.stream_id, stream_id)
 
 
 def check_refused(answers: list[object], refused: list[Waiting], code: ResponseCode) -> None:

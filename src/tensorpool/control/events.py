@@ -6,6 +6,7 @@
     result:<key>  error:<key>          tag of the service, correlation id of the command, what came of it
     rejected:<key>                     the same, for a command that was not accepted: the reason as text
     alive                              JSON, once a second and when the state changes
+    making                             JSON, from a driver: the attach of that correlation id waits for memory
 
 Service Control §5.1, §5.2; decisions H2-H5.
 """
@@ -25,6 +26,7 @@ RESULT: Final = "result:"
 ERROR: Final = "error:"
 REJECTED: Final = "rejected:"
 ALIVE: Final = "alive"
+MAKING: Final = "making"
 ANSWERS: Final = (RESULT, ERROR, REJECTED)
 
 NUMBERS: Final = {
@@ -70,6 +72,24 @@ class Alive(msgspec.Struct, frozen=True, kw_only=True):
     pid: int
     state: State
     version: str
+
+
+class Making(msgspec.Struct, frozen=True, kw_only=True):
+    """The value of a `making` event: how much memory a stream's driver is making, and since when."""
+
+    stream_id: int
+    bytes: int
+    elapsed_ms: int
+
+
+def read_making(message: EventMessage) -> Making | None:
+    """What a `making` event says; None for every other event, and for one that says something else."""
+    if message.key != MAKING or message.format is not Format.STRING:
+        return None
+    try:
+        return msgspec.json.decode(message.value, type=Making)
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        return None
 
 
 def read_alive(message: EventMessage) -> Alive | None:

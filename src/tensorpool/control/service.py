@@ -143,14 +143,14 @@ class Service:
 
         return register
 
-    def status(self, key: str, value: object = None) -> bool:
-        """Publish a status event; False when it found no room, or nobody listens.
+    def status(self, key: str, value: object = None, *, correlation_id: int = 0) -> bool:
+        """Publish a status event, about the request of `correlation_id` if any; False when it found no room or reader.
 
         >>> service.status("progress", 0.5)          # doctest: +SKIP
         """
         if not KEY.fullmatch(key):
             raise LocalProtocolError(f"status {key!r}: a key has letters, digits, '.', '_' and '-'")
-        return self._publish(key, value)
+        return self._publish(key, value, correlation_id)
 
     def after_answer(self, action: Callable[[], object]) -> None:
         """From inside a handler: have `action` called once the result has left, such as to end the process."""

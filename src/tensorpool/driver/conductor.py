@@ -18,10 +18,11 @@ from tensorpool import aeron
 from tensorpool.channel import Endpoint
 from tensorpool.clock import Clock
 from tensorpool.control import Service, State, host_standard
+from tensorpool.control.events import MAKING, Making
 from tensorpool.control.link import with_parameters
 from tensorpool.driver.config import DriverConfig
 from tensorpool.driver.failures import Failures
-from tensorpool.driver.lifecycle import Announce, CreateEpoch, DropStream, Effect, Exit, Lifecycle, Phase, Send
+from tensorpool.driver.lifecycle import Announce, CreateEpoch, DropStream, Effect, Exit, Lifecycle, Phase, Report, Send
 from tensorpool.driver.memory import Created, Failed, Memory
 from tensorpool.driver.message_sizes import check_message_sizes
 from tensorpool.driver.outbox import Outbox
@@ -399,10 +400,19 @@ class DriverConductor:
                     self._outbox.announce(effect.stream_id)
             case CreateEpoch():
                 self._memory.submit(effect)
+            case Report():
+                self._report(effect)
             case DropStream():
                 self._memory.drop(effect.stream_id)
             case Exit():
                 raise aeron.AgentTerminated
+
+    def _report(self, report: Report) -> None:
+        if self._service is not None:
+            value = Making(
+                stream_id=report.stream_id, bytes=report.size_bytes, elapsed_ms=report.elapsed_ns // 1_000_000
+            )
+            self._service.status(MAKING, value, correlation_id=report.correlation_id)
 
     def _flush(self) -> int:
         link = self._link

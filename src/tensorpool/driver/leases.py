@@ -21,7 +21,6 @@ import msgspec
 from tensorpool.wire.driver import (
     Role,
     ShmAttachRequest,
-    ShmAttachResponse,
     ShmDetachRequest,
     ShmLeaseKeepalive,
 )
@@ -54,9 +53,9 @@ class Lease(msgspec.Struct):
     role: Role
     granted_ns: int
     expiry_ns: int
-    request: ShmAttachRequest  # with the response below: for an identical retry (E2)
+    request: ShmAttachRequest  # for an identical retry (E2)
     state: LeaseState = LeaseState.ATTACHED
-    response: ShmAttachResponse | None = None
+    is_owed_answer: bool = False  # to such a retry, once its stream has an epoch again
     is_forgiven: bool = False  # since its last keepalive
 
 

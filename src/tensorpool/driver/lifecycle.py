@@ -5,7 +5,7 @@ The only writer of leases and streams. Holds no clock and does no IO: each metho
 which the conductor performs in their order. Making memory takes long, so it is an effect (`CreateEpoch`) whose outcome
 comes back as an event; what depends on it waits here, and everything else goes on.
 
-    attach (producer)   CreateEpoch … epoch ready: Send(OK), Announce
+    attach (producer)   CreateEpoch … Report while it takes long … epoch ready: Send(OK), Announce
     attach (consumer)   Send(OK)                                       (waits where the stream has no epoch yet)
     detach              Send(response), Send(revoked), then for a producer CreateEpoch … Announce
     expiry, revoke      Send(revoked), then for a producer CreateEpoch … Announce
@@ -20,19 +20,19 @@ from enum import Enum, auto
 
 import msgspec
 
+from tensorpool.driver import epoch_messages
 from tensorpool.driver.authority import Authority
 from tensorpool.driver.config import DriverConfig
+from tensorpool.driver.epoch_messages import Epoch
 from tensorpool.driver.leases import Keepalive, Lease, LeaseTable
 from tensorpool.driver.message_sizes import ERROR_MESSAGE_BYTES
-from tensorpool.driver.streams import Epoch, IdPool, NoStream, Stream, StreamTable
+from tensorpool.driver.streams import IdPool, NoStream, Stream, StreamTable
 from tensorpool.shm.layout import LAYOUT_VERSION, RingSpec
 from tensorpool.wire import Message
 from tensorpool.wire.control import ClockDomain, ConsumerConfig, ConsumerHello, Mode, ShmPoolAnnounce
-from tensorpool.wire.control import PayloadPool as AnnouncedPool
 from tensorpool.wire.driver import (
     HugepagesPolicy,
     LeaseRevokeReason,
-    PayloadPool,
     PublishMode,
     ResponseCode,
     Role,
@@ -47,13 +47,14 @@ from tensorpool.wire.driver import (
     ShutdownReason,
 )
 
-MAX_DIMS = 8
-HEADER_SLOT_BYTES = 256
 MAX_URI_BYTES = 4095
 NULL_U32 = 0xFFFF_FFFF
 MAX_PENDING_ATTACHES = 1024
 RETRY_CREATION_NS = 1_000_000_000
+FIRST_REPORT_NS = 200_000_000  # an attach that takes longer is reported, and again at this interval:
+REPORT_EVERY_NS = 1_000_000_000
 HELLO_STALE_NS = 4_000_000_000  # E28: 4 x the hello interval
+NEVER_NS = 2**63
 _NOTHING: list[Effect] = []
 
 
@@ -77,6 +78,15 @@ class CreateEpoch(msgspec.Struct, frozen=True):
     reserve: bool
 
 
+class Report(msgspec.Struct, frozen=True):
+    """Publish on the status stream that the attach of this correlation id is being worked on."""
+
+    correlation_id: int
+    stream_id: int
+    size_bytes: int
+    elapsed_ns: int
+
+
 class DropStream(msgspec.Struct, frozen=True):
     """Nobody uses this dynamic stream any more: its memory can go."""
 
@@ -87,7 +97,7 @@ class Exit(msgspec.Struct, frozen=True):
     """Everything is said: the driver ends."""
 
 
-type Effect = Send | Announce | CreateEpoch | DropStream | Exit
+type Effect = Send | Announce | CreateEpoch | Report | DropStream | Exit
 
 
 class Phase(Enum):
@@ -99,10 +109,12 @@ class Phase(Enum):
 
 
 class Pending(msgspec.Struct):
-    """An attach that waits for memory."""
+    """An attach that waits for memory, however long that takes (E2); `report_ns`: when that is to be reported."""
 
     request: ShmAttachRequest
     stream: Stream
+    since_ns: int
+    report_ns: int
 
 
 class Override(msgspec.Struct, frozen=True):
@@ -132,6 +144,7 @@ class Lifecycle:
         self._modes: dict[tuple[int, int], Mode] = {}  # that each of them asked for
         self._overrides: dict[tuple[int, int], Override] = {}  # the last that others sent them
         self._next_announce_ns = 0
+        self._next_report_ns = NEVER_NS
         self._exit_ns = 0
         self._exit_notice = ShutdownReason.NORMAL, ""
 
@@ -144,9 +157,9 @@ class Lifecycle:
 
     def on_tick(self, now_ns: int) -> list[Effect]:
         """Everything that is due: expiry, announces, a creation to try again, the end of a drain."""
-        if now_ns < min(self.leases.no_expiry_before_ns, self._next_announce_ns):
+        if now_ns < min(self.leases.no_expiry_before_ns, self._next_announce_ns, self._next_report_ns):
             return _NOTHING
-        effects: list[Effect] = []
+        effects: list[Effect] = self._report_pending(now_ns)
         for lease in self.leases.expire(now_ns):
             effects += self._ended(lease, LeaseRevokeReason.EXPIRED, "no keepalive within the grace", now_ns)
         if now_ns >= self._next_announce_ns:
@@ -182,23 +195,20 @@ class Lifecycle:
 
     def on_attach(self, request: ShmAttachRequest, now_ns: int) -> list[Effect]:
         held = self.leases.of_client(request.client_id)
-        if held is not None and _is_retry(held.request, request):
-            assert held.response is not None
-            return [Send(held.response)]  # E2: an identical retry gets the identical answer
+        if held is not None and _is_retry(held.request, request, held.stream_id):
+            return self._answered_again(held)
         waiting = next((p for p in self._pending if p.request.client_id == request.client_id), None)
-        if waiting is not None and _is_retry(waiting.request, request):
-            return []  # its answer is on the way
+        if waiting is not None and _is_retry(waiting.request, request, waiting.stream.stream_id):
+            return []  # it is being worked on
         try:
             stream = self._admit(request, held or waiting, now_ns)
         except _Refusal as refusal:
             return [Send(self._refused(request, refusal))]
-        if request.role is Role.PRODUCER:
-            self._pending.append(Pending(request, stream))
-            return [] if stream.is_creating else self._create(stream, reserve=True)
-        if stream.current is None:
-            self._pending.append(Pending(request, stream))
-            return [] if stream.is_creating else self._create(stream, reserve=False)
-        return [self._granted(request, stream, now_ns)]
+        if request.role is Role.CONSUMER and stream.current is not None:
+            return [self._granted(request, stream, now_ns)]
+        self._pending.append(Pending(request, stream, now_ns, now_ns + FIRST_REPORT_NS))
+        self._next_report_ns = min(self._next_report_ns, now_ns + FIRST_REPORT_NS)
+        return self._create(stream, reserve=request.role is Role.PRODUCER)
 
     def on_malformed_attach(self, correlation_id: int, code: ResponseCode, text: str) -> list[Effect]:
         """A request that names its correlation id but cannot be understood (A19, E33)."""
@@ -320,6 +330,8 @@ class Lifecycle:
         effects.append(Announce(stream.stream_id))
         while (pending := self._take_pending(stream, Role.CONSUMER)) is not None:
             effects.append(self._granted(pending.request, stream, now_ns))
+        owed = [lease for lease in self.leases if lease.is_owed_answer and lease.stream_id == stream.stream_id]
+        effects += [self._answer(lease, epoch) for lease in owed]
         if stream.producer is None and self._has_pending(stream, Role.PRODUCER):
             effects += self._create(stream, reserve=True)
         return effects
@@ -351,26 +363,11 @@ class Lifecycle:
         stream = self.streams.get(stream_id)
         if stream is None or stream.current is None:
             return None
-        epoch = stream.current
-        return ShmPoolAnnounce(
-            stream_id=stream_id,
+        return epoch_messages.announce(
+            stream.current,
             producer_id=stream.producer.client_id if stream.producer else 0,
-            epoch=epoch.epoch,
-            announce_timestamp_ns=self._stamp(now_ns),
-            announce_clock_domain=ClockDomain[self.config.driver.announce_clock_domain],
-            layout_version=epoch.layout_version,
-            header_nslots=epoch.ring.nslots,
-            header_slot_bytes=HEADER_SLOT_BYTES,
-            payload_pools=tuple(
-                AnnouncedPool(
-                    pool_id=pool.pool_id,
-                    pool_nslots=epoch.ring.nslots,
-                    stride_bytes=pool.stride_bytes,
-                    region_uri=uri,
-                )
-                for pool, uri in zip(epoch.ring.pools, epoch.pool_region_uris, strict=True)
-            ),
-            header_region_uri=epoch.header_region_uri,
+            timestamp_ns=self._stamp(now_ns),
+            clock_domain=ClockDomain[self.config.driver.announce_clock_domain],
         )
 
     # --- inside
@@ -449,35 +446,42 @@ class Lifecycle:
             raise _Refusal(ResponseCode.REJECTED, text)
 
     def _granted(self, request: ShmAttachRequest, stream: Stream, now_ns: int) -> Send:
-        epoch = stream.current
-        assert epoch is not None
         lease = self.leases.grant(stream.stream_id, request, now_ns)
         stream.unused_since_ns = None  # also of a lease that comes and goes between two announces
         if request.role is Role.PRODUCER:
             stream.producer = lease
-        lease.response = ShmAttachResponse(
-            correlation_id=request.correlation_id,
-            code=ResponseCode.OK,
-            lease_id=lease.lease_id,
-            lease_expiry_timestamp_ns=self._stamp(lease.expiry_ns),
-            stream_id=stream.stream_id,
-            epoch=epoch.epoch,
-            layout_version=epoch.layout_version,
-            header_nslots=epoch.ring.nslots,
-            header_slot_bytes=HEADER_SLOT_BYTES,
-            max_dims=MAX_DIMS,
-            payload_pools=tuple(
-                PayloadPool(
-                    pool_id=pool.pool_id,
-                    pool_nslots=epoch.ring.nslots,
-                    stride_bytes=pool.stride_bytes,
-                    region_uri=uri,
-                )
-                for pool, uri in zip(epoch.ring.pools, epoch.pool_region_uris, strict=True)
-            ),
-            header_region_uri=epoch.header_region_uri,
+        assert stream.current is not None
+        return self._answer(lease, stream.current)
+
+    def _answered_again(self, lease: Lease) -> list[Effect]:
+        """E2: a retry is answered with its lease and what is current (§4.2), as soon as the stream has an epoch."""
+        stream = self.streams.get(lease.stream_id)
+        if stream is None or stream.current is None:
+            lease.is_owed_answer = True
+            return []
+        return [self._answer(lease, stream.current)]
+
+    def _answer(self, lease: Lease, epoch: Epoch) -> Send:
+        lease.is_owed_answer = False
+        correlation_id, expiry_ns = lease.request.correlation_id, self._stamp(lease.expiry_ns)
+        response = epoch_messages.grant(
+            epoch, correlation_id=correlation_id, lease_id=lease.lease_id, expiry_ns=expiry_ns
         )
-        return Send(lease.response)
+        return Send(response)
+
+    def _report_pending(self, now_ns: int) -> list[Effect]:
+        """Clients whose memory takes long learn that it is on its way, and how much of it."""
+        if now_ns < self._next_report_ns:
+            return []
+        effects: list[Effect] = []
+        for pending in self._pending:
+            if now_ns >= pending.report_ns:
+                pending.report_ns = now_ns + REPORT_EVERY_NS
+                stream, correlation_id = pending.stream, pending.request.correlation_id
+                size_bytes = 0 if stream.ring is None else stream.ring.size_bytes
+                effects.append(Report(correlation_id, stream.stream_id, size_bytes, now_ns - pending.since_ns))
+        self._next_report_ns = min((pending.report_ns for pending in self._pending), default=NEVER_NS)
+        return effects
 
     def _refused(self, request: ShmAttachRequest, refusal: _Refusal) -> ShmAttachResponse:
         self.counts["attaches_refused"] += 1
@@ -559,13 +563,10 @@ class _Refusal(Exception):
         self.code = code
 
 
-def _is_retry(first: ShmAttachRequest, again: ShmAttachRequest) -> bool:
-    """The same attempt (E2); the caller has compared the client."""
-    return (first.correlation_id, first.stream_id, first.role) == (
-        again.correlation_id,
-        again.stream_id,
-        again.role,
-    )
+def _is_retry(first: ShmAttachRequest, again: ShmAttachRequest, stream_id: int) -> bool:
+    """The same attempt (E2), also one that names the stream that the first was given; the client is the same."""
+    is_same = (first.correlation_id, first.role) == (again.correlation_id, again.role)
+    return is_same and again.stream_id in (first.stream_id, stream_id)
 
 
 def _describe_holder(client_id: int, holder: Lease | Pending) -> str:

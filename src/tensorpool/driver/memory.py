@@ -20,8 +20,8 @@ import msgspec
 from tensorpool import shm
 from tensorpool.clock import Clock
 from tensorpool.driver.config import DriverConfig
+from tensorpool.driver.epoch_messages import Epoch
 from tensorpool.driver.lifecycle import CreateEpoch
-from tensorpool.driver.streams import Epoch
 from tensorpool.errors import ConfigError, RegionRejected, TensorPoolError
 from tensorpool.logs import get_logger
 from tensorpool.shm.containment import huge_page_bytes

@@ -11,13 +11,13 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 from tensorpool.channel import check_channel
+from tensorpool.driver.epoch_messages import Epoch, announce, grant
 from tensorpool.errors import ConfigError
 from tensorpool.shm.epochs import region_uris
-from tensorpool.shm.layout import LAYOUT_VERSION, MAX_EPOCH, RingSpec
+from tensorpool.shm.layout import LAYOUT_VERSION, MAX_EPOCH
 from tensorpool.shm.namespace import namespace_path
-from tensorpool.wire.control import ClockDomain, ShmPoolAnnounce
-from tensorpool.wire.control import PayloadPool as AnnouncedPool
-from tensorpool.wire.driver import PayloadPool, ResponseCode, ShmAttachResponse
+from tensorpool.wire.control import ClockDomain
+from tensorpool.wire.driver import ResponseCode, ShmAttachResponse
 
 if TYPE_CHECKING:
     from tensorpool.driver.config import DriverConfig
@@ -42,9 +42,10 @@ def check_message_sizes(
     for name in sorted(names):
         ring = config.profiles[name].ring
         uris = list(map(str, region_uris(path, ring, _LARGEST_STREAM_ID, MAX_EPOCH, shm.require_hugepages)))
-        grant, announce = _grant_bytes(ring, uris), _announce_bytes(ring, uris)
-        _check(name, "driver.control_channel", endpoints.control_channel, control_bytes, grant, uris)
-        _check(name, "driver.announce_channel", endpoints.announce_channel, announce_bytes, announce, uris)
+        largest = Epoch(_LARGEST_STREAM_ID, MAX_EPOCH, LAYOUT_VERSION, ring, uris[0], tuple(uris[1:]))
+        needed = _grant_bytes(largest), _announce_bytes(largest)
+        _check(name, "driver.control_channel", endpoints.control_channel, control_bytes, needed[0], uris)
+        _check(name, "driver.announce_channel", endpoints.announce_channel, announce_bytes, needed[1], uris)
 
 
 def carried_bytes(key: str, channel: str) -> int | None:
@@ -68,42 +69,10 @@ def _check(profile: str, key: str, channel: str, limit: int | None, needed: int,
     )
 
 
-def _grant_bytes(ring: RingSpec, uris: list[str]) -> int:
-    response = ShmAttachResponse(
-        correlation_id=0,
-        code=ResponseCode.OK,
-        lease_id=0,
-        lease_expiry_timestamp_ns=0,
-        stream_id=0,
-        epoch=MAX_EPOCH,
-        layout_version=LAYOUT_VERSION,
-        header_nslots=ring.nslots,
-        header_slot_bytes=256,
-        max_dims=8,
-        payload_pools=tuple(
-            PayloadPool(pool_id=pool.pool_id, pool_nslots=ring.nslots, stride_bytes=pool.stride_bytes, region_uri=uri)
-            for pool, uri in zip(ring.pools, uris[1:], strict=True)
-        ),
-        header_region_uri=uris[0],
-    )
+def _grant_bytes(epoch: Epoch) -> int:
     refusal_bytes = len(ShmAttachResponse(correlation_id=0, code=ResponseCode.REJECTED).encode()) + ERROR_MESSAGE_BYTES
-    return max(len(response.encode()), refusal_bytes)
+    return max(len(grant(epoch, correlation_id=0, lease_id=0, expiry_ns=0).encode()), refusal_bytes)
 
 
-def _announce_bytes(ring: RingSpec, uris: list[str]) -> int:
-    announce = ShmPoolAnnounce(
-        stream_id=0,
-        producer_id=0,
-        epoch=MAX_EPOCH,
-        announce_timestamp_ns=0,
-        announce_clock_domain=ClockDomain.MONOTONIC,
-        layout_version=LAYOUT_VERSION,
-        header_nslots=ring.nslots,
-        header_slot_bytes=256,
-        payload_pools=tuple(
-            AnnouncedPool(pool_id=pool.pool_id, pool_nslots=ring.nslots, stride_bytes=pool.stride_bytes, region_uri=uri)
-            for pool, uri in zip(ring.pools, uris[1:], strict=True)
-        ),
-        header_region_uri=uris[0],
-    )
-    return len(announce.encode())
+def _announce_bytes(epoch: Epoch) -> int:
+    return len(announce(epoch, producer_id=0, timestamp_ns=0, clock_domain=ClockDomain.MONOTONIC).encode())

@@ -17,19 +17,9 @@ import msgspec
 
 from tensorpool.config import Range
 from tensorpool.driver.config import DriverConfig
+from tensorpool.driver.epoch_messages import Epoch
 from tensorpool.driver.leases import Lease
 from tensorpool.shm.layout import RingSpec
-
-
-class Epoch(msgspec.Struct, frozen=True):
-    """One generation of a stream's memory: where its regions are."""
-
-    stream_id: int
-    epoch: int
-    layout_version: int
-    ring: RingSpec
-    header_region_uri: str
-    pool_region_uris: tuple[str, ...]
 
 
 class Stream(msgspec.Struct):
