@@ -152,6 +152,7 @@ class WireProducer(WireServer):
         self.clock_domain = clock_domain
         self.producer_id = new_client_id()
         self.producer_lease_id = next(_lease_ids)
+        self.name: str | None = None  # announced on the metadata stream
         self.lease_ns: int | None = LEASE_NS
         self.next_seq = 0
         self.announces = True
@@ -456,6 +457,8 @@ class WireProducer(WireServer):
                 self.regions.breathe(self.now_ns())
             if self.announces:
                 self.say(ShmPoolAnnounce)
+            if self.name is not None:
+                self.say(DataSourceAnnounce, name=self.name)
 
     def _on_message(self, data: bytes, info: aeron.MessageInfo) -> None:
         message = decoded(data)

@@ -26,6 +26,7 @@ from tensorpool.client.discovery import PATIENCE_NS
 from tensorpool.client.inquiry import DiscoveredStream, Filters, Inquiry
 from tensorpool.client.producer_session import ProducerSession
 from tensorpool.client.session import Session, State, StateChange
+from tensorpool.client.standalone_session import StandaloneSession
 from tensorpool.client.watch import Watch
 from tensorpool.clock import Clock, SystemClock
 from tensorpool.driver.config import DriverConfig
@@ -161,6 +162,7 @@ class Client:
         private_descriptors: Endpoint | None = None,
         private_control: Endpoint | None = None,
         driver_instance_id: str | None = None,
+        driver: bool = True,
     ) -> Consumer:
         """Read a stream, by id or by name.
 
@@ -170,8 +172,10 @@ class Client:
         `max_outstanding_seq_gap` frames behind goes on with the newest (three quarters of the ring by default; 0:
         never). `on_progress` is called from `poll` with partial frames. A stream of descriptors
         or of progress of its own is asked for with `private_descriptors` and `private_control`. A name that streams of
-        several drivers have is an error that lists them; `driver_instance_id` chooses one. Raises like `producer`, and
-        RegionRejected when the stream's memory must not be mapped.
+        several drivers have is an error that lists them; `driver_instance_id` chooses one. Without a driver
+        (`driver=False`) what a producer announces by itself is mapped, with every check that a driver's memory gets. A
+        stream that has no producer yet is waited for. Raises like `producer`, and RegionRejected when the stream's memory must
+        not be mapped.
         """
         from tensorpool.client.consumer import Consumer  # with numpy, before anything is attached
 
@@ -186,9 +190,16 @@ class Client:
         )
         self._check_allocation(private_descriptors, private_control)
         _check_range("max_outstanding_seq_gap", max_outstanding_seq_gap, 2**63 - 1)
-        home, stream_id, timeout = self._locate(stream_id, name, driver_instance_id, timeout)
+        home = self
+        if driver:
+            home, stream_id, timeout = self._locate(stream_id, name, driver_instance_id, timeout)
+        elif create or driver_instance_id is not None:
+            raise LocalProtocolError(
+                "driver=False: no driver is asked, so neither create nor driver_instance_id applies"
+            )
         wish = Wish(stream_id, Role.CONSUMER, create)
-        session = ConsumerSession(home._conductor, wish, name, preferences, max_outstanding_seq_gap)
+        kind = ConsumerSession if driver else StandaloneSession
+        session = kind(home._conductor, wish, name, preferences, max_outstanding_seq_gap)
         home._attach_consumer(session, timeout)
         invoke = None if home._invoker is None else home.invoke
         return Consumer(session, home._detach, invoke, on_state, on_progress)
@@ -394,12 +405,11 @@ class Client:
         self._sessions = [kept for kept in self._sessions if not kept.is_closed] + [session]
         started_ns = time.monotonic_ns()
         try:
-            usable = (State.ACTIVE, State.FALLBACK)
-            self._wait_for(session, lambda: session.state in usable or session.is_hopeless, timeout)
+            self._wait_for(session, lambda: session.is_usable or session.is_hopeless, timeout)
         except BaseException:
             self._detach(session)
             raise
-        if session.state in usable:
+        if session.is_usable:
             return
         failure = session.failure
         self._detach(session)

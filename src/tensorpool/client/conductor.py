@@ -296,7 +296,7 @@ class ClientConductor:
             if link.is_lost or self._media_driver.is_dead():
                 raise TransportError(f"the media driver at {self._aeron_dir} is gone")
         work = link.poll_control(self._on_control, FRAGMENT_LIMIT)
-        if self._producers:
+        if self._producers or self._consumers:
             work += link.poll_qos(self._on_qos, FRAGMENT_LIMIT)
         if self._consumers or self._wants_names:
             work += link.poll_metadata(self._on_metadata, FRAGMENT_LIMIT)
@@ -394,6 +394,11 @@ class ClientConductor:
         for producer in self._producers:
             if producer.stream_id == qos.stream_id:
                 producer.on_qos_consumer(qos, self._now_ns)
+        if self._link is None or self._link.is_own_qos(info):
+            return
+        for consumer in self._consumers:
+            if consumer.stream_id == qos.stream_id:
+                consumer.on_qos_of_others(qos, self._now_ns)
 
     def _on_metadata(self, data: bytes, info: aeron.MessageInfo) -> None:
         try:

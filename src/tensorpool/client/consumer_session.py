@@ -32,6 +32,7 @@ from tensorpool.wire.driver import Role, ShmAttachResponse, ShmLeaseRevoked
 PROBE_NS: Final = 200_000_000
 IDLE_QOS_NS: Final = 50_000_000
 KEEP_OPEN_NS: Final = 5_000_000_000  # the header of an epoch that was left, for its last frames
+RECONNECT_PERIODS: Final = 10  # between two changes of id
 LONGEST_RETRY_PERIODS: Final = 16  # between attempts to subscribe to a private stream
 
 
@@ -84,7 +85,13 @@ class ConsumerSession(Session):
         self._told_ns = 0
         self._changed_ns = 0
         self._is_greeted = True
+        self._awaits_producer = False  # attached; nothing of the stream is alive yet
+        self._next_reconnect_ns = 0
         self._apply_rate()
+
+    @property
+    def is_usable(self) -> bool:
+        return super().is_usable or (self._awaits_producer and self.attachment.is_attached)
 
     @property
     def layout_mismatches(self) -> int:
@@ -190,6 +197,16 @@ class ConsumerSession(Session):
                 self._follow(self._mapping.on_attached(response, now_ns), now_ns)
         self._assigned(config, now_ns)
 
+    def on_qos_of_others(self, qos: QosConsumer, now_ns: int) -> None:
+        """§10.1.2: another process reports under our id. Take another, at most once in a while: anyone can say so."""
+        if qos.consumer_id != self.attachment.client_id or not self.attachment.is_attached:
+            return
+        if now_ns < self._next_reconnect_ns:
+            return
+        self._next_reconnect_ns = now_ns + RECONNECT_PERIODS * self.config.announce_period_ns
+        self.log.warning("consumer_id_collision", consumer_id=qos.consumer_id)
+        self._take_new_id(now_ns)
+
     def do_work(self, now_ns: int) -> int:
         work = super().do_work(now_ns)
         reception = self.reception
@@ -251,7 +268,10 @@ class ConsumerSession(Session):
         try:
             mapped = MappedEpoch(self.conductor.map(regions, writable=False))
             wall_ns = self.conductor.clock.realtime_ns()
-            if not self._mapping.is_activity_fresh(mapped.ring.activity_timestamp_ns, now_ns, wall_ns):
+            self._awaits_producer = not self._mapping.is_activity_fresh(
+                mapped.ring.activity_timestamp_ns, now_ns, wall_ns
+            )
+            if self._awaits_producer:
                 raise RemoteProtocolError(f"nobody refreshes the regions of epoch {regions.epoch}")
         except TensorPoolError as error:
             self._fail(error, now_ns)
@@ -299,6 +319,14 @@ class ConsumerSession(Session):
         self.fallback_uri = self._fallback_if_rejected
         self.set_state(State.WAITING if self.fallback_uri is None else State.FALLBACK, str(error))
 
+    def _take_new_id(self, now_ns: int) -> None:
+        """The id is the lease's (E43): give it back and attach with another."""
+        reason = "another process uses this consumer's id; attaching with another one"
+        effects = self.attachment.on_mapping_failed(now_ns)
+        self.on_lost(reason)
+        self.set_state(State.WAITING, reason)
+        self._perform(effects, now_ns)
+
     def _ask_for_epoch(self, now_ns: int) -> None:
         """K1: a descriptor told of a later epoch. Ask the driver, at most once in an announce period, which it is.
 
@@ -311,6 +339,9 @@ class ConsumerSession(Session):
             return
         self._next_question_ns = now_ns + self.config.announce_period_ns
         self.newer_epoch_seen = False
+        self._ask_what_is_current()
+
+    def _ask_what_is_current(self) -> None:
         self.send(self.attachment.request())
 
     def _is_active(self, now_ns: int, wall_ns: int) -> bool:

@@ -54,6 +54,11 @@ class Link:
         """Whether a message of the control stream is one that we said."""
         return self.control.is_own(info)
 
+    def is_own_qos(self, info: aeron.MessageInfo) -> bool:
+        """Whether a message of the QoS stream is one that we said."""
+        qos = self._publications.get("qos")
+        return qos is not None and info.session_id == qos.session_id
+
     def publish(self, endpoint: Endpoint, term: str | None = None) -> aeron.Publication:
         """A new publication with a log of its own; `term` makes the log of an IPC channel smaller."""
         return self._client.add_publication(self._channel(endpoint, term), endpoint.stream_id, exclusive=True)

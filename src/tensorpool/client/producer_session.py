@@ -18,6 +18,7 @@ from tensorpool._core import FramePublisher, Route
 from tensorpool.channel import Endpoint, check_channel, is_repeatable
 from tensorpool.client import attachment as lease
 from tensorpool.client import metadata
+from tensorpool.client.activity import ActivityDuty
 from tensorpool.client.conductor import ClientConductor
 from tensorpool.client.description import Description
 from tensorpool.client.link import SMALL_TERM, Link
@@ -37,6 +38,7 @@ from tensorpool.errors import (
 from tensorpool.shm import LAYOUT_VERSION, MappedRing
 from tensorpool.wire import Message
 from tensorpool.wire.control import (
+    ClockDomain,
     ConsumerConfig,
     ConsumerHello,
     DataSourceAnnounce,
@@ -44,6 +46,7 @@ from tensorpool.wire.control import (
     Mode,
     QosConsumer,
     QosProducer,
+    ShmPoolAnnounce,
 )
 from tensorpool.wire.driver import ResponseCode, ShmAttachResponse, ShmLeaseRevoked
 
@@ -169,6 +172,8 @@ class ProducerSession(Session):
         self._progress: aeron.Publication | None = None
         self._mapping: Future[MappedRing] | None = None
         self._description = Description()
+        self._activity = ActivityDuty()
+        self._clock_domain = ClockDomain.MONOTONIC  # as announced
         self._next_ns = 0
 
     # --- asked by the user's side
@@ -284,6 +289,12 @@ class ProducerSession(Session):
         self.writing = None
         self.route.publisher = None
 
+    def on_announce(self, announce: ShmPoolAnnounce, now_ns: int, wall_ns: int) -> None:
+        super().on_announce(announce, now_ns, wall_ns)
+        if self.writing is not None and announce.epoch == self.writing.ring.epoch:
+            self._clock_domain = announce.announce_clock_domain
+            self._activity.on_announce()
+
     def on_consumer_end(self, notice: ShmLeaseRevoked) -> None:
         """E28: a consumer without a lease needs no stream of its own."""
         heard = self._consumers.pop(notice.client_id, None)
@@ -303,6 +314,7 @@ class ProducerSession(Session):
             raise TransportError("the descriptor log is closed: the media driver is gone")
         if self.link is None or not self.attachment.is_attached:
             return work
+        self._keep_active(now_ns)
         if now_ns >= self._next_ns:
             self._next_ns = now_ns + self.config.announce_period_ns
             self._tell(now_ns)
@@ -391,10 +403,22 @@ class ProducerSession(Session):
         self.route.publisher = None  # the producer looks, and adopts the new one
         self.writing = Writing(ring, self._descriptors, until_ns, with_publish_time=self.with_publish_time)
         self.epochs += 1
+        self._activity = ActivityDuty()
         self._next_ns = 0
         if not self._is_relay:
             self._describe(ring.epoch)
         self.set_state(State.ACTIVE, "attached", ring.epoch)
+
+    def _keep_active(self, now_ns: int) -> None:
+        """C9: refresh the activity stamp where the driver leaves that to us."""
+        if self.writing is None:
+            return
+        ring = self.writing.ring
+        if self._activity.is_due(ring.activity_timestamp_ns, now_ns, self.config.announce_period_ns):
+            is_monotonic = self._clock_domain is ClockDomain.MONOTONIC
+            stamp_ns = now_ns if is_monotonic else self.conductor.clock.realtime_ns()
+            ring.refresh_activity(stamp_ns)
+            self._activity.on_refreshed(stamp_ns, now_ns)
 
     # --- inside: what is told
 

@@ -65,11 +65,13 @@ class StateChange(msgspec.Struct, frozen=True):
 class Session:
     """A lease with its duties. Everything but `state`, `failure`, `changed` and `take_events` is the conductor's."""
 
+    attachment_type: type[lease.Attachment] = lease.Attachment
+
     def __init__(self, conductor: ClientConductor, wish: lease.Wish, name: str | None) -> None:
         self.conductor = conductor
         self.name = name
         self.config = conductor.config
-        self.attachment = lease.Attachment(
+        self.attachment = self.attachment_type(
             wish,
             new_client_id=conductor.new_client_id,
             new_correlation_id=conductor.new_correlation_id,
@@ -96,6 +98,11 @@ class Session:
     @property
     def is_closed(self) -> bool:
         return self.state is State.CLOSED
+
+    @property
+    def is_usable(self) -> bool:
+        """Whether its user gets it: it may have nothing to do yet."""
+        return self.state in (State.ACTIVE, State.FALLBACK)
 
     @property
     def is_restless(self) -> bool:

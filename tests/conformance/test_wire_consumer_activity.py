@@ -1,0 +1,91 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Our producer and our consumer on a driver that leaves the activity stamp to producers. Wire §7.1, §15.14; C9.
+
+The driver is `WireProducer` with `breathes` off: it grants, announces and never stamps anything.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import tensorpool as tp
+from tensorpool import aeron
+from tensorpool.client import Client, State, StateChange
+from tensorpool.wire.control import ClockDomain, ShmPoolAnnounce
+from tests.support.processes import wait_until
+from tests.support.regions import RING
+from tests.support.wire_producer import WireProducer
+
+PERIOD_MS = 400  # stale after 1.6 s
+FRAME = np.arange(8, dtype=np.uint8)
+
+
+@pytest.fixture
+def driver(shared_media_driver: aeron.MediaDriver, shm_dir: Path) -> Iterator[WireProducer]:
+    with WireProducer(shm_dir, shared_media_driver.aeron_dir) as driver:
+        driver.breathes = False
+        driver.producer_id = 0
+        yield driver
+
+
+@pytest.fixture
+def client(shared_media_driver: aeron.MediaDriver, driver: WireProducer) -> Iterator[Client]:
+    settings = driver.settings | {"policies.announce_period_ms": PERIOD_MS}
+    with tp.connect(shared_media_driver.aeron_dir, overrides=settings) as client:
+        yield client
+
+
+def stamp(driver: WireProducer, region: int = RING) -> int:
+    return int(struct.unpack("<Q", driver.regions.read(region, 56, 8))[0])
+
+
+def superblocks(driver: WireProducer) -> dict[int, bytes]:
+    """Without the activity stamp."""
+    return {region: driver.regions.read(region, 0, 56) for region in (RING, *driver.regions.pools)}
+
+
+@pytest.mark.spec("WIRE-7.1-05", "WIRE-7.1-04")
+@pytest.mark.parametrize("domain", list(ClockDomain))
+def test_a_stream_of_ours_lives_on_a_driver_that_stamps_nothing(
+    driver: WireProducer, client: Client, domain: ClockDomain
+) -> None:
+    """The consumer comes first and waits; once the producer writes it is never without the stream again."""
+    driver.clock_domain = domain
+    for region in (RING, *driver.regions.pools):
+        driver.regions.set_superblock(region, activity_timestamp_ns=1)
+    states: list[StateChange] = []
+    consumer = client.consumer(driver.stream_id, timeout=30, on_state=states.append)
+    assert (consumer.state, consumer.epoch) == (State.WAITING, None)
+    producer = client.producer(driver.stream_id)
+    before = superblocks(driver)
+    wait_until(lambda: consumer.poll() is None and consumer.epoch == producer.epoch, "the epoch is mapped")
+    since = len(states)
+    first, refreshed = stamp(driver), 0
+    while refreshed < 5:  # longer than it takes a stamp to become stale
+        assert producer.publish(FRAME) is not None
+        frame = consumer.poll(20)
+        assert frame is not None
+        if stamp(driver) != first:
+            first, refreshed = stamp(driver), refreshed + 1
+    consumer.poll()
+    assert [change.state for change in states[since:] if change.state is not State.ACTIVE] == []
+    assert superblocks(driver) == before
+    assert len({stamp(driver, region) for region in (RING, *driver.regions.pools)}) == 1
+    producer.close()
+
+
+def test_without_announces_our_producer_stamps_nothing(driver: WireProducer, client: Client) -> None:
+    """The driver may be dead: its silence ends the lease, and until then the stamp stays as it is."""
+    driver.lease_ns = None
+    producer = client.producer(driver.stream_id)
+    since = driver.now
+    wait_until(lambda: driver.heard(ShmPoolAnnounce, since), "the epoch is announced")
+    driver.announces = False
+    seen: set[int] = set()
+    wait_until(lambda: seen.add(stamp(driver)) or producer.state is State.WAITING, "the lease is lost")
+    assert len(seen) == 1
