@@ -174,7 +174,7 @@ class Client:
         or of progress of its own is asked for with `private_descriptors` and `private_control`. A name that streams of
         several drivers have is an error that lists them; `driver_instance_id` chooses one. Without a driver
         (`driver=False`) what a producer announces by itself is mapped, with every check that a driver's memory gets. A
-        stream that has no producer yet is waited for. Raises like `producer`, and RegionRejected when the stream's memory must
+        stream that has no producer yet is waited for. Raises like `producer`, and RegionRejected when its memory must
         not be mapped.
         """
         from tensorpool.client.consumer import Consumer  # with numpy, before anything is attached
