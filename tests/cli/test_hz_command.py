@@ -158,3 +158,25 @@ def test_a_foreign_producer_is_measured_without_a_lease(
         assert (last["name"], last["epoch"], last["window"]) == (None, peer.epoch, 20)
         assert peer.grants == []
         assert {type(heard.message).__name__ for heard in peer.transcript} <= {"ShmPoolAnnounce", "FrameDescriptor"}
+
+
+def test_a_live_stream_is_not_called_abandoned_before_its_first_announce() -> None:
+    """Descriptors come at once, announces every second and a half: the first line waits for who writes the stream."""
+    stop = threading.Event()
+    overrides = {"policies.announce_period_ms": 1500}
+    with tp.local(overrides=overrides) as pool, pool.connect() as client, client.producer("hz/new", create=True) as it:
+
+        def publish() -> None:
+            while not stop.wait(0.01):
+                it.publish(np.zeros(8))
+
+        thread = threading.Thread(target=publish)
+        thread.start()
+        try:
+            period = "policies.announce_period_ms=1500"
+            code, output = Shell(pool).run_here("hz", str(it.stream_id), "--seconds", "0.3", "--set", period)
+        finally:
+            stop.set()
+            thread.join()
+        assert code == 0, output
+        assert f"listening to {it.stream_id}: live, epoch {it.epoch}, producer {it.producer_id} writes it" in output

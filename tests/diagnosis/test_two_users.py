@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from tensorpool import aeron
 from tests.support.processes import Process, run_script
 
 DRIVER, INSIDER, OUTSIDER, GROUP = 64001, 64002, 64003, 64100
@@ -110,3 +111,37 @@ def test_a_shared_group_works_and_an_outsider_is_told_what_would_help(places: tu
     assert f"this process may not read {user_dir}: it runs as {OUTSIDER}" in output
     assert code == 0, output  # another user's streams are no failure of ours
     assert ring.exists()
+
+
+def test_a_living_media_driver_of_another_user_is_called_that(shm_dir: Path) -> None:
+    """Not absent and not a leftover: whose it is, its mode, what helps; and nobody is sent into group root."""
+    shm_dir.chmod(0o755)
+    base = shm_dir / "tensorpool"
+    base.mkdir()
+    base.chmod(0o1777)
+    (base / "tensorpool-root").mkdir(mode=0o770)
+    (base / "tensorpool-root").chmod(0o770)
+    before = os.umask(0o022)
+    try:
+        media_driver = aeron.MediaDriver(str(shm_dir / "aeron"))
+    finally:
+        os.umask(before)
+    with media_driver:
+        where = media_driver.aeron_dir, str(base)
+        code, output = run_script(READ, str(OUTSIDER), "", *where)
+        text = output.splitlines()[-1]
+        assert code == 0
+        assert text.startswith(f"TransportError the media driver at {where[0]} is alive and belongs to root: ")
+        assert f"cnc.dat has mode 0644, and {OUTSIDER} (uid {OUTSIDER}) may not use it; run as root" in text
+        assert f"AERON_DIR=/dev/shm/aeron-{OUTSIDER} tensorpool driver" in text
+
+        code, output = run_script(EXAMINE, str(OUTSIDER), "", *where)
+        assert code == 1
+        assert f"the media driver at {where[0]} is alive and belongs to root" in output
+        assert f"this process may not read {base / 'tensorpool-root'}" in output
+        assert "usermod -aG root" not in output
+        assert "group root is no group to join" in output
+        leftovers = [line for line in output.splitlines() if "leftovers" in line]
+        assert leftovers, output
+        assert not [line for line in leftovers if where[0] in line]
+        assert aeron.is_driver_active(where[0])

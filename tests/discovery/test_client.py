@@ -121,6 +121,31 @@ def test_a_stream_of_another_driver_is_attached_there(client: tp.Client, other: 
             assert watch.stream_id == producer.stream_id
 
 
+def test_a_driver_that_is_not_there_is_never_replaced_by_another(client: tp.Client) -> None:
+    """A name or an id that lives here is refused, for consumers and producers, when another driver was chosen."""
+    with client.producer("chosen", create=True) as producer:
+        wait_until(lambda: client.discover("chosen"), "the stream is known")
+        for stream in ("chosen", producer.stream_id):
+            with pytest.raises(tp.TensorPoolError, match="at driver 'no-such'"):
+                client.consumer(stream, driver_instance_id="no-such", timeout=0.7)
+        with pytest.raises(tp.TensorPoolError, match="'no-such'"):
+            client.producer("chosen too", create=True, driver_instance_id="no-such", timeout=0.7)
+        with client.consumer("chosen", driver_instance_id="a", timeout=20) as consumer:
+            assert consumer.stream_id == producer.stream_id
+
+
+def test_a_name_in_the_drivers_configuration_is_found_by_clients_that_have_none() -> None:
+    """Before a producer came, by a producer, and after it left."""
+    streams = {"volume": {"stream_id": 12_345, "profile": "default"}}
+    overrides = {"streams": streams, "policies.announce_period_ms": 200, "profiles.default": PROFILE}
+    with tp.local(overrides=overrides) as pool:
+        bare = DriverConfig.load(environ={}, overrides={"shm.base_dir": pool.config.shm.base_dir})
+        with tp.connect(pool.aeron_dir, config=bare) as client:
+            with client.consumer("volume", timeout=20) as consumer, client.producer("volume", timeout=20) as producer:
+                assert consumer.stream_id == producer.stream_id == 12_345
+            wait_until(lambda: [it.producer_id for it in client.discover("volume")] == [0], "the producer is gone")
+
+
 def test_a_name_at_two_drivers_is_ambiguous_until_one_is_chosen(client: tp.Client, other: tp.Client) -> None:
     """The error lists the candidates."""
     with client.producer("twice", create=True) as first, other.producer("twice", create=True) as second:

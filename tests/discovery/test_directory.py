@@ -291,7 +291,21 @@ def test_there_are_only_so_many_streams() -> None:
     assert directory.on_pool_announce("a", announce(3), EXPIRY_NS)
 
 
+@pytest.mark.spec("DISC-5.2-19")
 def test_words_of_an_error_are_limited() -> None:
     """1024 bytes, cut between letters."""
     response = read(module.refusal(1, "é" * 1000))
     assert response.error_message == "é" * 512
+
+
+def test_a_stream_goes_by_its_configured_name_until_a_producer_names_it() -> None:
+    """And again when the producer's epoch is past."""
+    directory = Directory([msgspec.structs.replace(identity(), names={7: "volume"})])
+    directory.on_pool_announce("a", announce(7, epoch=1), 0)
+    directory.on_pool_announce("a", announce(8, epoch=1), 0)
+    assert [found.stream_id for found in directory.find(request(data_source_name="volume"), 0)] == [7]
+    directory.on_data_source_announce("a", named(7, "camera", epoch=1), 0)
+    assert directory.find(request(data_source_name="volume"), 0) == []
+    assert [found.stream_id for found in directory.find(request(data_source_name="camera"), 0)] == [7]
+    directory.on_pool_announce("a", announce(7, epoch=2), 0)
+    assert directory.name_of("a", 7) == "volume"

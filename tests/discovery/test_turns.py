@@ -29,7 +29,8 @@ from tensorpool.discovery.provider import (
     ThriftyIdle,
 )
 from tensorpool.driver.driver import DISCOVERY_SHARE
-from tensorpool.wire import Message
+from tensorpool.wire import Message, decode
+from tensorpool.wire.control import DataSourceAnnounce
 from tensorpool.wire.discovery import DiscoveryResponse, DiscoveryStatus
 from tests.discovery.conftest import IPC, SECOND_NS, announce, named, read, request
 from tests.support.processes import wait_until
@@ -179,6 +180,41 @@ def test_a_turn_that_cannot_read_everything_forgets_nothing(desk: Desk) -> None:
     desk.turn_until_answered(2)
     assert desk.provider.counts["streams_expired"] == 0
     assert [result.stream_id for result in desk.answers[1].results] == [7]
+
+
+def test_registries_get_the_names_of_the_drivers_configuration(
+    shared_media_driver: aeron.MediaDriver, connect: Callable[[aeron.MediaDriver], aeron.Client]
+) -> None:
+    """As a producer would announce them, with every announce of the driver, and not where a producer named it."""
+    client = connect(shared_media_driver)
+    place, told = Endpoint(IPC, next(_stream_ids)), Endpoint(IPC, next(_stream_ids))
+    clock = ManualClock(100 * SECOND_NS)
+    section = DiscoverySection(channel=IPC, stream_id=place.stream_id, announce_period_ms=1000, expiry_ms=3000)
+    identity = DriverIdentity("a", place, EXPIRY_NS, {7: "volume", 8: "other"})
+    provider = Provider(section, [Source(identity, place, place)], shared_media_driver.aeron_dir, clock, tells=[told])
+    received: list[bytes] = []
+    subscription = client.add_subscription(told.channel, told.stream_id)
+    publication = client.add_publication(place.channel, place.stream_id, exclusive=True)
+    provider.on_start()
+    try:
+        wait_until(lambda: publication.is_connected, "the provider listens")
+        said = [announce(7, announce_timestamp_ns=clock.monotonic_ns(), epoch=3), named(8, "its own", 3)]
+        for message in (*said, announce(8, announce_timestamp_ns=clock.monotonic_ns(), epoch=3), said[0]):
+            wait_until(lambda it=message: publication.offer(it.encode()), "the stream takes it")
+
+        def names() -> list[DataSourceAnnounce]:
+            provider.do_work()
+            subscription.poll(lambda data, info: received.append(data), 100)
+            return [it for it in map(decode, received) if isinstance(it, DataSourceAnnounce)]
+
+        wait_until(lambda: len(names()) == 3, "all names")
+        assert [(it.stream_id, it.epoch, it.name) for it in names()] == [
+            (7, 3, "volume"),
+            (8, 3, "its own"),
+            (7, 3, "volume"),
+        ]
+    finally:
+        provider.on_close()
 
 
 def test_a_log_from_before_is_not_believed(open_desk: Opener) -> None:

@@ -380,9 +380,11 @@ for file_mode, directory_mode in (mode.split("/") for mode in modes):
 def test_whoever_may_not_read_is_told_why_and_what_helps(inside: Path, shm_dir: Path) -> None:
     """EACCES prints our uid and groups, the owner, group and mode in the way, and the fix."""
     shm_dir.chmod(0o755)
+    for path in (inside, inside.parent):
+        os.chown(path, 0, 64_100)
     code, output = run_script(AS_NOBODY, str(inside), str(shm_dir / "base"), "660/755", "600/755", "660/750")
-    who = "it runs as nobody (uid 65534), groups nogroup; found owner root:root"
-    join = "add nobody to group root (usermod -aG root nobody) and start anew"
+    who = "it runs as nobody (uid 65534), groups nogroup; found owner root:64100"
+    join = "add nobody to group 64100 (usermod -aG 64100 nobody) and start anew"
     assert (code, output.splitlines()) == (
         0,
         [

@@ -13,7 +13,7 @@ from tensorpool.aeron.agent import (
 )
 from tensorpool.aeron.holders import Holder, Sample, Subscriber
 from tensorpool.aeron.library import version
-from tensorpool.aeron.media_driver import DriverSight, MediaDriver, driver_pid, embed
+from tensorpool.aeron.media_driver import DriverSight, MediaDriver, embed
 from tensorpool.aeron.renewal import RenewedPublication
 from tensorpool.aeron.transport import (
     Client,
@@ -26,6 +26,8 @@ from tensorpool.aeron.transport import (
     Subscription,
     connect,
     default_aeron_dir,
+    driver_pid,
+    explain_denial,
     is_driver_active,
 )
 
@@ -56,6 +58,7 @@ __all__ = [
     "default_aeron_dir",
     "driver_pid",
     "embed",
+    "explain_denial",
     "is_driver_active",
     "version",
 ]

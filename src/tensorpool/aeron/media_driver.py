@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
-import struct
 import time
 from collections.abc import Iterator
 from types import TracebackType
@@ -18,7 +17,13 @@ from typing import Final, Self
 
 from tensorpool import _core
 from tensorpool.aeron import library
-from tensorpool.aeron.transport import DRIVER_TIMEOUT_MS, default_aeron_dir, is_driver_active
+from tensorpool.aeron.transport import (
+    DRIVER_TIMEOUT_MS,
+    default_aeron_dir,
+    driver_pid,
+    explain_denial,
+    is_driver_active,
+)
 from tensorpool.errors import ConfigError, TransportError
 
 THREADING_DEDICATED, THREADING_SHARED_NETWORK, THREADING_SHARED = 0, 1, 2
@@ -30,7 +35,6 @@ _S: Final = 1_000_000_000
 
 SILENCE_MS: Final = 2_000  # twice the heartbeat interval that Aeron ships with; ours is finer
 START_TIMEOUT_MS: Final = 15_000  # of another driver in the same folder
-_CNC_PID: Final = struct.Struct("<40xq")
 
 DEFAULTS: Final[dict[str, Value]] = {
     "threading_mode": THREADING_SHARED,
@@ -244,6 +248,9 @@ def _refuse_live_driver(aeron_dir: str) -> None:
     The pid alone proves nothing (a driver in another container has one that we cannot see), and neither does a recent
     heartbeat (a killed driver had one too): a missing process that stays silent is dead.
     """
+    denial = explain_denial(aeron_dir)
+    if denial is not None:
+        raise TransportError(denial)
     pid = driver_pid(aeron_dir)
     deadline_ns = time.monotonic_ns() + 2 * SILENCE_MS * _MS
     timeout_ms = DRIVER_TIMEOUT_MS if pid is None or os.path.exists(f"/proc/{pid}") else SILENCE_MS
@@ -254,16 +261,6 @@ def _refuse_live_driver(aeron_dir: str) -> None:
                 "directory"
             )
         time.sleep(0.05)
-
-
-def driver_pid(aeron_dir: str) -> int | None:
-    """The process that runs, or ran, the driver at `aeron_dir`, as its command-and-control file names it."""
-    try:
-        with open(os.path.join(aeron_dir, "cnc.dat"), "rb") as cnc:
-            head = cnc.read(_CNC_PID.size)
-    except OSError:
-        return None
-    return _CNC_PID.unpack(head)[0] if len(head) == _CNC_PID.size else None
 
 
 def checked_setting(name: str, value: Value) -> Value:

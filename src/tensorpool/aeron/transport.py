@@ -9,6 +9,9 @@ refuses everything, and Aeron's errors never end the process. Back pressure is a
 from __future__ import annotations
 
 import os
+import pwd
+import stat
+import struct
 
 from tensorpool import _core
 from tensorpool._core import (
@@ -35,11 +38,14 @@ __all__ = [
     "Subscription",
     "connect",
     "default_aeron_dir",
+    "driver_pid",
+    "explain_denial",
     "is_driver_active",
 ]
 
 DRIVER_TIMEOUT_MS = 10_000
 MAX_NAME = 80  # Aeron takes 100 characters
+_CNC_PID = struct.Struct("<40xq")
 
 
 def default_aeron_dir() -> str:
@@ -52,6 +58,44 @@ def is_driver_active(aeron_dir: str | None = None, *, timeout_ms: int = DRIVER_T
     """Whether a media driver has given a sign of life at `aeron_dir` within the last `timeout_ms`."""
     library.load()
     return _core.is_driver_active(aeron_dir or default_aeron_dir(), timeout_ms)
+
+
+def explain_denial(aeron_dir: str) -> str | None:
+    """Why this process may not use the media driver at `aeron_dir`, and what helps; None where it may, or none is."""
+    cnc = os.path.join(aeron_dir, "cnc.dat")
+    for path, needed in ((aeron_dir, os.X_OK), (cnc, os.R_OK | os.W_OK)):
+        try:
+            found = os.stat(path)
+        except OSError:
+            return None
+        if not os.access(path, needed, effective_ids=True):
+            owner, me = _user(found.st_uid), _user(os.geteuid())
+            pid = driver_pid(aeron_dir)
+            state = "is alive" if pid is not None and os.path.exists(f"/proc/{pid}") else "may be alive"
+            return (
+                f"the media driver at {aeron_dir} {state} and belongs to {owner}: {path} has mode "
+                f"{stat.S_IMODE(found.st_mode):04o}, and {me} (uid {os.geteuid()}) may not use it; run as {owner}, "
+                f"have {owner} start it with umask 0007 in a directory whose group is one of {me}'s, or use one of "
+                f"your own (AERON_DIR=/dev/shm/aeron-{me} tensorpool driver)"
+            )
+    return None
+
+
+def driver_pid(aeron_dir: str) -> int | None:
+    """The process that runs, or ran, the driver at `aeron_dir`, as its command-and-control file names it."""
+    try:
+        with open(os.path.join(aeron_dir, "cnc.dat"), "rb") as cnc:
+            head = cnc.read(_CNC_PID.size)
+    except OSError:
+        return None
+    return _CNC_PID.unpack(head)[0] if len(head) == _CNC_PID.size else None
+
+
+def _user(uid: int) -> str:
+    try:
+        return pwd.getpwuid(uid).pw_name
+    except KeyError:
+        return str(uid)
 
 
 def connect(
@@ -71,6 +115,9 @@ def connect(
     """
     directory = aeron_dir or default_aeron_dir()
     if not is_driver_active(directory, timeout_ms=driver_timeout_ms):
+        denial = explain_denial(directory)
+        if denial is not None:
+            raise TransportError(denial)
         raise TransportError(
             f"no media driver is alive at {directory}; start one (`tensorpool driver`) or name another with --aeron-dir"
         )

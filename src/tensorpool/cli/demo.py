@@ -26,7 +26,10 @@ from tensorpool.cli import actors, archivist, figures, options
 from tensorpool.cli.actors import Part, Report
 from tensorpool.cli.archivist import Archive
 from tensorpool.cli.signals import StopSignals
-from tensorpool.embedded import Local, local
+from tensorpool.diagnosis.space import shortage
+from tensorpool.driver import DriverConfig
+from tensorpool.embedded import ROOT, Local, local
+from tensorpool.errors import TensorPoolError
 
 if TYPE_CHECKING:
     from rich.live import Live
@@ -78,8 +81,11 @@ def command(seconds: float, rate: float, shape: tuple[int, ...], with_spark: boo
     stride = max(MIN_STRIDE, 1 << (nbytes - 1).bit_length())
     nslots = NSLOTS_RECORDED if with_spark else NSLOTS
     profile = {"header_nslots": nslots, "payload_pools": [{"pool_id": 1, "stride_bytes": stride}]}
+    overrides = {"profiles.default": profile}
+    if missing_space := shortage(DriverConfig.load(environ={}, overrides={**overrides, "shm.base_dir": str(ROOT)})):
+        raise TensorPoolError(missing_space)
     stop = StopSignals()
-    with local(overrides={"profiles.default": profile}) as pool:
+    with local(overrides=overrides) as pool:
         click.echo(
             f"camera: {figures.shape(shape)} bytes at {rate:g} Hz, {figures.size(nbytes)} a frame, "
             f"ring of {nslots} slots\n"

@@ -192,9 +192,10 @@ def _find(observer: Observer, text: str, stop: StopSignals) -> StreamStatus | No
         if len(found) > 1:
             ids = ", ".join(str(stream.stream_id) for stream in found)
             raise TensorPoolError(f"{text!r} is the name of streams {ids}; give one of the ids")
-        if found:
+        is_late = time.monotonic() > deadline
+        if found and (found[0].announced_age_ns is not None or is_late):  # an announce says who writes it
             return found[0]
-        if time.monotonic() > deadline:
+        if is_late:
             there = ", ".join(_label(stream) for stream in streams[:10]) or "none"
             raise TensorPoolError(
                 f"no stream {text!r} was announced at {observer.aeron_dir} within {FIND_PERIODS * period_s:g} s; "
@@ -231,5 +232,7 @@ def _label(stream: StreamStatus) -> str:
 
 
 def _said(stream: StreamStatus) -> str:
+    if stream.announced_age_ns is None:
+        return "not announced yet"
     who = "nobody" if stream.producer_id is None else f"producer {stream.producer_id}"
     return f"{stream.state}, epoch {stream.epoch}, {who} writes it"

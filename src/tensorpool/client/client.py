@@ -324,7 +324,7 @@ class Client:
 
     def _driver(self, instance_id: str, timeout: float) -> tuple[Client, float]:
         """The client of that driver, learnt from any of its streams, and the time that is left."""
-        if instance_id == self.config.driver.instance_id:
+        if self._conductor.discovery.is_own_id(instance_id):
             return self, timeout
         deadline = time.monotonic() + timeout
         found = self.discover(driver_instance_id=instance_id, timeout=timeout)
@@ -359,7 +359,8 @@ class Client:
                 raise _ambiguous(name or str(stream_id), found)
             if found:
                 return self._client_of(found[0]), found[0].stream_id, max(deadline - time.monotonic(), LOOK_AGAIN_S)
-            if self._is_heard(name, inquiry, min(LOOK_AGAIN_S, left)):
+            may_be_here = driver_instance_id is None or discovery.is_own_id(driver_instance_id)
+            if self._is_heard(name if may_be_here else None, inquiry, min(LOOK_AGAIN_S, left)):
                 return self, stream_id, max(deadline - time.monotonic(), LOOK_AGAIN_S)
         where = f" at driver {driver_instance_id!r}" if is_chosen else ""
         what = f"no producer announces the name {name!r}" if name is not None else f"there is no stream {stream_id}"

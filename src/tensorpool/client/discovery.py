@@ -92,6 +92,10 @@ class Discovery:
             stream.driver_instance_id in self._own_ids
         )
 
+    def is_own_id(self, instance_id: str) -> bool:
+        """Whether the driver that we are a client of has this name, as far as we know."""
+        return instance_id in self._own_ids
+
     def is_other_host(self, stream: DiscoveredStream) -> bool:
         """Whether it is at our own driver's place but not our driver's: IPC of another host."""
         return _place(stream.control) == _place(self._config.driver.control) and not self.is_here(stream)

@@ -197,6 +197,8 @@ def _sign_of_life(path: str, window_ns: int) -> str | None:
 
 
 def _survey_media_driver(path: str) -> Survey:
+    if _is_anothers(path):
+        return _survey_anothers(path)
     try:
         with _opened(path) as folder:
             facts = read_cnc(".", folder)
@@ -213,6 +215,25 @@ def _survey_media_driver(path: str) -> Survey:
         return _kept(path, strangers_in(contents))
     why = (f"pid {facts.pid}, which ran it, is gone", f"last heartbeat {facts.heartbeat_age_s or 0:.0f} s ago")
     return Survey(dead=(Leftover(kind=MEDIA_DRIVER, path=path, memory_bytes=contents.memory_bytes, why=why),))
+
+
+def _is_anothers(path: str) -> bool:
+    try:
+        return os.lstat(path).st_uid != os.geteuid()
+    except OSError:
+        return False
+
+
+def _survey_anothers(path: str) -> Survey:
+    """Of another user's media driver: what lives is no leftover, and neither is what we may not look into."""
+    try:
+        facts = read_cnc(path)
+    except PermissionError:
+        return Survey()
+    if facts is not None and (facts.is_process_alive or not facts.is_silent(DRIVER_TIMEOUT_MS / 1000)):
+        return Survey(living=1)
+    owner = user_name(os.lstat(path).st_uid)
+    return _kept(path, f"it belongs to {owner}, who may run `tensorpool doctor --gc`")
 
 
 def _remove_media_driver(path: str) -> str:

@@ -3,13 +3,10 @@
 
 from __future__ import annotations
 
-import os
-
 from tensorpool import aeron
 from tensorpool.diagnosis.cnc import read_cnc
 from tensorpool.diagnosis.finding import Finding, fail, ok
 from tensorpool.errors import Closed, TransportError
-from tensorpool.shm.permission import explain_denial
 
 CHECK = "media driver"
 SILENT_S = 2.0  # twice the interval of heartbeats
@@ -17,11 +14,11 @@ SILENT_S = 2.0  # twice the interval of heartbeats
 
 def check_media_driver(aeron_dir: str) -> Finding:
     """Alive, dead, silent, or out of reach."""
-    try:
-        facts = read_cnc(aeron_dir)
-    except PermissionError:
-        found = explain_denial(os.path.join(aeron_dir, "cnc.dat"), writable=True)
-        return fail(CHECK, found, "run as the same user as the media driver, or start one of your own: AERON_DIR=…")
+    denial = aeron.explain_denial(aeron_dir)
+    if denial is not None:
+        found, _, remedy = denial.partition("; ")
+        return fail(CHECK, found, remedy)
+    facts = read_cnc(aeron_dir)
     if facts is None:
         found = f"none is at {aeron_dir} (no cnc.dat)"
         return fail(CHECK, found, "tensorpool driver    (it embeds one; or name its directory: --aeron-dir, AERON_DIR)")

@@ -15,6 +15,7 @@ from tensorpool.shm.space import mount_space
 CHECK: Final = "space"
 DOCKER_DEFAULT_BYTES: Final = 64 << 20
 MIB: Final = 1 << 20
+AERON_BYTES: Final = 64 * MIB  # of the logs of a driver and a few clients, most of them sparse; and Aeron wants room
 
 
 def check_space(config: DriverConfig) -> Finding:
@@ -39,6 +40,22 @@ def check_space(config: DriverConfig) -> Finding:
     most = bill.total_bytes
     words = "without limit: policies.epoch_gc_enabled is false" if most is None else f"{size(most)} at the very most"
     return ok(CHECK, f"{has}; the configuration needs {size(needed)}, and takes {words}")
+
+
+def shortage(config: DriverConfig) -> str | None:
+    """One sentence where a driver that is to be started would not find room for one epoch beside Aeron's logs."""
+    mount = mount_space(config.shm.base_dir)
+    if mount.free_bytes is None or mount.total_bytes is None:
+        return None
+    epoch = max((line.epoch_bytes for line in config.bill().lines), default=0)
+    needed = epoch + AERON_BYTES
+    if needed <= mount.free_bytes:
+        return None
+    return (
+        f"{mount.mount_point} has {size(mount.free_bytes)} free of {size(mount.total_bytes)}, and {size(needed)} are "
+        f"needed: {size(epoch)} for the ring of a stream and {size(AERON_BYTES)} for Aeron's files; enlarge it: "
+        + _enlarge(mount.mount_point, mount.total_bytes, needed - mount.free_bytes)
+    )
 
 
 def _enlarge(at: str, total_bytes: int, missing_bytes: int) -> str:

@@ -59,6 +59,7 @@ class DriverIdentity(msgspec.Struct, frozen=True):
     instance_id: str
     control: Endpoint
     expiry_ns: int
+    names: dict[int, str] = {}  # of streams in its configuration; what a producer announces goes before
 
 
 class _Told:
@@ -178,6 +179,11 @@ class Directory:
         """The epoch of an entry, None where there is none."""
         entry = self._heard[instance_id].entries.get(stream_id)
         return None if entry is None else entry.announce.epoch
+
+    def name_of(self, instance_id: str, stream_id: int) -> str:
+        """The name that an entry goes by, "" for none."""
+        entry = self._heard[instance_id].entries.get(stream_id)
+        return "" if entry is None else entry.result.data_source_name
 
     def on_data_source_announce(self, instance_id: str, announce: DataSourceAnnounce, now_ns: int) -> bool:
         """A producer's name for its stream; whether it was taken. No name takes none away."""
@@ -420,7 +426,7 @@ def _result(driver: DriverIdentity, announce: ShmPoolAnnounce, told: _Told) -> R
         ),
         tags=tuple(Tag(tag=tag) for tag in told.tags),
         header_region_uri=announce.header_region_uri,
-        data_source_name=told.name,
+        data_source_name=told.name or driver.names.get(announce.stream_id, ""),
         driver_instance_id=driver.instance_id,
         driver_control_channel=driver.control.channel,
     )

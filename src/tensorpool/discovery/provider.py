@@ -37,7 +37,7 @@ from tensorpool.wire.discovery import DiscoveryRequest
 FRAGMENT_LIMIT: Final = 256
 POLLS_PER_TURN: Final = 16  # of each subscription
 ANSWERS_PER_TURN: Final = 64
-ANSWERING_NS: Final = 5_000_000  # a turn's share for answers
+ANSWERING_NS: Final = 5_000_000  # a turn's share for answers; as much as for reading, where that took longer
 MAX_QUEUED_REQUESTS: Final = 1024
 RECONNECT_EVERY_NS: Final = 100_000_000
 LOOK_EVERY_NS: Final = 500_000_000
@@ -248,12 +248,14 @@ class Provider:
         content = data[:_STAMP_AT] + data[_STAMP_AT + 8 :]
         if self._announced.get(key) == content and self.directory.on_repeat(*key, self._read_ns, arrived_ns):
             self._tell(data)
+            self._tell_name(identity, stream_id)
             return
         announce = decode(data)
         assert isinstance(announce, ShmPoolAnnounce)
         if self.directory.on_pool_announce(identity.instance_id, announce, self._read_ns, arrived_ns):
             self._announced[key] = content
             self._tell(data)
+            self._tell_name(identity, stream_id)
 
     def on_metadata(self, identity: DriverIdentity, template_id: int, data: bytes) -> None:
         """What says the same as last time, of the same epoch, changes nothing and is not decoded."""
@@ -294,6 +296,15 @@ class Provider:
             for publication in self._link.tells:
                 publication.offer(data)
 
+    def _tell_name(self, identity: DriverIdentity, stream_id: int) -> None:
+        """Registries cannot read the driver's configuration: they get the name of a stream as a producer says it."""
+        name = identity.names.get(stream_id)
+        epoch = self.directory.epoch_of(identity.instance_id, stream_id)
+        is_in_use = name is not None and self.directory.name_of(identity.instance_id, stream_id) == name
+        if self._link is not None and self._link.tells and name and epoch is not None and is_in_use:
+            said = DataSourceAnnounce(stream_id=stream_id, producer_id=0, epoch=epoch, meta_version=0, name=name)
+            self._tell(said.encode())
+
     # --- inside: what is asked
 
     def on_request(self, data: bytes) -> None:
@@ -313,7 +324,8 @@ class Provider:
     def _answer_requests(self, link: _Link) -> int:
         """Answer those that came first, for a bounded time; the rest waits for the next turn."""
         answered = 0
-        until_ns = self._clock.monotonic_ns() + ANSWERING_NS
+        read_ns = self._clock.monotonic_ns()
+        until_ns = read_ns + max(ANSWERING_NS, read_ns - self._now_ns)
         while self._requests and answered < ANSWERS_PER_TURN:
             data = next(iter(self._requests))
             del self._requests[data]

@@ -89,7 +89,8 @@ class Driver:
 
     def _start_discovery(self, clock: Clock) -> None:
         settings, endpoints = self.config.discovery, self.config.driver
-        identity = DriverIdentity(endpoints.instance_id, endpoints.control, settings.expiry_ms * 1_000_000)
+        names = {stream.stream_id: name for name, stream in self.config.streams.items()}
+        identity = DriverIdentity(endpoints.instance_id, endpoints.control, settings.expiry_ms * 1_000_000, names)
         source = Source(identity, endpoints.announce, endpoints.metadata)
         tells = [registry.announce for registry in settings.registries if registry.announce is not None]
         self.discovery = Provider(settings, [source], self.aeron_dir, clock, tells=tells)

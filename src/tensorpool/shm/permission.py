@@ -65,7 +65,12 @@ def explain_denial(path: str, *, writable: bool) -> str:
     else:
         needed, what = (0o6, "read and write") if writable else (0o4, "read")
     user, group = user_name(os.geteuid()), group_name(found.st_gid)
-    if found.st_mode >> 3 & needed == needed:
+    if found.st_gid == 0:
+        fix = (
+            f"have {user_name(found.st_uid)} run the driver in a group of both, below a directory of that group (group "
+            "root is no group to join)"
+        )
+    elif found.st_mode >> 3 & needed == needed:
         fix = f"add {user} to group {group} (usermod -aG {group} {user}) and start anew"
     else:
         fix = (
