@@ -15,6 +15,7 @@ from tensorpool.wire.control import ShmPoolAnnounce
 from tensorpool.wire.driver import (
     PublishMode,
     ResponseCode,
+    Role,
     ShmAttachRequest,
     ShmAttachResponse,
     ShmDriverShutdown,
@@ -95,6 +96,21 @@ def test_a_part_that_fails_at_every_turn_stops_no_other(
         assert [it.lease_id for it in said if isinstance(it, ShmLeaseRevoked)] == [driver.lease]
     if part not in ("on_tick",):
         assert REAR in [it.stream_id for it in said if isinstance(it, ShmPoolAnnounce)]
+
+
+def test_an_effect_that_fails_takes_no_other_with_it(driver: Conversation, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two producers expire in one turn: both ends are sent, though no new epoch can be ordered for either."""
+    for number, stream_id in enumerate((FRONT, REAR)):
+        driver.ask(attach(LUCKY + number, stream_id, Role.PRODUCER))
+    driver.turn()
+    leases = {lease.lease_id for lease in driver.conductor.lifecycle.leases if lease.role is Role.PRODUCER}
+    assert len(leases) == 2
+    monkeypatch.setattr(driver.memory, "submit", fails)
+    said: list[Any] = []
+    for _ in range(4):
+        said += driver.turn(driver.conductor.lifecycle.config.lease_keepalive_interval_ns)
+    assert leases <= {it.lease_id for it in said if isinstance(it, ShmLeaseRevoked)}
+    assert driver.conductor.lifecycle.counts["failures"] >= 2
 
 
 def test_failures_are_logged_once_a_second(

@@ -71,6 +71,22 @@ def test_answers_leave_before_announces_that_waited_longer(outbox: Outbox) -> No
     assert len(outbox) == 0
 
 
+def test_no_announce_overtakes_an_answer(outbox: Outbox) -> None:
+    """E9: where the log gets room between two offers, the answer that found none still goes first."""
+
+    class Reluctant(Log):
+        def offer(self, data: bytes) -> OfferResult:
+            self.room += 1  # for the next one
+            return super().offer(data) if self.room > 1 else OfferResult.BACK_PRESSURED
+
+    log = Reluctant(room=0)
+    outbox.post(answer(1))
+    outbox.announce(100)
+    assert outbox.flush(log, log, announced) == 0
+    outbox.flush(log, log, announced)
+    assert log.taken == [1, 100]
+
+
 def test_one_announce_of_a_stream_waits_and_is_made_when_it_leaves(outbox: Outbox, counts: Counter[str]) -> None:
     """So it carries the epoch and the time of then; a stream without an epoch is not announced at all."""
     log = Log(room=0)

@@ -20,7 +20,7 @@ from tensorpool.driver.epoch_messages import Epoch
 from tensorpool.driver.lifecycle import Announce, CreateEpoch, Effect, Lifecycle, Phase, Send
 from tensorpool.errors import DecodeError
 from tensorpool.wire import Message, decode
-from tensorpool.wire.control import ConsumerHello
+from tensorpool.wire.control import ConsumerConfig, ConsumerHello
 from tensorpool.wire.driver import (
     ResponseCode,
     Role,
@@ -96,6 +96,8 @@ class Conversation:
                 return lifecycle.on_shutdown_request(message, now_ns)
             case ConsumerHello():
                 return lifecycle.on_consumer_hello(message, now_ns)
+            case ConsumerConfig():
+                lifecycle.on_consumer_config(message)
         return []
 
     def _perform(self, effects: list[Effect], fails: bool, room: int) -> None:

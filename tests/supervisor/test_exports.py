@@ -49,6 +49,7 @@ METRICS = set(
         tensorpool_consumer_rate_limited tensorpool_consumer_drops_total
         tensorpool_leases tensorpool_service_up tensorpool_service_state tensorpool_service_age_seconds
         tensorpool_changes_total tensorpool_aeron_total tensorpool_aeron_level tensorpool_aeron_resources
+        tensorpool_control_held_bytes
         tensorpool_supervisor_messages_total tensorpool_supervisor_overflow_total tensorpool_supervisor_connected
         tensorpool_supervisor_told_total
         """,

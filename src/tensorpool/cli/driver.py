@@ -3,7 +3,11 @@
 
 from __future__ import annotations
 
+import os
+import threading
+import time
 from pathlib import Path
+from typing import Final
 
 import click
 import msgspec
@@ -12,6 +16,9 @@ from tensorpool import logs, shm
 from tensorpool.cli.options import aeron_dir_option, config_option, load_config, service_options, set_option
 from tensorpool.cli.signals import StopSignals
 from tensorpool.driver import Driver, DriverConfig
+from tensorpool.logs import get_logger
+
+FORCE_AFTER_S: Final = 3.0  # beyond the shutdown timeout: removing gigabytes takes a moment
 
 
 @click.command(name="driver")
@@ -42,7 +49,20 @@ def command(
         click.echo(f"driver {config.driver.instance_id} serves {driver.aeron_dir}")
         while driver.is_running and stop.count < 2:
             if stop.wait(0.1) and stop.count == 1:
+                _end_in_time(driver, config.shutdown_timeout_ns / 1e9 + FORCE_AFTER_S)
                 driver.shut_down(text=f"{stop.name} received")
+
+
+def _end_in_time(driver: Driver, seconds: float) -> None:
+    """End the process when it has not ended by then, such as in a call to a media driver that does not answer."""
+
+    def force() -> None:
+        time.sleep(seconds)
+        get_logger("driver").error("end_forced", after_s=seconds)
+        driver.abandon()
+        os._exit(1)
+
+    threading.Thread(target=force, name="end", daemon=True).start()
 
 
 def _print_bill(config: DriverConfig, *, as_json: bool) -> None:

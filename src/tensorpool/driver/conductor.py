@@ -100,6 +100,10 @@ class DriverConductor:
         """End a lease administratively."""
         self._orders.append(lambda now_ns: self.lifecycle.revoke(lease_id, text, now_ns))
 
+    def remove_regions(self) -> None:
+        """Remove the files of every epoch; for a process that cannot wait for `on_close`."""
+        self._memory.remove_everything()
+
     # --- the agent
 
     def on_start(self) -> None:

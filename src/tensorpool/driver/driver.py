@@ -7,7 +7,10 @@ Driver Model §2.1, §4.11; Discovery §2.1, §4.2.
 
 from __future__ import annotations
 
+import contextlib
 import os
+import shutil
+from collections import Counter
 from types import TracebackType
 from typing import Final, Self
 
@@ -18,6 +21,7 @@ from tensorpool.discovery.directory import DriverIdentity
 from tensorpool.discovery.provider import Provider, Source, ThriftyIdle
 from tensorpool.driver.conductor import DriverConductor
 from tensorpool.driver.config import DriverConfig
+from tensorpool.driver.failures import Failures
 from tensorpool.logs import get_logger
 from tensorpool.wire.driver import ShutdownReason
 
@@ -77,15 +81,23 @@ class Driver:
 
         Raises what made the driver end by itself, once.
         """
-        try:
+        with contextlib.ExitStack() as stack:  # each is closed, whatever the one before raised
+            stack.callback(self._close_media_driver)
+            stack.callback(self._runner.close)
             if self._discovery_runner is not None:
-                self._discovery_runner.close()
-            self._runner.close()
-        finally:
-            self._close_media_driver()
+                stack.callback(self._discovery_runner.close)
         failure, self.conductor.failure = self.conductor.failure, None
         if failure is not None:
             raise failure
+
+    def abandon(self) -> None:
+        """Remove the regions, and the media driver's files if it is ours, without waiting for any thread.
+
+        For a process that is about to end and cannot wait for `close`.
+        """
+        self.conductor.remove_regions()
+        if self._media_driver is not None:
+            shutil.rmtree(self.aeron_dir, ignore_errors=True)
 
     def _start_discovery(self, clock: Clock) -> None:
         settings, endpoints = self.config.discovery, self.config.driver
@@ -95,11 +107,14 @@ class Driver:
         tells = [registry.announce for registry in settings.registries if registry.announce is not None]
         self.discovery = Provider(settings, [source], self.aeron_dir, clock, tells=tells)
         idle = ThriftyIdle(share=DISCOVERY_SHARE)
-        self._discovery_runner = aeron.AgentRunner(self.discovery, idle, on_error=self._on_error).start()
+        failures = Failures(get_logger("driver"), clock, Counter())
+        self._discovery_runner = aeron.AgentRunner(
+            self.discovery, idle, on_error=lambda error: failures.report("discovery", error)
+        ).start()
 
     def _on_error(self, error: Exception) -> None:
-        """One turn failed; the driver goes on, for the sake of everybody whose lease it keeps."""
-        get_logger("driver").error("turn_failed", exc_info=error)
+        """A whole turn failed; the driver goes on, for the sake of everybody whose lease it keeps."""
+        self.conductor.failures.report("turn", error)
 
     def _close_media_driver(self) -> None:
         if self._media_driver is not None:

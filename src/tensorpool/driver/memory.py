@@ -176,9 +176,13 @@ class Memory:
             pool.shutdown(wait=True, cancel_futures=True)
         self._rings.clear()
         self._finished.clear()
+        self.remove_everything()
+        self._tree.close()
+
+    def remove_everything(self) -> None:
+        """Remove the files of every epoch; those who have mapped them keep their mappings."""
         for found in self._tree.scan():
             self._remove(found.stream_id, found.epoch)
-        self._tree.close()
 
     def _take_stock(self) -> None:
         """What an earlier driver left: its epochs are already known to the tree (C2), now they are retired.

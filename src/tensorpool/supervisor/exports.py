@@ -99,6 +99,7 @@ class _Collector(Collector):
     def __init__(self, exports: Exports, extra: Callable[[], Iterable[Metric]]) -> None:
         self._exports = exports
         self._extra = extra
+        self._sample: aeron.Sample | None = None  # of the last time
 
     def describe(self) -> Iterable[Metric]:
         return ()
@@ -110,8 +111,30 @@ class _Collector(Collector):
         yield from other_metrics(snapshot)
         observer = self._exports.observer
         yield gauge("tensorpool_supervisor_connected", "1 while a media driver is listened to.", observer.is_connected)
-        yield from aeron_metrics(observer.counters())
+        readings = observer.counters()
+        yield from aeron_metrics(readings)
+        yield self._held(readings)
         yield from self._extra()
+
+    def _held(self, readings: list[aeron.CounterReading]) -> Metric:
+        """Tethered subscribers of the control stream that have not moved since the last time we were asked."""
+        family = GaugeMetricFamily(
+            "tensorpool_control_held_bytes",
+            "Bytes that a subscriber of the control stream, which does not read on, is behind.",
+            labels=["client_id", "client_name", "pid"],
+        )
+        observer = self._exports.observer
+        before, sample = self._sample, aeron.Sample(readings, observer.config.driver.control_stream_id)
+        self._sample = sample
+        if before is None:
+            return family
+        behind = sample.behind()
+        standing = {key: behind[key] for key in sample.still(before) & behind.keys()}
+        for holder in sample.describe(observer.aeron_dir, standing):
+            if "tether=false" not in holder.subscriber.channel:
+                pid = " or ".join(map(str, holder.pids))
+                family.add_metric([str(holder.subscriber.client_id), holder.client_name, pid], holder.behind_bytes)
+        return family
 
 
 def gauge(name: str, text: str, value: float) -> Metric:
