@@ -13,6 +13,7 @@ import pytest
 
 import tensorpool as tp
 from tensorpool import aeron
+from tensorpool.discovery.provider import Provider
 from tensorpool.wire import Message, decode
 from tensorpool.wire.control import ShmPoolAnnounce
 from tensorpool.wire.driver import PublishMode, ShmAttachResponse, ShmDriverShutdown
@@ -126,6 +127,38 @@ def test_a_namespace_that_is_taken_leaves_no_media_driver_behind(shm_dir: Path) 
         with pytest.raises(tp.ConfigError, match=r"shm\.namespace.*holds"):
             tp.Driver(config, aeron_dir=str(shm_dir / "two"))
         assert not (shm_dir / "two").exists()
+
+
+def test_a_discovery_provider_that_fails_stops_nothing(
+    shm_dir: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Neither with its turns, which are logged once a second, nor with its end: driver and media driver are closed."""
+    config = tp.DriverConfig.load(environ={}, overrides={"shm.base_dir": str(shm_dir / "regions")})
+    turns: list[int] = []
+
+    def do_work(_: object) -> int:
+        turns.append(1)
+        raise RuntimeError("the provider fails")
+
+    def on_close(_: object) -> None:
+        raise RuntimeError("the provider cannot end")
+
+    monkeypatch.setattr(Provider, "do_work", do_work)
+    monkeypatch.setattr(Provider, "on_close", on_close)
+    driver = tp.Driver(config, aeron_dir=str(shm_dir / "aeron"))
+    client = aeron.connect(driver.aeron_dir)
+    publication, subscription = listen(client, config)
+    wait_until(lambda: len(turns) > 50, "the provider has failed often")
+    assert publication.offer(attach(5, 0, publish_mode=PublishMode.EXISTING_OR_CREATE).encode())
+    assert hear(subscription, ShmAttachResponse).error_message == ""
+    failures = [record for record in caplog.records if record.getMessage().startswith("turn_failed")]
+    assert 0 < len(failures) < len(turns) // 5
+    client.close()
+    with pytest.raises(RuntimeError, match="cannot end"):
+        driver.close()
+    assert not driver.is_running
+    assert not list((shm_dir / "regions").rglob("*.ring"))
+    assert not (shm_dir / "aeron").exists()
 
 
 def test_an_embedded_driver_prints_nothing() -> None:

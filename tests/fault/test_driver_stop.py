@@ -11,13 +11,15 @@ from pathlib import Path
 import pytest
 
 from tensorpool.cli.driver import FORCE_AFTER_S
+from tensorpool.wire.driver import ResponseCode, Role, ShmAttachResponse
 from tests.support.chaos import events_of, start_logged
-from tests.support.driver_client import DriverClient
+from tests.support.driver_client import DriverClient, attach_request
 from tests.support.driver_process import Deployment, DriverProcess
 from tests.support.processes import Process, media_driver, wait_until
 
 STREAM = 36_000
 TIMEOUT_S = 0.5
+LARGE_BYTES = 4 << 30
 BUSY_S = 4.0  # a machine with a busy neighbour
 
 
@@ -104,3 +106,31 @@ def test_a_turn_that_never_ends_does_not_keep_the_driver(deployment: Deployment)
     assert code == 1
     assert took_s < TIMEOUT_S + FORCE_AFTER_S + BUSY_S
     assert [path for path in deployment.leftovers() if path.is_file() and path.suffix in (".ring", ".pool")] == []
+
+
+def test_gigabytes_under_way_do_not_keep_the_driver(media: Process, shm_dir: Path, log: Path) -> None:
+    """An attach that waits for its memory: the memory is given up, and nothing of it is left."""
+    large = {"header_nslots": 64, "payload_pools": [{"pool_id": 1, "stride_bytes": LARGE_BYTES // 64}]}
+    deployment = Deployment(
+        shm_dir,
+        str(shm_dir / "aeron"),
+        streams=[STREAM],
+        policies={"shutdown_timeout_ms": 0},
+        profiles={"small": large},
+    )
+    with start_logged(deployment, log) as process, DriverClient(deployment) as client:
+        client.meet(process)
+        client.send(attach_request(STREAM, Role.PRODUCER))
+        wait_until(lambda: any(path.stat().st_blocks > 1000 for path in pools_of(deployment)), "memory is coming")
+        code, took_s = terminate(process)
+        assert code == 0
+        assert not events_of(log, "end_forced")
+        (given_up,) = events_of(log, "epoch_failed")
+        assert "not wanted any more" in given_up["error"]
+        assert client.heard(ShmAttachResponse, code=ResponseCode.OK) == []
+        assert deployment.leftovers() == []
+    assert took_s < FORCE_AFTER_S + BUSY_S
+
+
+def pools_of(deployment: Deployment) -> list[Path]:
+    return sorted(deployment.base_dir.rglob("*.pool"))

@@ -171,7 +171,8 @@ class Memory:
         return spare[::-1]
 
     def close(self) -> None:
-        """Wait for what is under way, then remove every epoch of the namespace and release it."""
+        """Give up what is under way, then remove every epoch of the namespace and release it."""
+        self._tree.stop()
         for pool in (self._large, self._small, self._sparse, self._removals):
             pool.shutdown(wait=True, cancel_futures=True)
         self._rings.clear()

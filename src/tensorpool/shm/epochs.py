@@ -107,6 +107,7 @@ class EpochTree:
         self.path: Final = namespace_path
         self._clock = clock
         self._file_mode = file_mode
+        self._stop = threading.Event()
         with contextlib.ExitStack() as undo:
             with directory(namespace_path) as folder:
                 self._streams = os.open(".", FOLDER_FLAGS, dir_fd=folder)
@@ -168,9 +169,10 @@ class EpochTree:
     ) -> MappedRing:
         """Create all regions of an epoch, or none; `Backing` explains the options.
 
-        Raises RegionRejected as `create_region` does, and for an epoch that is there already.
+        Raises RegionRejected as `create_region` does, and for an epoch that is there already; and Closed when the tree
+        is stopped meanwhile.
         """
-        backing = Backing(reserve_space=reserve_space, prefault=prefault, mlock=mlock)
+        backing = Backing(reserve_space=reserve_space, prefault=prefault, mlock=mlock, stop=self._stop)
         specs = ring.regions(stream_id, epoch, layout_version)
         uris = region_uris(self.path, ring, stream_id, epoch, require_hugepages)
         streams = self._open_streams()
@@ -197,6 +199,10 @@ class EpochTree:
         self._record(epoch)
         with contextlib.suppress(FileNotFoundError), _folder(str(stream_id), streams) as stream:
             _retire(epoch, stream)
+
+    def stop(self) -> None:
+        """Have epochs that are being created on other threads given up: their `create` raises Closed soon."""
+        self._stop.set()
 
     def close(self) -> None:
         """Release the namespace. Epochs stay, and so does the record: the next driver knows where to go on."""

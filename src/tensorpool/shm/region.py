@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import errno
 import os
+import threading
 from collections.abc import Callable
 from typing import Final
 
@@ -127,12 +128,14 @@ class Backing(msgspec.Struct, frozen=True, kw_only=True):
     """How a new region gets its memory.
 
     Reserved space never fails its writer; without, memory is taken as it is used, which suits an epoch that
-    has no producer (C4). `prefault` and `mlock` reserve in any case.
+    has no producer (C4). `prefault` and `mlock` reserve in any case. Once `stop` is set, regions that are being created
+    are given up.
     """
 
     reserve_space: bool = True
     prefault: bool = False
     mlock: bool = False
+    stop: threading.Event | None = None
 
     @property
     def is_reserved(self) -> bool:
@@ -145,7 +148,8 @@ def create_region(
     """Create the file of a region in the directory `dir_fd`, zeroed, with its superblock, mapped for writing.
 
     `uri` is where others will find it. Raises RegionRejected: "space" with the bill, "require_hugepages",
-    "mlock", "permission", or "create" for what else the system refuses, such as a file that is already there.
+    "mlock", "permission", or "create" for what else the system refuses, such as a file that is already there; and
+    Closed when it is told to stop.
     """
     name = os.path.basename(uri.path)
     try:
@@ -160,13 +164,13 @@ def create_region(
             raise RegionRejected(str(uri), Check.HUGEPAGES, "shm.base_dir is not on hugetlbfs", remedy)
         length = mapped_bytes(fd, spec.size_bytes)
         if backing.is_reserved:
-            reserve(fd, length, in_huge_pages=backing.prefault)
+            reserve(fd, length, in_huge_pages=backing.prefault, stop=backing.stop)
         else:
             reserve(fd, SUPERBLOCK_BYTES)  # written below: a full mount refuses here, not with SIGBUS there
             os.ftruncate(fd, length)
         mapping = Mapping(fd, length, writable=True)
         if backing.prefault:
-            bring_in(mapping)
+            bring_in(mapping, stop=backing.stop)
         if backing.mlock:
             _lock(uri, mapping)
         pid = os.getpid()

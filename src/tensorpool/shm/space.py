@@ -22,7 +22,7 @@ from typing import Final
 import msgspec
 
 from tensorpool._core import Mapping
-from tensorpool.errors import RegionRejected
+from tensorpool.errors import Closed, RegionRejected
 from tensorpool.shm.containment import Check, huge_page_bytes
 from tensorpool.shm.layout import RegionSpec, round_up
 
@@ -52,26 +52,30 @@ def mount_space(path: str) -> MountSpace:
     return MountSpace(at, mount.f_blocks * mount.f_frsize, mount.f_bavail * mount.f_frsize)
 
 
-def reserve(fd: int, size_bytes: int, *, in_huge_pages: bool = False) -> None:
+def reserve(fd: int, size_bytes: int, *, in_huge_pages: bool = False, stop: threading.Event | None = None) -> None:
     """Size a new file and take its blocks from the mount now. Raises OSError: ENOSPC for too few.
 
-    `in_huge_pages` is a wish: where the kernel has none the blocks are small ones, as on any tmpfs.
+    `in_huge_pages` is a wish: where the kernel has none the blocks are small ones, as on any tmpfs. Raises Closed soon
+    after `stop` is set.
     """
     if in_huge_pages and huge_page_bytes(fd) is None:
         os.ftruncate(fd, size_bytes)
         with contextlib.suppress(OSError):  # no room: the reservation below says so
-            bring_in(Mapping(fd, size_bytes, writable=True), in_huge_pages=True)
+            bring_in(Mapping(fd, size_bytes, writable=True), in_huge_pages=True, stop=stop)
     for start in range(0, size_bytes, _RESERVE_STEP_BYTES):
+        _check_wanted(stop)
         os.posix_fallocate(fd, start, min(_RESERVE_STEP_BYTES, size_bytes - start))
 
 
-def bring_in(mapping: Mapping, *, in_huge_pages: bool = False) -> None:
+def bring_in(mapping: Mapping, *, in_huge_pages: bool = False, stop: threading.Event | None = None) -> None:
     """Give every page of a mapping its memory now, with as many threads as the machine has use for. Raises OSError.
 
-    `in_huge_pages` puts a new tmpfs file together from huge pages, as far as the kernel has any.
+    `in_huge_pages` puts a new tmpfs file together from huge pages, as far as the kernel has any. Raises Closed soon
+    after `stop` is set.
     """
 
     def bring(begin: int) -> None:
+        _check_wanted(stop)
         end = min(begin + _PART_BYTES, len(mapping))
         if in_huge_pages:
             mapping.collapse(begin, end)
@@ -86,6 +90,11 @@ def bring_in(mapping: Mapping, *, in_huge_pages: bool = False) -> None:
     with ThreadPoolExecutor(threads, "tensorpool-prefault", _be_nice) as pool:
         for _ in pool.map(bring, parts):
             pass
+
+
+def _check_wanted(stop: threading.Event | None) -> None:
+    if stop is not None and stop.is_set():
+        raise Closed("the memory is not wanted any more: the driver ends")
 
 
 def _be_nice() -> None:
