@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tensorpool.driver.authority import MAX_CLAIMS, Authority, probe, probe_answer
+from tensorpool.driver.authority import MAX_CLAIMS, MAX_WORDS, Authority, probe, probe_answer
 from tensorpool.driver.config import DriverConfig
 from tensorpool.driver.lifecycle import CreateEpoch, Lifecycle, Send
 from tensorpool.wire.control import ShmPoolAnnounce
@@ -46,9 +46,12 @@ def authority() -> Authority:
     return authority
 
 
-def test_an_answer_to_our_probe_is_proof_whenever_it_comes(authority: Authority) -> None:
-    """A driver that was busy for long was here before us all the same."""
-    assert authority.on_response(probe_answer(START_NS), LATER_NS) is None
+def test_an_answer_to_our_probe_is_proof_within_the_first_announce_period(authority: Authority) -> None:
+    """A driver that was busy was here before us all the same; later no message ends a driver that serves."""
+    limit_ns = START_NS + PERIOD_NS * 5 // 4
+    assert authority.on_response(probe_answer(START_NS), limit_ns + 1) is None
+    assert not authority.rival
+    assert authority.on_response(probe_answer(START_NS), limit_ns) is None
     assert "REJECTED" in authority.rival
 
 
@@ -130,11 +133,15 @@ def test_a_claim_on_our_stream_ends_us_within_the_first_announce_period_only(aut
 
 
 def test_claims_are_bounded(authority: Authority) -> None:
-    """The oldest goes first."""
+    """The oldest goes first, and of what was said a line is kept."""
     for number in range(MAX_CLAIMS + 1):
         authority.on_announce(of_theirs(1 + number), LATER_NS)
     assert authority.claim_on(1, LATER_NS) is None
     assert authority.claim_on(MAX_CLAIMS + 1, LATER_NS) is not None
+    authority.on_announce(announce(STREAM, below="/" + "x" * 100_000), LATER_NS)
+    words = authority.claim_on(STREAM, LATER_NS)
+    assert words is not None
+    assert len(words) == MAX_WORDS
 
 
 # --- what the driver does

@@ -518,13 +518,14 @@ def test_the_shutdown_token_is_never_shown(tmp_path: Path) -> None:
 # --- ids that meet
 
 RANGES = ("stream_id_range", "descriptor_stream_id_range", "control_stream_id_range")
-ENDPOINTS = (
-    *(f"driver.{name}_stream_id" for name in ("control", "announce", "qos", "descriptor", "metadata")),
+ENDPOINTS = ("control", "announce", "qos", "descriptor", "metadata")
+USED = (
+    *(f"driver.{name}_stream_id" for name in ENDPOINTS),
     *(f"control.{name}_stream_id" for name in ("control", "status")),
 )
 
 
-@pytest.mark.parametrize(("name", "endpoint"), list(itertools.product(RANGES, ENDPOINTS)))
+@pytest.mark.parametrize(("name", "endpoint"), list(itertools.product(RANGES, USED)))
 @pytest.mark.parametrize("ids", ["7000-7100", "6000-7000", "7000-7000", "6999-7001"])
 def test_a_range_holds_no_id_of_an_endpoint(tmp_path: Path, name: str, endpoint: str, ids: str) -> None:
     """Each range with each endpoint, at either end and in the middle."""

@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import logging
 import random
+import re
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
@@ -182,6 +183,9 @@ class Conversation:
 
     def __init__(self, config: DriverConfig, chance: random.Random) -> None:
         self.chance = chance
+        self.messages = 0
+        self.lease: int | None = None
+        self.is_over = False
         self.clock = ManualClock(10**12, 10**18)
         self.conductor = DriverConductor(config, self.clock, "/dev/shm/nowhere")
         self.conductor._memory.close()
@@ -190,11 +194,11 @@ class Conversation:
         self.conductor._memory = cast(Any, self.memory)
         self.conductor._link = cast(Any, self.link)
         self.conductor._media_driver = cast(Any, MediaDriverSight())
+        self.probe_id = self.clock.monotonic_ns()
+        self.conductor._perform(self.conductor._rivals.on_start())
         self.conductor._perform(self.conductor.lifecycle.on_start(self.clock.monotonic_ns()))
-        self.messages = 0
-        self.lease: int | None = None
-        self.is_over = False
-        self.turn()
+        for _ in range(20):
+            self.turn(config.announce_period_ns // 10)  # from then on it serves, whatever other drivers say
         self.attach()
 
     # --- the driver
@@ -327,6 +331,7 @@ class Conversation:
             self._shutdown,
             self._announce,
             self._inquiry,
+            self._response,
         )
         message = chance.choice(makers)()
         data = message.encode()
@@ -424,8 +429,20 @@ class Conversation:
         )
 
     def _announce(self) -> Message:
+        """Of another driver; of the well-behaved client's stream an old one: a fresh one is a claim on it (K6)."""
         pools = dict.fromkeys(range(self.chance.choice((0, 1, 400))), 64)
-        return announce(self._stream_id(), epoch=self.chance.choice((0, 1, 2**63)), pools=pools)
+        stream_id = self._stream_id()
+        stamp_ns = 0 if stream_id == FRONT else self.clock.monotonic_ns()
+        fields = {"epoch": self.chance.choice((0, 1, 2**63)), "announce_timestamp_ns": stamp_ns}
+        return announce(stream_id, pools=pools, below="/" + self._text(), **fields)
+
+    def _response(self) -> Message:
+        """Of another driver, also to our own probe."""
+        return ShmAttachResponse(
+            correlation_id=self.chance.choice((self.probe_id, -1, -2)),  # others would be claims on their streams (K6)
+            code=self.chance.choice(list(ResponseCode)),
+            error_message=self._text(),
+        )
 
     def _inquiry(self) -> Message:
         return DiscoveryRequest(
@@ -457,12 +474,12 @@ class Conversation:
 
 def _with_bytes(data: bytes, chance: random.Random) -> bytes:
     """The Zs of a text become bytes that are no text, of the same length."""
-    at = data.find(b"ZZZZ")
-    end = at
-    while 0 <= end < len(data) and data[end] == ord("Z"):
-        end += 1
+    found = re.search(rb"Z{4,}", data)
+    if found is None:
+        return data
     noise = chance.choice((b"\xff", "\u00e9".encode(), "\u20ac".encode(), b"\0", b"\n", b"\xed\xb3\xbf"))
-    return data[:at] + (noise * (end - at))[: end - at] + data[end:] if at >= 0 else data
+    length = len(found[0])
+    return data[: found.start()] + (noise * length)[:length] + data[found.end() :]
 
 
 @contextmanager

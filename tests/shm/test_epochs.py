@@ -109,12 +109,12 @@ def test_a_failure_halfway_leaves_nothing(tree: EpochTree, monkeypatch: pytest.M
     """The last file fails: no file, no directory and no mapping remain, though the exception is kept."""
     real, calls = space.reserve, 0
 
-    def fail_at_last(fd: int, size_bytes: int, *, in_huge_pages: bool) -> None:
+    def fail_at_last(fd: int, size_bytes: int, **options: Any) -> None:
         nonlocal calls
         calls += 1
         if calls == 3:
             raise OSError(28, "full by now")
-        real(fd, size_bytes, in_huge_pages=in_huge_pages)
+        real(fd, size_bytes, **options)
 
     monkeypatch.setattr(region, "reserve", fail_at_last)
     with pytest.raises(RegionRejected) as caught:

@@ -11,6 +11,7 @@ so for each of them messages stay in the order in which they were sent.
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections import deque
 from typing import Final
@@ -19,8 +20,10 @@ from msgspec.structs import replace
 
 from tensorpool._core import Client, MessageInfo, OfferResult, Publication
 from tensorpool.aeron.holders import Holder, Sample
+from tensorpool.errors import TransportError
 
 SAMPLE_EVERY_NS: Final = 100_000_000  # as long as untethered subscribers may take before Aeron passes them over
+STANDS_STILL_NS: Final = 300_000_000  # for a subscriber that was not known to: longer than a pause of its runtime
 SETTLE_NS: Final = 50_000_000  # until the others' clients know of the new session
 SESSION_AT_LEAST_NS: Final = 250_000_000  # bounds how many logs the media driver has to keep
 REMEMBERED_SESSIONS: Final = 64
@@ -44,7 +47,8 @@ class RenewedPublication:
         self._sessions = deque([self.publication.session_id], REMEMBERED_SESSIONS)
         self._opened_ns = 0
         self._settled_ns = 0
-        self._before: Sample | None = None  # taken when offers began to fail
+        self._before: Sample | None = None  # taken when offers began to fail, or some subscriber last moved
+        self._before_ns = 0
         self._sampled_ns = 0
 
     @property
@@ -100,15 +104,18 @@ class RenewedPublication:
     def _look(self, now_ns: int) -> None:
         """Find out who holds the log, and replace it if that is only those who stand still."""
         sample = Sample(self._client.counters(), self._stream_id)
-        before, self._before = self._before, sample
-        if before is None:
-            return
         behind = sample.behind(self.publication.session_id, self.publication.position)
-        standing = behind.keys() & sample.still(before)
-        if standing:
-            self._describe(sample, {key: behind[key] for key in standing})
-        if standing and standing == behind.keys() and now_ns - self._opened_ns >= SESSION_AT_LEAST_NS:
-            self.renew(now_ns)
+        still = set() if self._before is None else sample.still(self._before)
+        if not behind or behind.keys() - still:
+            self._before, self._before_ns = sample, now_ns  # some are reading
+            return
+        known = {holder.subscriber.registration_id for holder in self.holders}
+        if now_ns - self._before_ns < STANDS_STILL_NS and {key[0] for key in behind} - known:
+            return
+        self._describe(sample, behind)
+        if now_ns - self._opened_ns >= SESSION_AT_LEAST_NS:
+            with contextlib.suppress(TransportError):  # there is no room for another log: tried again
+                self.renew(now_ns)
 
     def _describe(self, sample: Sample, behind: dict[tuple[int, int], int]) -> None:
         """A client maps a new log a moment late: until then the processes are those that were known before."""

@@ -6,7 +6,7 @@ that runs there refuses it, and one that started earlier but is not serving yet 
 answer is proof, and the one that asked ends. A driver that runs sees the other in attach responses that are not its own
 and in announces of memory that is not its own: each is a claim on a stream, which lasts for three announce periods.
 
-    probe sent ──answered, or a claim on one of our streams within the first announce period──► must end
+    probe sent ──answered, or a claim on one of our streams, within the first announce period──► must end
         │
         └──► serving ──claim on a stream──► that stream is not granted ──silence for three announce periods──► granted
 
@@ -35,6 +35,7 @@ SILENT_PERIODS: Final = 3
 YOUNG_PERIODS: Final = 1.25  # every driver that is alive has announced by then
 MAX_CLAIMS: Final = 4096
 MAX_REQUESTS: Final = 1024
+MAX_WORDS: Final = 500  # kept of what another driver says
 NOBODY: Final = 0  # no client has this id, and no driver grants it a lease
 NO_STREAM: Final = 0xFFFF_FFFE  # with REQUIRE_EXISTING: there is none of this id to attach to
 
@@ -106,7 +107,8 @@ class Authority:
         """An attach response that is not ours; the stream that is claimed by it from now on, None for no new claim."""
         words = f"answered an attach request: {response.code.name} {response.error_message}".rstrip()
         if self.is_probe_answer(response):
-            self.rival = words
+            if now_ns - self._began_ns <= self._young_ns:  # later no message can end us
+                self.rival = words[:MAX_WORDS]
             return None
         stream_id = response.stream_id
         if stream_id is None:
@@ -145,7 +147,7 @@ class Authority:
 
     def _claim(self, stream_id: int, words: str, now_ns: int) -> int | None:
         is_new = self.claim_on(stream_id, now_ns) is None
-        self._claims[stream_id] = Claim(words, now_ns + self._silence_ns)
+        self._claims[stream_id] = Claim(words[:MAX_WORDS], now_ns + self._silence_ns)
         self._claims.move_to_end(stream_id)
         if len(self._claims) > MAX_CLAIMS:
             self._claims.popitem(last=False)
