@@ -309,6 +309,7 @@ class Scenario:
         if time.monotonic() - lane.began_s < READY_WITHIN_S:
             return
         words = [f"{each.name}: {each.total} frames, {each.journal()[-8:]}" for each in lane.clients]
+        words += [line for line in self._site.log.read_text().splitlines() if str(lane.stream_id) in line][-20:]
         raise AssertionError(f"stream {lane.stream_id} is not served:\n" + "\n".join(words))
 
     def _serve_every_stream(self) -> None:

@@ -892,6 +892,7 @@ def test_expiry_of_a_producer_is_told_before_anything_is_announced() -> None:
     assert created(lifecycle, FRONT, 3) == [Announce(FRONT)]
 
 
+@pytest.mark.spec("DRV-4.9-20")
 @pytest.mark.spec("DRV-6-02", "DRV-4.7-05", "DRV-4.9-05")
 def test_an_administrative_revoke_ends_a_lease_with_its_reason() -> None:
     """A producer's as an expiry does; an id that is not alive does nothing."""

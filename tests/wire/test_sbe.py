@@ -122,6 +122,7 @@ GROUP_AT = 8 + 35  # the payloadPools of ShmPoolAnnounce
 FIRST_URI_AT = GROUP_AT + 4 + 10
 
 
+@pytest.mark.spec("WIRE-16-01", "WIRE-16-17")
 @pytest.mark.parametrize(
     ("data", "fault", "offset", "text"),
     [
