@@ -40,6 +40,8 @@ enum class Drop : std::uint8_t {
     EPOCH_ENDED,   // committed, but not yet seen when the epoch ended
     RATE_LIMITED,  // passed over to keep to max_rate_hz
     SKIPPED,       // passed over by somebody who asked for the newest frame
+    // a frame against the rules of the ones before it
+    BAD_TIMESTAMP,  // §15.7: slot and descriptor carry a time, and one of them went back
     COUNT_,
 };
 

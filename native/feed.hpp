@@ -319,6 +319,7 @@ private:
     bool deliver(const FrameDescriptor& descriptor, ReceivedFrame& out) {
         const Drop drop = reader_.read(descriptor.seq, out);
         if (drop != Drop::NONE) return count(drop, 1), false;
+        if (!is_in_time_order(descriptor, out)) return count(Drop::BAD_TIMESTAMP, 1), false;
         if (min_interval_ns_ != 0 && !is_due(descriptor, out)) return count(Drop::RATE_LIMITED, 1), false;
         out.publish_timestamp_ns = descriptor.timestamp_ns;
         out.trace_id = trace_of(descriptor);
@@ -345,6 +346,16 @@ private:
         } else {
             delivery_ = std::make_shared<Delivery>(late_);
         }
+    }
+
+    // §15.7: where both times are there, neither goes back. Compared with the frame before, refused or not: a clock that
+    // was set back costs one frame.
+    bool is_in_time_order(const FrameDescriptor& descriptor, const SlotFrame& frame) noexcept {
+        const bool has_capture = frame.timestamp_ns != 0 && frame.timestamp_ns != FrameDescriptor::kNullU64;  // B26
+        if (!has_capture || descriptor.timestamp_ns == FrameDescriptor::kNullU64) return true;
+        const std::uint64_t capture_ns = std::exchange(capture_ns_, frame.timestamp_ns);
+        const std::uint64_t publish_ns = std::exchange(publish_ns_, descriptor.timestamp_ns);
+        return capture_ns_ >= capture_ns && publish_ns_ >= publish_ns;
     }
 
     // §11: by the publisher's clock where it tells, so that the gate does not beat against our polls.
@@ -398,6 +409,7 @@ private:
     std::shared_ptr<Delivery> spare_delivery_;
     std::uint64_t min_interval_ns_ = 0;
     std::uint64_t due_ns_ = 0;
+    std::uint64_t capture_ns_ = 0, publish_ns_ = 0;  // of the last frame that had both
     std::uint64_t told_ = 0;  // dropped_before of the frame delivered last
     std::uint32_t taken_ = 0;
     std::uint64_t bytes_since_fill_ = 0;

@@ -756,7 +756,8 @@ void bind_rings(nb::module_& m) {
         .value("UNMAPPED", Drop::UNMAPPED, "published while the consumer did not have its epoch mapped")
         .value("EPOCH_ENDED", Drop::EPOCH_ENDED, "committed, but not yet seen when the epoch ended")
         .value("RATE_LIMITED", Drop::RATE_LIMITED, "passed over to keep to max_rate_hz")
-        .value("SKIPPED", Drop::SKIPPED, "passed over by somebody who asked for the newest frame");
+        .value("SKIPPED", Drop::SKIPPED, "passed over by somebody who asked for the newest frame")
+        .value("BAD_TIMESTAMP", Drop::BAD_TIMESTAMP, "its capture or publish time went back, though it has both");
     m.def("is_late", &is_late, "drop"_a, "Whether QosConsumer.drops_late counts this reason.");
     m.def("is_gap", &is_gap, "drop"_a, "Whether QosConsumer.drops_gap counts this reason.");
 
@@ -1374,6 +1375,8 @@ void bind_streams(nb::module_& m) {
             },
             "timestamp_ns"_a = nb::none(), "meta_version"_a = 0, "trace_id"_a = 0, "bytes"_a = 0,
             "Commit the writer's open claim and announce it.")
+        .def("check_time", [](const PyFramePublisher& self, std::uint64_t timestamp_ns) { self.publisher.check_time(timestamp_ns); },
+             "timestamp_ns"_a, "Raise ValueError for a time before the last frame's, where descriptors carry a time too.")
         .def_rw("until_ns", &PyFramePublisher::until_ns,
                 "After this (CLOCK_MONOTONIC) a producer writes nothing: the lease may be over. Whoever publishes asks.")
         .def_prop_ro("bytes", [](const PyFramePublisher& self) { return self.publisher.bytes(); })

@@ -9,6 +9,8 @@
 #include <cstdint>
 #include <memory>
 #include <span>
+#include <stdexcept>
+#include <string>
 
 #include "aeron_publication.hpp"
 #include "descriptor.hpp"
@@ -34,7 +36,9 @@ public:
     bool publish(std::uint64_t seq, const TensorLayout& layout, std::span<const std::uint8_t> bytes,
                  std::uint64_t timestamp_ns, std::uint32_t meta_version, std::uint64_t trace_id) {
         const RingWriter::Busy busy(writer_);
+        check_time(timestamp_ns);
         if (!writer_.write(busy, seq, layout, bytes, timestamp_ns, meta_version)) return false;
+        note_time(timestamp_ns);
         announce(seq, meta_version, trace_id);
         bytes_.add(bytes.size());
         return true;
@@ -42,13 +46,22 @@ public:
 
     void commit(std::uint64_t timestamp_ns, std::uint32_t meta_version, std::uint64_t trace_id) {
         const RingWriter::Busy busy(writer_);
-        announce(writer_.commit(busy, timestamp_ns, meta_version), meta_version, trace_id);
+        const std::uint64_t seq = writer_.commit(busy, timestamp_ns, meta_version);
+        note_time(timestamp_ns);
+        announce(seq, meta_version, trace_id);
     }
 
     // A frame that was committed to the ring itself: see RingWriter::commit_image.
     void tell(std::uint64_t seq, std::uint32_t meta_version, std::uint64_t bytes) noexcept {
         announce(seq, meta_version, 0);
         bytes_.add(bytes);
+    }
+
+    // §15.7: where descriptors carry a time, too, the frames' own may not go back. Throws before anything is written.
+    void check_time(std::uint64_t timestamp_ns) const {
+        if (with_publish_time_ && is_time(timestamp_ns) && timestamp_ns < last_time_ns_)
+            throw std::invalid_argument("timestamp_ns " + std::to_string(timestamp_ns) + " goes back: the frame before has " +
+                                        std::to_string(last_time_ns_));
     }
 
     RingWriter& writer() noexcept { return writer_; }
@@ -62,6 +75,13 @@ public:
     bool is_choked() const { return publication_->is_connected() && !publication_->has_room(); }
 
 private:
+    static bool is_time(std::uint64_t timestamp_ns) noexcept {  // B26
+        return timestamp_ns != 0 && timestamp_ns != FrameDescriptor::kNullU64;
+    }
+    void note_time(std::uint64_t timestamp_ns) noexcept {
+        if (is_time(timestamp_ns)) last_time_ns_ = timestamp_ns;
+    }
+
     void announce(std::uint64_t seq, std::uint32_t meta_version, std::uint64_t trace_id) noexcept {
         const std::uint64_t now_ns = monotonic_ns();
         const FrameDescriptor descriptor{stream_id_,
@@ -89,6 +109,7 @@ private:
     const std::uint32_t stream_id_;
     const std::uint64_t epoch_;
     const bool with_publish_time_;
+    std::uint64_t last_time_ns_ = 0;
     Tally bytes_, unheard_, back_pressured_;
     std::atomic<bool> is_broken_{false};
 };

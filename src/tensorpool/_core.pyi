@@ -80,6 +80,9 @@ class DropReason(enum.IntEnum):
     SKIPPED = 23
     """passed over by somebody who asked for the newest frame"""
 
+    BAD_TIMESTAMP = 24
+    """its capture or publish time went back, though it has both"""
+
 def is_late(drop: DropReason) -> bool:
     """Whether QosConsumer.drops_late counts this reason."""
 
@@ -749,6 +752,11 @@ class FramePublisher:
 
     def commit(self, timestamp_ns: int | None = None, meta_version: int = 0, trace_id: int = 0, bytes: int = 0) -> None:
         """Commit the writer's open claim and announce it."""
+
+    def check_time(self, timestamp_ns: int) -> None:
+        """
+        Raise ValueError for a time before the last frame's, where descriptors carry a time too.
+        """
 
     @property
     def until_ns(self) -> int:

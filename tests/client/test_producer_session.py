@@ -132,6 +132,24 @@ def test_a_decree_ends_with_the_silence_of_its_consumer() -> None:
     assert answers.to() == config()
 
 
+@pytest.mark.spec("WIRE-5-04", "WIRE-5-03")
+@pytest.mark.parametrize("said", ["hello", "QoS"])
+def test_a_consumer_is_stale_after_three_to_five_silent_periods(said: str) -> None:
+    """Whichever of the two messages came last; each starts the wait anew."""
+    session = Answers().session
+    period_ns = session.config.announce_period_ns
+    session.on_hello(hello(1), 0)
+    start_ns = 2 * period_ns
+    if said == "hello":
+        session.on_hello(hello(1), start_ns)
+    else:
+        session.on_qos_consumer(messages.consumer_qos(STREAM, 1), start_ns)
+    session._forget_stale(start_ns + 3 * period_ns)
+    assert 1 in session._consumers
+    session._forget_stale(start_ns + 5 * period_ns)
+    assert 1 not in session._consumers
+
+
 def test_nothing_is_kept_of_consumers_that_were_never_heard() -> None:
     """Whoever makes up ids fills no memory."""
     answers = Answers()

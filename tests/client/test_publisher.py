@@ -82,6 +82,27 @@ def test_a_frame_carries_what_it_was_given(bench: Bench) -> None:
 
 
 @pytest.mark.spec("WIRE-15.7-02")
+def test_a_capture_time_that_goes_back_is_refused_where_descriptors_carry_a_time(stream: Stream) -> None:
+    """Before anything is written: the seq stays free. 0 and all ones are no time; without the other time it is free."""
+    bench = Bench(stream, with_publish_time=True)
+    for time_ns in (5, 5, 0, 2**64 - 1, 6):
+        assert bench.publish(timestamp_ns=time_ns) is not None
+    for time_ns in (5, 1):
+        with pytest.raises(ValueError, match="goes back"):
+            bench.publish(timestamp_ns=time_ns)
+        with pytest.raises(ValueError, match="goes back"):
+            bench.publisher.check_time(time_ns)
+    assert bench.publish(timestamp_ns=6) == 5
+    assert [it.seq for it in bench.heard()] == [0, 1, 2, 3, 4, 5]
+
+
+def test_without_a_time_of_publishing_capture_times_are_the_callers(bench: Bench) -> None:
+    """Replays publish in their own order."""
+    assert [bench.publish(timestamp_ns=time_ns) for time_ns in (9, 5)] == [0, 1]
+    bench.publisher.check_time(1)
+
+
+@pytest.mark.spec("WIRE-15.7-02")
 def test_the_time_of_publishing_is_told_where_it_is_wanted(stream: Stream) -> None:
     """Taken when the descriptor goes out, after the commit: never before, and growing."""
     bench = Bench(stream, with_publish_time=True)

@@ -287,6 +287,26 @@ def test_a_rate_holds_across_epochs(stream: Stream, second: Stream, reception: R
     assert drops(reception) == {DropReason.RATE_LIMITED: 2}
 
 
+@pytest.mark.spec("WIRE-15.4-05")
+@pytest.mark.parametrize(("nslots", "limit"), [(4, 3), (256, 192), (512, 256), (1024, 256)])
+def test_without_a_limit_of_its_own_a_consumer_may_be_256_frames_behind(
+    shm_dir: Path, transport: aeron.Client, nslots: int, limit: int
+) -> None:
+    """In a smaller ring three quarters of it; one frame more, and it goes on with the newest."""
+    stream = Stream(shm_dir, transport, nslots=nslots, pools=((1, 64),))
+    reception = Reception(None)
+    reception.set_streams(stream.subscription, None)
+    reception.adopt(stream.mapped())
+    for _ in range(limit):
+        stream.publish()
+    assert seqs(reception) == list(range(limit))
+    for _ in range(limit + 1):
+        stream.publish()
+    assert seqs(reception) == [2 * limit]
+    assert drops(reception) == {DropReason.RESYNC: limit}
+    stream.publication.close()
+
+
 @pytest.mark.spec("WIRE-15.4-03", "WIRE-15.4-04")
 @pytest.mark.parametrize(("limit", "is_resynced"), [(None, True), (3, True), (0, False), (100, False)])
 def test_how_far_behind_is_too_far(stream: Stream, limit: int | None, is_resynced: bool) -> None:

@@ -269,7 +269,7 @@ def test_references_are_in_their_fields_and_not_in_the_value(recorder: Recorder)
     assert recorder.ran == [("show", Ref(10_000, 7, 8))]
 
 
-@pytest.mark.spec("CTL-5.2-01", "CTL-5.2-02")
+@pytest.mark.spec("CTL-5.2-01", "CTL-5.2-02", "WIRE-10.5-02")
 def test_a_commander_puts_references_into_their_fields(deployment: Deployment) -> None:
     """What it writes to the control stream, as anybody reads it there."""
     config = ControlConfig(**new_endpoints())

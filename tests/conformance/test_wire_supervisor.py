@@ -190,7 +190,7 @@ def test_what_changes_is_told_line_by_line(desk: Desk) -> None:
     assert abs(change["time_ns"] - time.time_ns()) < 600 * 1_000_000_000
 
 
-@pytest.mark.spec("WIRE-10.1.3-05", "WIRE-10.1.3-12")
+@pytest.mark.spec("WIRE-10.1.3-05", "WIRE-10.1.3-12", "WIRE-10.5-02")
 def test_a_supervisor_forces_a_mode_or_redirects_to_a_bridge(desk: Desk) -> None:
     """ConsumerConfig, for the consumer that lags, and for nobody else."""
     fine = new_client_id()

@@ -169,8 +169,8 @@ class Client:
         >>> consumer = client.consumer("camera/front")     # doctest: +SKIP
 
         `mode="rate_limited"` delivers at most `max_rate_hz` frames a second. A consumer that falls more than
-        `max_outstanding_seq_gap` frames behind goes on with the newest (three quarters of the ring by default; 0:
-        never). `on_progress` is called from `poll` with partial frames. A stream of descriptors
+        `max_outstanding_seq_gap` frames behind goes on with the newest (256 by default, or three quarters of a
+        smaller ring; 0: never). `on_progress` is called from `poll` with partial frames. A stream of descriptors
         or of progress of its own is asked for with `private_descriptors` and `private_control`. A name that streams of
         several drivers have is an error that lists them; `driver_instance_id` chooses one. Without a driver
         (`driver=False`) what a producer announces by itself is mapped, with every check that a driver's memory gets. A

@@ -376,6 +376,7 @@ class Slot:
         else:
             number = writing.writer.next_seq if seq is None else seq
             stamp_ns = monotonic_ns() if timestamp_ns is None else timestamp_ns
+            writing.publisher.check_time(stamp_ns)
             place = writing.writer.begin(number, layout, stamp_ns, meta_version, header_first=progress is not None)
             if place is None:
                 self._drop = DropReason.NO_POOL

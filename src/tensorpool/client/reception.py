@@ -28,6 +28,7 @@ NEWER_EPOCH: Final = 2
 SEQ_WENT_BACK: Final = 4
 IMAGE_LOST: Final = 8
 
+DEFAULT_MAX_GAP: Final = 256
 MAX_OVER: Final = 4  # epochs whose last frames may still come
 
 
@@ -374,8 +375,8 @@ class Reception(ReceptionBase):
         self._forget_seqs = False
         gap = self._max_gap
         if gap is None:
-            # §15.4 recommends 256 frames and to mind the depth: near the end of the ring a frame does not last.
-            gap = max(1, mapped.reader.nslots * 3 // 4)
+            # §15.4: 256 frames, and mind the depth: near the end of the ring a frame does not last.
+            gap = min(DEFAULT_MAX_GAP, max(1, mapped.reader.nslots * 3 // 4))
         feed = Feed(mapped.reader, mapped.stream_id, mapped.epoch, expected, gap, self._late)
         feed.carry_lost(self._lost_carried)
         feed.set_min_interval_ns(self._interval_ns)
