@@ -45,8 +45,10 @@ RECONNECT_EVERY_NS: Final = 100_000_000
 LOOK_EVERY_NS: Final = 500_000_000
 CATCH_UP_AT_LEAST_NS: Final = 50_000_000
 CATCH_UP_AT_MOST_NS: Final = 1_000_000_000
+MAX_EARLY: Final = 4096  # requests kept while we listen for other drivers; clients ask again
+MAX_EARLY_BYTES: Final = 16 << 10  # more than any request has
 STALL_AT_LEAST_NS: Final = 100_000_000  # idle turns come every few milliseconds
-LAST_WORDS_NS: Final = 500_000_000  # how long a log that is held may keep the shutdown notice from leaving
+LAST_WORDS_NS: Final = 1_000_000_000  # how long a log that is held may keep the shutdown notice from leaving
 HOLDERS_EVERY_NS: Final = 1_000_000_000
 WINDOW_LIMIT: Final = "100ms"  # after which Aeron passes over an untethered subscriber that does not poll
 
@@ -111,16 +113,17 @@ class DriverConductor:
         try:
             self._link = link = _Link(self._config, self._aeron_dir, now_ns)
             check_message_sizes(self._config, link.answers.max_message_length, link.announces.max_message_length)
+            self._media_driver.adopt()
+            self._bind_service(link)
+            self._last_turn_ns = now_ns
+            self._perform(self.lifecycle.on_start(now_ns))
+            self._listen_for_rivals(link)
         except BaseException:
+            self._unbind_service()
             if self._link is not None:
                 self._link.close()
             self._memory.close()
             raise
-        self._media_driver.adopt()
-        self._bind_service(self._link)
-        self._last_turn_ns = now_ns
-        self._perform(self.lifecycle.on_start(now_ns))
-        self._listen_for_rivals(self._link)
         self._log.info("driver_started", aeron_dir=self._aeron_dir, path=self._memory.path)
 
     def do_work(self) -> int:
@@ -142,7 +145,9 @@ class DriverConductor:
         work += self._part("time", lambda: self._perform(self.lifecycle.on_tick(now_ns)))
         if now_ns >= self._next_housekeeping_ns:
             self._next_housekeeping_ns = now_ns + self._config.announce_period_ns
-            work += self._part("housekeeping", self._keep_house, now_ns)
+            self._part("activity", self._memory.refresh_activity)
+            self._part("rivals", self._rivals.expire, now_ns)
+            work += self._part("collection", self._memory.collect, now_ns)
         work += self._part("service", self._serve_commands)
         work += self._part("sending", self._flush)
         self._part("holders", self._watch_holders, now_ns)
@@ -188,11 +193,6 @@ class DriverConductor:
             work += self._part("memory", self._on_outcome, outcome, now_ns)
         return work
 
-    def _keep_house(self, now_ns: int) -> int:
-        self._memory.refresh_activity()
-        self._rivals.expire(now_ns)
-        return self._memory.collect(now_ns)
-
     def _serve_commands(self) -> int:
         if self._service is None:
             return 0
@@ -226,20 +226,17 @@ class DriverConductor:
         early: list[tuple[bytes, aeron.MessageInfo]] = []
 
         def keep(data: bytes, info: aeron.MessageInfo) -> None:
-            if not self._is_of_rival(data, info):
+            if not self._is_of_rival(data, info) and len(data) <= MAX_EARLY_BYTES and len(early) < MAX_EARLY:
                 early.append((data, info))
 
         self._perform(self._rivals.on_start())
         until_ns = time.monotonic_ns() + LISTEN_NS
         while time.monotonic_ns() < until_ns and self._rivals.failure is None:
             self._flush()
-            link.poll(keep, FRAGMENT_LIMIT)
+            link.poll(lambda data, info: self._part("message", keep, data, info), FRAGMENT_LIMIT)
             time.sleep(0.001)
         if self._rivals.failure is not None:
             self._yield()
-            self._unbind_service()
-            link.close()
-            self._memory.close()
             raise self._rivals.failure
         for data, info in early:
             self._on_message(data, info)
@@ -460,7 +457,7 @@ class _Link:
     def is_lost(self) -> bool:
         return self.client.is_closed
 
-    def poll(self, handler: Callable[[bytes, aeron.MessageInfo], None], limit: int) -> int:
+    def poll(self, handler: Callable[[bytes, aeron.MessageInfo], object], limit: int) -> int:
         if self._announced is not None:  # where another driver would announce too
             self._announced.poll(handler, limit)
         return self.requests.poll(handler, limit)
