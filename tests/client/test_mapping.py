@@ -257,6 +257,15 @@ def test_the_order_in_which_pools_are_announced_says_nothing() -> None:
     assert state.mismatches == 0
 
 
+def test_a_default_that_is_spelt_out_is_no_difference() -> None:
+    """Another producer may announce besides its driver, in its own words (decisions, part J)."""
+    state = mapped_in(5)
+    spelt_out = announced(5).header_region_uri + "|require_hugepages=false"
+    assert state.on_announce(announced(5, header_region_uri=spelt_out), T0 + 1, True) == [Check()]
+    demanding = announced(5).header_region_uri + "|require_hugepages=true"
+    assert kinds(state.on_announce(announced(5, header_region_uri=demanding), T0 + 2, True)) == [Unmap, Map]
+
+
 def test_a_later_answer_with_other_regions_in_the_mapped_epoch_remaps() -> None:
     """The driver's word counts as an announce does."""
     state = mapped_in(5)

@@ -385,8 +385,9 @@ class Receiver:
     def _on_memory(self, writing: Writing) -> None:
         self._log.info("destination", stream_id=self.dest_stream_id, epoch=writing.ring.epoch)
         self._warn_of_sizes()
-        for message in self._kept.values():
-            self._tell_metadata(message)
+        for kind in (DataSourceAnnounce, DataSourceMeta):  # the announce names the epoch of what follows (K4)
+            if kind in self._kept:
+                self._tell_metadata(self._kept[kind])
 
     def _tell_metadata(
         self, message: DataSourceAnnounce | DataSourceMeta | MetaBlobAnnounce | MetaBlobChunk | MetaBlobComplete

@@ -91,7 +91,9 @@ class ConsumerSession(Session):
 
     @property
     def is_usable(self) -> bool:
-        return super().is_usable or (self._awaits_producer and self.attachment.is_attached)
+        """A reader may wait for a producer; who only watches the rings needs them mapped."""
+        is_waiting = self._awaits_producer and self.attachment.is_attached and self.preferences.listens
+        return super().is_usable or is_waiting
 
     @property
     def layout_mismatches(self) -> int:
@@ -156,7 +158,7 @@ class ConsumerSession(Session):
         self._may_use_shm = True  # what was told was told to the id of that lease
         self._fallback_if_rejected = self.fallback_uri = None
         self._leave_private()
-        if self.link is not None:
+        if self.link is not None and not self.is_ending:
             with contextlib.suppress(TransportError):  # the link is lost; the conductor notices
                 self._assign_progress(None, False)
 
@@ -423,6 +425,8 @@ class ConsumerSession(Session):
         if failures:
             self._private_retry_ns = now_ns + self._private_periods * self.config.announce_period_ns
             self._private_periods = min(2 * self._private_periods, LONGEST_RETRY_PERIODS)
+        elif now_ns >= self._private_retry_ns:
+            self._private_periods = 1
 
     def _assign_descriptors(self, assigned: Endpoint | None, may_subscribe: bool) -> None:
         assert self.link is not None

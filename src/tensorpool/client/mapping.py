@@ -19,10 +19,11 @@ from typing import Final
 
 import msgspec
 
-from tensorpool.errors import RemoteProtocolError
+from tensorpool.errors import RegionRejected, RemoteProtocolError
 from tensorpool.shm.layout import LAYOUT_VERSION, MAX_EPOCH, RingSpec
 from tensorpool.wire.control import ClockDomain, ShmPoolAnnounce
 from tensorpool.wire.driver import ShmAttachResponse, ShmLeaseRevoked
+from tensorpool.wire.region_uri import RegionUri
 
 FRESH_PERIODS: Final = 3  # announce periods (§10.1.1)
 ACTIVE_PERIODS: Final = 4  # of the superblock's activity stamp (§15.14)
@@ -58,7 +59,7 @@ class Regions(msgspec.Struct, frozen=True):
         pairs = (
             ("layout_version", self.layout_version, other.layout_version),
             ("nslots", self.ring.nslots, other.ring.nslots),
-            ("header_region_uri", self.uris[0], other.uris[0]),
+            ("header_region_uri", _place(self.uris[0]), _place(other.uris[0])),
             ("payload_pools", self._pools, other._pools),
         )
         return next((f"{name}: {ours}, now {theirs}" for name, ours, theirs in pairs if ours != theirs), None)
@@ -66,7 +67,15 @@ class Regions(msgspec.Struct, frozen=True):
     @property
     def _pools(self) -> list[tuple[int, int, str]]:
         pools = zip(self.ring.pools, self.uris[1:], strict=True)
-        return sorted((pool.pool_id, pool.stride_bytes, uri) for pool, uri in pools)
+        return sorted((pool.pool_id, pool.stride_bytes, _place(uri)) for pool, uri in pools)
+
+
+def _place(uri: str) -> str:
+    """A URI in its canonical form: a parameter that is spelt out with its default changes nothing."""
+    try:
+        return str(RegionUri.parse(uri))
+    except RegionRejected:
+        return uri  # it differs from every URI that could be mapped
 
 
 class Map(msgspec.Struct, frozen=True):

@@ -225,6 +225,8 @@ class Reception(ReceptionBase):
 
     def set_throttled(self, is_throttled: bool) -> None:
         """B28: whether the stream that descriptors come from leaves frames out on purpose."""
+        if is_throttled == self._is_throttled:
+            return
 
         def change() -> None:
             self._is_throttled = is_throttled
