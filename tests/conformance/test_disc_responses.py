@@ -272,10 +272,10 @@ def test_more_than_a_thousand_results_are_an_error_never_a_part(crowd: Fleet) ->
 
 
 @pytest.mark.spec("DISC-5.2-18", "DISC-5.2-19", "DISC-5.2-25")
-def test_a_response_that_the_channel_cannot_carry_is_an_error(crowd: Fleet) -> None:
+def test_a_response_that_the_channel_cannot_carry_is_an_error(peer: DiscoveryPeer, driver: AnnouncedDriver) -> None:
     """F3: a term of 64 KiB takes messages of 8 KiB; what fits comes, what does not is ERROR with no results."""
-    peer, producer_id = crowd.peer, new_client_id()
-    streams = {crowd.driver.announce(producer_id=producer_id) for _ in range(40)}
+    producer_id = new_client_id()
+    streams = {driver.announce(producer_id=producer_id) for _ in range(40)}
     peer.wait_listed(max(streams))
     narrow = {"response_channel": "aeron:ipc?term-length=64k", "response_stream_id": new_response_stream_id()}
     peer.listen((narrow["response_channel"], narrow["response_stream_id"]))
