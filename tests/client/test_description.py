@@ -137,6 +137,26 @@ def test_nothing_grows_without_bound() -> None:
     assert len(flushed(description)) == CHUNKS_PER_FLUSH
 
 
+def test_a_message_that_cannot_be_sent_is_given_up_and_the_others_go_on() -> None:
+    """A version that is too long for the log costs nobody the next one."""
+    description = Description()
+    description.begin(source(5))
+    description.set(meta(1), "")
+    description.set(meta(2), "")
+    sent: list[Message] = []
+
+    def offer(data: bytes) -> bool:
+        message = decode(data)
+        if isinstance(message, DataSourceMeta) and message.meta_version == 1:
+            raise ValueError("a message of 200000 bytes exceeds the limit")
+        sent.append(message)
+        return True
+
+    description.flush(offer)
+    assert said(sent) == [("epoch", 5), ("epoch", 5), ("epoch", 5), ("version", 2)]
+    assert description.given_up == 1
+
+
 def test_what_is_sent_is_what_a_consumer_keeps() -> None:
     """Both ends together: four quick versions are all known, and another producer's first is its own."""
     cache, description = MetadataCache(), Description()

@@ -16,6 +16,7 @@ from typing import Final
 import msgspec
 
 from tensorpool.client.metadata import MAX_KEPT, blob_messages
+from tensorpool.errors import LocalProtocolError
 from tensorpool.wire import Message
 from tensorpool.wire.control import DataSourceAnnounce, DataSourceMeta
 
@@ -97,19 +98,27 @@ class Description:
         """Hand over what there is room for; `offer` says whether a message is dealt with. Returns how many were."""
         sent = 0
         while self._waiting:
-            if not offer(self._waiting[0].encode()):
+            if not self._is_dealt_with(self._waiting[0], offer):
                 return sent
             self._waiting.popleft()
             sent += 1
         for _ in range(CHUNKS_PER_FLUSH):
             self._chunk = self._chunk or self._next_chunk()
-            if self._chunk is None or not offer(self._chunk.encode()):
+            if self._chunk is None or not self._is_dealt_with(self._chunk, offer):
                 return sent
             self._chunk = None
             sent += 1
         return sent
 
     # --- inside
+
+    def _is_dealt_with(self, message: Message, offer: Callable[[bytes], bool]) -> bool:
+        """A message that cannot be sent is given up: it must not hold up the others."""
+        try:
+            return offer(message.encode())
+        except (ValueError, LocalProtocolError):
+            self.given_up += 1
+            return True
 
     def _say_all(self) -> None:
         if self._source is None:
