@@ -91,15 +91,23 @@ class Sample:
         """The subscribers that are where they were in an earlier sample."""
         return {key for key, seen in self.subscribers.items() if before.subscribers.get(key) == seen}
 
-    def describe(self, aeron_dir: str, behind: Mapping[tuple[int, int], int]) -> tuple[Holder, ...]:
-        """These subscribers with the names and processes of their clients."""
+    def describe(
+        self, aeron_dir: str, behind: Mapping[tuple[int, int], int], known: Iterable[Holder] = ()
+    ) -> tuple[Holder, ...]:
+        """These subscribers with the names and processes of their clients.
+
+        A process that was found before is not looked for again: that takes long, and a client maps a new log late.
+        """
+        found = {holder.subscriber.registration_id: holder.pids for holder in known}
         names = self._client_names()
         holders = []
         for key, behind_bytes in behind.items():
             subscriber = self.subscribers[key]
             name = names.get(subscriber.client_id, "")
             pid = _PID.search(name)
-            pids = (int(pid[1]),) if pid else self._unnamed_pids(aeron_dir, subscriber.session_id, names)
+            pids = (int(pid[1]),) if pid else found.get(subscriber.registration_id, ())
+            if len(pids) != 1:
+                pids = self._unnamed_pids(aeron_dir, subscriber.session_id, names) or pids
             holders.append(Holder(subscriber, name, pids, behind_bytes))
         return tuple(holders)
 

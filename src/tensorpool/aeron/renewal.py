@@ -16,8 +16,6 @@ import time
 from collections import deque
 from typing import Final
 
-from msgspec.structs import replace
-
 from tensorpool._core import Client, MessageInfo, OfferResult, Publication
 from tensorpool.aeron.holders import Holder, Sample
 from tensorpool.errors import TransportError
@@ -88,7 +86,7 @@ class RenewedPublication:
             seen = sample.subscribers.get((was.registration_id, session_id))
             if seen is not None and seen.position == (was.position if was.session_id == session_id else 0):
                 standing[was.registration_id, session_id] = end - seen.position
-        self._describe(sample, standing)
+        self.holders = sample.describe(self._aeron_dir, standing, self.holders)
 
     def renew(self, now_ns: int) -> None:
         """Give up the session, whoever has not read it, and open another."""
@@ -112,18 +110,10 @@ class RenewedPublication:
         known = {holder.subscriber.registration_id for holder in self.holders}
         if now_ns - self._before_ns < STANDS_STILL_NS and {key[0] for key in behind} - known:
             return
-        self._describe(sample, behind)
+        self.holders = sample.describe(self._aeron_dir, behind, self.holders)
         if now_ns - self._opened_ns >= SESSION_AT_LEAST_NS:
             with contextlib.suppress(TransportError):  # there is no room for another log: tried again
                 self.renew(now_ns)
-
-    def _describe(self, sample: Sample, behind: dict[tuple[int, int], int]) -> None:
-        """A client maps a new log a moment late: until then the processes are those that were known before."""
-        known = {holder.subscriber.registration_id: holder.pids for holder in self.holders}
-        self.holders = tuple(
-            holder if holder.pids else replace(holder, pids=known.get(holder.subscriber.registration_id, ()))
-            for holder in sample.describe(self._aeron_dir, behind)
-        )
 
     def _open(self) -> Publication:
         return self._client.add_publication(self._channel, self._stream_id, exclusive=True)
