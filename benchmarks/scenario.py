@@ -122,7 +122,6 @@ class Lane:
 
     def leave(self) -> list[dict[str, Any]]:
         """All see the last frame and end in order; what the consumers counted, audited."""
-        self.producer.hold()
         self.site.drain(*self.consumers)
         truth = self.site.truth(self.stream_id)
         endings = []

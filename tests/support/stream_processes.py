@@ -382,9 +382,10 @@ class Site:
         return Truth.of([producer for producer in self.producers if producer.stream_id == stream_id])
 
     def drain(self, *consumers: Consuming) -> None:
-        """Have the producers stop, and these consumers (all that live) see the last frame."""
+        """Have the producers of their streams stop, and these consumers (all that live) see the last frame."""
         readers = consumers or tuple(consumer for consumer in self.consumers if not consumer.has_ended)
-        writers = [producer for producer in self.producers if not producer.has_ended]
+        streams = {consumer.stream_id for consumer in readers}
+        writers = [producer for producer in self.producers if not producer.has_ended and producer.stream_id in streams]
         for producer in writers:
             producer.hold()
         for consumer in readers:
