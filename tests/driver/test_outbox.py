@@ -71,6 +71,7 @@ def test_answers_leave_before_announces_that_waited_longer(outbox: Outbox) -> No
     assert len(outbox) == 0
 
 
+@pytest.mark.spec("DRV-4.9-15")
 def test_no_announce_overtakes_an_answer(outbox: Outbox) -> None:
     """E9: where the log gets room between two offers, the answer that found none still goes first."""
 
