@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Which test asserts which requirement: docs/conformance.md from requirements.tsv and the tests' `spec` markers.
 
+Why a requirement has no test stands in unasserted.tsv.
+
     python -m tests.conformance.matrix            write the page
     python -m tests.conformance.matrix --check    say whether it is up to date, and write nothing
 
@@ -21,6 +23,7 @@ import msgspec
 
 ROOT: Final = Path(__file__).parents[2]
 REQUIREMENTS: Final = Path(__file__).with_name("requirements.tsv")
+UNASSERTED: Final = Path(__file__).with_name("unasserted.tsv")
 PAGE: Final = ROOT / "docs/conformance.md"
 LEVELS: Final = ("MUST", "SHOULD", "MAY")
 SPECIFICATIONS: Final = {
@@ -63,6 +66,13 @@ def requirements() -> list[Requirement]:
     heading, *lines = REQUIREMENTS.read_text().splitlines()
     assert heading == "id\tlevel\trole\tdemand"
     return [Requirement(*line.split("\t")) for line in lines]
+
+
+def reasons() -> dict[str, str]:
+    """Why a requirement has no test, by id."""
+    heading, *lines = UNASSERTED.read_text().splitlines()
+    assert heading == "id\treason"
+    return dict(line.split("\t") for line in lines)
 
 
 def claims(root: Path = ROOT) -> Claims:
@@ -195,7 +205,7 @@ def _heading(known: list[Requirement], found: Mapping[str, list[Claim]]) -> list
         "",
         f"## Not asserted by a test: {len(missing)}",
         "",
-        *(f"- {each.id} ({each.level}, {each.role}): {each.demand}" for each in missing),
+        *(f"- {each.id} ({each.level}): {each.demand}. {reasons().get(each.id, '')}".rstrip() for each in missing),
         "" if missing else "None.\n",
     ]
 

@@ -89,7 +89,7 @@ def test_the_right_token_drains_the_driver(shared_media_driver: aeron.MediaDrive
     assert deployment.leftovers() == []
 
 
-@pytest.mark.spec("DRV-4.13-10", "DRV-4.5-01", "DRV-A-07")
+@pytest.mark.spec("DRV-4.13-10", "DRV-4.5-01", "DRV-A-07", "WIRE-15.14-05")
 def test_sigterm_ends_a_driver_in_order(shm_dir: Path) -> None:
     """With everything by default, media driver included: the notice is on stream 1000, exit code 0, nothing is left."""
     deployment = Deployment(shm_dir, str(shm_dir / "aeron"), streams=[STREAM], driver={"control_stream_id": None})

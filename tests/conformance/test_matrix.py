@@ -55,3 +55,10 @@ def test_requirements_are_well_formed() -> None:
     assert {each.level for each in known} == set(matrix.LEVELS)
     assert {each.specification for each in known} == set(matrix.SPECIFICATIONS)
     assert all(each.role and each.demand for each in known)
+
+
+def test_what_is_not_asserted_is_explained() -> None:
+    """A requirement has a test, or unasserted.tsv says why it has none."""
+    known, found, reasons = matrix.requirements(), matrix.claims(), matrix.reasons()
+    assert reasons.keys() <= {each.id for each in known}
+    assert [each.id for each in known if not found.get(each.id) and not reasons.get(each.id)] == []
