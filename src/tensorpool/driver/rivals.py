@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Listens for other drivers on the control stream, and answers those that start after us.
 
-`Authority` judges what comes; here it is told apart from what clients send, and from what lay in the logs before us.
+This module separates their messages from those of clients and from those that lay in the logs before us; `Authority`
+judges them.
 Driver Model §2.1; decisions E31, K6.
 """
 
