@@ -257,6 +257,7 @@ def test_hugepages_off_hugetlbfs_are_refused_at_the_start(shm_dir: Path, clock: 
         assert not memory.is_hugepages
 
 
+@pytest.mark.spec("DRV-17-20")
 def test_pages_smaller_than_the_configuration_wants_are_refused(shm_dir: Path) -> None:
     """§17: `shm.page_size_bytes` is the least that the pages of base_dir must have; the namespace is free again."""
     page_bytes = os.sysconf("SC_PAGE_SIZE")
@@ -776,6 +777,7 @@ def test_what_a_dead_driver_left_in_another_namespace_is_swept_away(shm_dir: Pat
 # --- the end
 
 
+@pytest.mark.spec("WIRE-15.14-05")
 @pytest.mark.spec("WIRE-15.21a.7-01")
 def test_close_removes_everything(shm_dir: Path, clock: ManualClock) -> None:
     """Current and retired epochs, those that nobody asked for yet, and the lock; nothing stays mapped or open."""
