@@ -399,12 +399,13 @@ struct PyConsumer {
     nb::object reception_object;
     PyReception& reception;
     bool is_simple;  // nothing has to run before each poll
+    std::uint32_t generation = fork_generation();
 
     // The next frame if it is there already, or null. Without the reception's lock: with the GIL held nobody changes the
     // feed meanwhile, and one that was stopped gives nothing. What goes wrong, such as a media driver that is gone, is met
     // and told again by those who look after us.
     nb::object next() const noexcept {
-        if (!is_simple || reception.source == nullptr) return {};
+        if (!is_simple || reception.source == nullptr || generation != fork_generation()) return {};
         const nb::object kept = reception.source_object;
         try {
             nb::object frame = reception.source->next();
@@ -653,14 +654,14 @@ struct PyProducer {
     PyRoute& route;
 };
 
-// An optional keyword of publish(). False: it is something else than a number that fits.
+// An optional keyword of publish(). False: it is something else than a number that fits; the largest is the wire's null.
 template <typename T>
 bool take_number(PyObject* value, std::optional<T>& out) {
     if (Py_IsNone(value)) return true;
-    if (!PyLong_Check(value)) return false;
+    if (!PyLong_CheckExact(value)) return false;
     const unsigned long long number = PyLong_AsUnsignedLongLong(value);
     if (PyErr_Occurred()) return PyErr_Clear(), false;
-    if (number > std::numeric_limits<T>::max()) return false;
+    if (number >= std::numeric_limits<T>::max()) return false;
     out = static_cast<T>(number);
     return true;
 }
@@ -693,11 +694,14 @@ PyObject* producer_publish(PyObject* self, PyObject* const* arguments, Py_ssize_
 }
 
 constexpr const char* kPublishDoc =
-    "publish($self, /, array, *, timestamp_ns=None, meta_version=None, trace_id=0, parents=(), seq=None)\n--\n\n"
+    "publish($self, /, array, *, timestamp_ns=None, meta_version=None, trace_id=0, parents=(), seq=None, dtype=None, "
+    "shape=None, keep_strides=False)\n--\n\n"
     "Copy an array into shared memory and tell everybody; its seq, or None: dropped and counted.\n\n"
     ">>> producer.publish(np.zeros((480, 640), np.uint8), trace_id=7, parents=[3, 5])     # doctest: +SKIP\n\n"
     "`timestamp_ns` is when it was captured (CLOCK_MONOTONIC; now by default), `meta_version` the metadata that\n"
-    "applies (what `set_metadata` set last). Strided and Fortran-ordered arrays go without an extra copy. Raises\n"
+    "applies (what `set_metadata` set last). Strided and Fortran-ordered arrays go without an extra copy; strided ones\n"
+    "arrive contiguous, or with `keep_strides` as they are, in one block with what lies between their rows.\n"
+    "`dtype=Dtype.BIT` takes packed bytes and the `shape` of the bits, `dtype=Dtype.BYTES` any bytes. Raises\n"
     "LocalProtocolError for what no frame can carry, Closed after close().";
 
 PyMethodDef producer_methods[] = {
@@ -1351,20 +1355,21 @@ void bind_streams(nb::module_& m) {
             "publish",
             [](PyFramePublisher& self, const std::shared_ptr<TensorLayout>& layout, nb::handle data,
                std::optional<std::uint64_t> timestamp_ns, std::uint32_t meta_version, std::uint64_t trace_id,
-               std::optional<std::uint64_t> seq) -> std::optional<std::uint64_t> {
+               std::optional<std::uint64_t> seq, bool is_usual) -> std::optional<std::uint64_t> {
                 const Buffer buffer(data, PyBUF_ANY_CONTIGUOUS | PyBUF_FORMAT);
                 const std::uint64_t number = seq ? *seq : self.writer.own().next_seq();
                 if (!publish_bytes(self, number, layout, buffer.bytes(), timestamp_or_now(timestamp_ns), meta_version,
                                    trace_id))
                     return std::nullopt;
-                self.remember(buffer.view(), layout);
+                if (is_usual) self.remember(buffer.view(), layout);
                 return number;
             },
             "layout"_a, "data"_a, "timestamp_ns"_a = nb::none(), "meta_version"_a = 0, "trace_id"_a = 0,
-            "seq"_a = nb::none(),
+            "seq"_a = nb::none(), "is_usual"_a = true,
             nb::sig("def publish(self, layout: TensorLayout, data: collections.abc.Buffer, timestamp_ns: int | None = None, "
-                    "meta_version: int = 0, trace_id: int = 0, seq: int | None = None) -> int | None"),
-            "Copy, commit and announce a frame; its seq, or None when no pool holds it.")
+                    "meta_version: int = 0, trace_id: int = 0, seq: int | None = None, is_usual: bool = True) -> int | None"),
+            "Copy, commit and announce a frame; its seq, or None when no pool holds it. `is_usual`: `layout` is what every "
+            "array of the shape and dtype of `data` has.")
         .def(
             "commit",
             [](PyFramePublisher& self, std::optional<std::uint64_t> timestamp_ns, std::uint32_t meta_version,

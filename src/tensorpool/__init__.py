@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from tensorpool import lazy
 
 if TYPE_CHECKING:
+    from tensorpool.channel import Endpoint
     from tensorpool.client import (
         Client,
         Consumer,
@@ -42,6 +43,7 @@ if TYPE_CHECKING:
         TensorPoolError,
         TransportError,
     )
+    from tensorpool.wire.control import Dtype
 
 __all__ = [
     "AttachRefused",
@@ -55,6 +57,8 @@ __all__ = [
     "DriverConfig",
     "DriverUnreachable",
     "DropReason",
+    "Dtype",
+    "Endpoint",
     "Frame",
     "FrameOverwritten",
     "LeaseLost",
@@ -85,6 +89,7 @@ _HOMES = (
     | dict.fromkeys(("Driver", "DriverConfig"), "tensorpool.driver")
     | dict.fromkeys(("Local", "local"), "tensorpool.embedded")
     | dict.fromkeys(_CLIENT.split(), "tensorpool.client")
+    | {"Dtype": "tensorpool.wire.control", "Endpoint": "tensorpool.channel"}
 )
 
 

@@ -9,6 +9,7 @@ from typing import Any, Self
 import numpy.typing
 
 from tensorpool.client.frame import Frame
+from tensorpool.wire.control import Dtype
 
 
 SUPERBLOCK_BYTES: int = 64
@@ -745,9 +746,9 @@ class FramePublisher:
 
     def __init__(self, writer: RingWriter, publication: Publication, stream_id: int, epoch: int, with_publish_time: bool = False) -> None: ...
 
-    def publish(self, layout: TensorLayout, data: Buffer, timestamp_ns: int | None = None, meta_version: int = 0, trace_id: int = 0, seq: int | None = None) -> int | None:
+    def publish(self, layout: TensorLayout, data: Buffer, timestamp_ns: int | None = None, meta_version: int = 0, trace_id: int = 0, seq: int | None = None, is_usual: bool = True) -> int | None:
         """
-        Copy, commit and announce a frame; its seq, or None when no pool holds it.
+        Copy, commit and announce a frame; its seq, or None when no pool holds it. `is_usual`: `layout` is what every array of the shape and dtype of `data` has.
         """
 
     def commit(self, timestamp_ns: int | None = None, meta_version: int = 0, trace_id: int = 0, bytes: int = 0) -> None:
@@ -823,14 +824,16 @@ class ProducerBase:
 
     def __init__(self, route: Route) -> None: ...
 
-    def publish(self, array: numpy.typing.ArrayLike, *, timestamp_ns: int | None = None, meta_version: int | None = None, trace_id: int = 0, parents: Iterable[int] = (), seq: int | None = None) -> int | None:
+    def publish(self, array: numpy.typing.ArrayLike, *, timestamp_ns: int | None = None, meta_version: int | None = None, trace_id: int = 0, parents: Iterable[int] = (), seq: int | None = None, dtype: numpy.typing.DTypeLike | Dtype | None = None, shape: tuple[int, ...] | None = None, keep_strides: bool = False) -> int | None:
         """
         Copy an array into shared memory and tell everybody; its seq, or None: dropped and counted.
 
         >>> producer.publish(np.zeros((480, 640), np.uint8), trace_id=7, parents=[3, 5])     # doctest: +SKIP
 
         `timestamp_ns` is when it was captured (CLOCK_MONOTONIC; now by default), `meta_version` the metadata that
-        applies (what `set_metadata` set last). Strided and Fortran-ordered arrays go without an extra copy. Raises
+        applies (what `set_metadata` set last). Strided and Fortran-ordered arrays go without an extra copy; strided ones
+        arrive contiguous, or with `keep_strides` as they are, in one block with what lies between their rows.
+        `dtype=Dtype.BIT` takes packed bytes and the `shape` of the bits, `dtype=Dtype.BYTES` any bytes. Raises
         LocalProtocolError for what no frame can carry, Closed after close().
         """
 

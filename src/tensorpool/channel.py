@@ -43,6 +43,8 @@ class ChannelUri(msgspec.Struct, frozen=True):
         return {name: text if (size := _size(text)) is None else size for name, text in agreed.items()}
 
 
+MAX_MESSAGE_BYTES: Final = 16 << 20  # Aeron's own limit
+
 _MAX_CHANNEL_BYTES: Final = 4095
 _CHANNEL: Final = re.compile(r"(?P<spy>aeron-spy:)?aeron:(?P<media>ipc|udp)(\?(?P<parameters>[!-~]*))?")
 _SIZE: Final = re.compile(r"([0-9]{1,12})([kKmMgG]?)")
@@ -111,6 +113,12 @@ def check_endpoints(endpoints: Mapping[str, Endpoint]) -> None:
         if uri.terms != first.terms:
             why = f"both use stream id {endpoint.stream_id}, whose publishers have to agree"
             raise ConfigError(key, endpoint.channel, f"the parameters of {other} ({why}), or another id")
+
+
+def max_message_bytes(channel: str) -> int | None:
+    """The longest message that a publication to a channel takes; None where the media driver's settings decide."""
+    term = _size(check_channel("channel", channel).parameters.get("term-length", ""))
+    return None if term is None else min(term // 8, MAX_MESSAGE_BYTES)
 
 
 def _size(text: str) -> int | None:

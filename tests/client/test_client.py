@@ -429,7 +429,7 @@ with tp.local(overrides=overrides) as pool, pool.connect() as client:
             outcome(lambda: producer.claim((4,))),
             outcome(lambda: consumer.poll(0.05)),
             outcome(lambda: consumer.latest()),
-            outcome(lambda: list(consumer)),  # ends: nobody could ever bring a frame
+            outcome(lambda: list(consumer)),
             outcome(lambda: client.consumer("a", timeout=0.2)),
         ]
         consumer.close()
@@ -448,15 +448,11 @@ with tp.local(overrides=overrides) as pool, pool.connect() as client:
 
 
 def test_a_forked_child_uses_nothing_of_its_parents_but_views() -> None:
-    """What was inherited is closed there, and ends without harm to the parent."""
+    """What was inherited is closed there and says so, and ends without harm to the parent."""
     code, output = run_script(FORKED)
     assert code == 0, output
     child, parent = [line for line in output.splitlines() if line.startswith(("child", "parent"))]  # not what is logged
-    _, publish, claim, poll, latest, loop, attach = child.split()
-    assert (publish, claim) == ("Closed", "Closed")
-    assert poll in ("Closed", "NoneType")
-    assert latest in ("Closed", "NoneType")
-    assert (loop, attach) == ("list", "Closed")
+    assert child.split() == ["child", *["Closed"] * 6]
     assert parent == "parent"
 
 

@@ -434,10 +434,32 @@ def test_dlpack_shares_the_memory_read_only(reader: Reader) -> None:
     np.testing.assert_array_equal(shared, MATRIX)
 
 
-def test_dlpack_to_those_who_do_not_know_the_flag_is_refused(reader: Reader) -> None:
-    """They could write. `copy=True` is theirs to write."""
+class OldImporter:
+    """One that calls `__dlpack__` as it was before DLPack 1.0."""
+
+    def __init__(self, frame: Frame) -> None:
+        self._frame = frame
+
+    def __dlpack__(self, **options: object) -> Any:
+        return self._frame.__dlpack__()
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        return self._frame.__dlpack_device__()
+
+
+def test_dlpack_gives_a_copy_to_those_who_do_not_know_the_flag(stream: Stream, reader: Reader) -> None:
+    """They could write: what they get is theirs, whole, or refused; one that wants no copy is told what to do."""
     frame = reader.publish(MATRIX)
-    with pytest.raises(BufferError):
+    taken = np.from_dlpack(OldImporter(frame))  # type: ignore[arg-type]
+    assert not np.shares_memory(taken, frame.array)
+    np.testing.assert_array_equal(taken, MATRIX)
+    with pytest.raises(BufferError, match=r"frame\.copy\(\)"):
+        frame.__dlpack__(copy=False)
+    own = np.from_dlpack(frame, copy=True)
+    assert own.flags.writeable
+    assert not np.shares_memory(own, frame.array)
+    overwrite(stream, frame)
+    with pytest.raises(FrameOverwritten):
         frame.__dlpack__()
 
 

@@ -257,6 +257,84 @@ def test_progress_that_makes_no_sense_is_refused(pair: Pair, wrong: dict[str, in
         slot.progress(rows=1)
 
 
+def test_a_slot_that_is_over_cannot_be_written(pair: Pair) -> None:
+    """Committed, given up, or dropped for its size: `array` is read-only from then on."""
+    with pair.producer.claim((4,)) as committed:
+        committed.array[:] = 7
+    given_up = pair.producer.claim((4,))
+    given_up.abandon()
+    with pair.producer.claim((1 << 20,)) as dropped:
+        dropped.array[:] = 1
+    for slot in (committed, given_up, dropped):
+        with pytest.raises(ValueError, match="read-only"):
+            slot.array[0] = 9
+    frame = pair.consumer.poll(20)
+    assert frame is not None
+    assert list(frame.array) == [7, 7, 7, 7]
+
+
+# --- strides, bits, bytes
+
+
+def padded_rows() -> np.ndarray[Any, Any]:
+    """As a camera delivers them: 30 pixels and 2 of padding."""
+    return np.arange(20 * 32, dtype=np.uint16).reshape(20, 32)[:, :30]
+
+
+@pytest.mark.parametrize("keep", [False, True])
+def test_padded_rows_arrive_packed_or_as_they_are(pair: Pair, keep: bool) -> None:
+    """The same values either way; with keep_strides one block is copied and the reader sees the padding's distance."""
+    image = padded_rows()
+    frame = pair.publish(image, keep_strides=keep)
+    np.testing.assert_array_equal(frame.array, image)
+    assert frame.array.strides == ((64, 2) if keep else (60, 2))
+    assert frame.nbytes == (19 * 64 + 60 if keep else 20 * 60)
+    copy = frame.copy()
+    assert copy.flags.c_contiguous
+    np.testing.assert_array_equal(copy, image)
+    assert pair.producer.stats.bytes == frame.nbytes
+    packed = np.zeros(frame.nbytes, np.uint8)
+    assert pair.publish(packed).shape == packed.shape, "the next array is taken for what it is"
+
+
+def test_a_slot_has_the_strides_that_were_asked_for(pair: Pair) -> None:
+    """A device writes its padded rows in place, and reports them; the last row may lack its padding."""
+    with pair.producer.claim((20, 30), np.uint16, strides=(64, 2), progress="rows") as slot:
+        assert slot.array.strides == (64, 2)
+        slot.array[:] = padded_rows()
+        slot.progress(rows=19)
+        slot.progress(rows=20)
+    frame = pair.consumer.poll(20)
+    assert frame is not None
+    assert frame.array.strides == (64, 2)
+    np.testing.assert_array_equal(frame.array, padded_rows())
+
+
+def test_a_strided_frame_that_no_pool_holds_is_dropped(pair: Pair) -> None:
+    """By its extent, padding included."""
+    wide = np.zeros((65, 2048), np.uint8)[:, :1000]
+    assert pair.producer.publish(wide, keep_strides=True) is None
+    assert pair.producer.stats.dropped == {DropReason.NO_POOL: 1}
+    assert pair.publish(wide[:20]).shape == (20, 1000)
+
+
+def test_bits_and_bytes_are_published(pair: Pair) -> None:
+    """With the dtype that they have on the wire; the next uint8 array is a uint8 array again."""
+    bits = np.array([1, 0, 1, 1, 0, 0, 0, 1, 1, 1], bool)
+    packed = np.packbits(bits)
+    frame = pair.publish(packed, dtype=tp.Dtype.BIT, shape=(2, 5))
+    assert (frame.wire_dtype, frame.shape) == (tp.Dtype.BIT, (2, 5))
+    np.testing.assert_array_equal(np.unpackbits(frame.array, count=10), bits)
+    np.testing.assert_array_equal(frame.copy(), packed)
+    plain = pair.publish(packed)
+    assert (plain.wire_dtype, plain.shape) == (tp.Dtype.UINT8, (2,))
+    for data in (b"some bytes", bytearray(b"some bytes"), memoryview(b"some bytes")):
+        frame = pair.publish(data, dtype=tp.Dtype.BYTES)  # type: ignore[arg-type]
+        assert (frame.wire_dtype, frame.shape, frame.array.tobytes()) == (tp.Dtype.BYTES, (10,), b"some bytes")
+    again = pair.publish(np.frombuffer(b"some bytes", np.uint8))
+    assert again.wire_dtype is tp.Dtype.UINT8
+
+
 # --- metadata
 
 

@@ -200,6 +200,20 @@ def test_an_empty_frame_is_committed_and_described(
     assert [it.seq for it in descriptors(peer, producer, seq)] == [seq]
 
 
+@pytest.mark.spec("WIRE-8.2-19", "WIRE-8.2-22", "WIRE-8.2-13", "WIRE-8.2-15")
+def test_padded_rows_are_published_with_their_strides(producer: Producer, mapped: MappedStream) -> None:
+    """The slot's strides are the array's, values_len_bytes its extent, and the payload one block of its memory."""
+    memory = np.arange(20 * 64, dtype=np.uint16).reshape(20, 64)
+    for image, order in ((memory[:, :50], 1), (memory[:, :50].T, 2)):
+        seq = producer.publish(image, keep_strides=True)
+        assert seq is not None
+        slot = mapped.slot(seq)
+        assert (slot.shape, slot.strides[:2], slot.major_order) == (image.shape, image.strides, order)
+        assert (slot.values_len_bytes, slot.payload_offset) == (19 * 128 + 100, 0)
+        assert set(slot.strides[2:]) <= {0}
+        assert mapped.payload(seq) == memory.tobytes()[: 19 * 128 + 100]
+
+
 @pytest.mark.spec("WIRE-10.2.1-06", "WIRE-8.3-16", "WIRE-8.2-08")
 def test_nothing_is_told_of_a_frame_before_its_bytes_are_there(
     peer: WireConsumer, producer: Producer, mapped: MappedStream

@@ -4,11 +4,13 @@
 from __future__ import annotations
 
 import gc
+import weakref
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from numpy.lib.stride_tricks import as_strided
 
 from tensorpool._core import Mapping, TensorLayout
 from tensorpool.errors import LocalProtocolError
@@ -24,6 +26,7 @@ from tensorpool.shm import (
     view_of,
     view_of_frame,
 )
+from tensorpool.shm.arrays import payload_of
 from tensorpool.wire.control import Dtype, MajorOrder
 from tests.shm.by_hand import mapped_files, pool_file, ring_file
 
@@ -128,9 +131,9 @@ def test_layouts_are_cached_by_dtype_shape_and_order() -> None:
     [
         ((), r"shape \(\), UINT8: a tensor has 1 to 8 dimensions; reshape a scalar to \(1,\)"),
         ((1,) * 9, "at most 8 dimensions"),
-        ((2**31, 1), r"at most 2\^31 - 1 elements"),
+        ((2**31, 1), r"0 to 2\^31 - 1 elements"),
         ((2**16, 2**16), "below 4 GiB"),
-        ((-1,), "must not be negative"),
+        ((-1,), r"0 to 2\^31 - 1 elements"),
     ],
 )
 def test_shapes_that_no_frame_can_have_are_refused(shape: tuple[int, ...], text: str) -> None:
@@ -251,3 +254,79 @@ def test_a_frame_is_shown_where_it_lies(shm_dir: Path, bases: AllowedBases) -> N
     assert (view == values).all()
     in_memory = np.frombuffer(reader.pools[0][2], np.uint8, offset=64 + 2 * 128, count=1)
     assert view.__array_interface__["data"][0] == in_memory.__array_interface__["data"][0]
+
+
+# --- strides, bits and bytes
+
+PADDED = np.arange(4 * 8, dtype=np.uint16).reshape(4, 8)[:, :6]
+
+
+@pytest.mark.spec("WIRE-8.2-19")
+@pytest.mark.parametrize(
+    ("array", "order"),
+    [
+        (PADDED, MajorOrder.ROW),
+        (PADDED.T, MajorOrder.COLUMN),
+        (np.zeros((3, 5, 7), np.float32)[:, :, :2], MajorOrder.ROW),
+        (np.zeros((3, 8), np.uint8)[:, ::2], MajorOrder.ROW),
+        (np.zeros((4, 4), np.uint8)[:1, :2][::-1], MajorOrder.ROW),
+        (np.zeros((6, 4), np.uint8), MajorOrder.ROW),
+    ],
+    ids=["padded rows", "padded columns", "three dimensions", "every other", "one row reversed", "contiguous"],
+)
+def test_an_array_keeps_its_strides(array: np.ndarray[Any, Any], order: MajorOrder) -> None:
+    """Its layout has them, and its bytes are one block with what lies between the rows."""
+    layout, block = payload_of(array, None, None, keep_strides=True)
+    assert (layout.shape, layout.major_order) == (array.shape, order)
+    wide = [axis for axis in range(array.ndim) if array.shape[axis] > 1]
+    assert [layout.byte_strides[axis] for axis in wide] == [array.strides[axis] for axis in wide]
+    assert (block.nbytes, block.ctypes.data) == (layout.extent_bytes, array.ctypes.data)
+    assert not block.flags.writeable
+    again = np.ndarray(layout.shape, array.dtype, block, 0, layout.byte_strides)
+    np.testing.assert_array_equal(again, array)
+
+
+@pytest.mark.spec("WIRE-8.2-19")
+@pytest.mark.parametrize(
+    "array",
+    [PADDED[::-1], PADDED[:, ::-1], np.broadcast_to(PADDED[0], (4, 6)), as_strided(PADDED, (4, 6), (2, 2))],
+    ids=["rows reversed", "columns reversed", "broadcast", "overlapping"],
+)
+def test_strides_that_no_frame_can_have_are_refused(array: np.ndarray[Any, Any]) -> None:
+    """By name, with what to do."""
+    with pytest.raises(LocalProtocolError, match="strides"):
+        payload_of(array, None, None, keep_strides=True)
+
+
+def test_a_block_keeps_its_array_alive() -> None:
+    """Though it is only an address to numpy."""
+    array = np.full((4, 8), 7, np.uint8)[:, :6]
+    _, block = payload_of(array, None, None, keep_strides=True)
+    owner = weakref.ref(array.base)
+    del array
+    gc.collect()
+    assert owner() is not None
+    assert set(block) == {7}
+
+
+@pytest.mark.parametrize("data", [b"\x01\x02\x03", bytearray(b"\x01\x02\x03"), memoryview(b"\x01\x02\x03")], ids=type)
+def test_bytes_are_a_payload(data: Any) -> None:
+    """Of their own length, or of a shape that has it; an array of uint8 keeps its shape."""
+    layout, packed = payload_of(data, Dtype.BYTES, None, keep_strides=False)
+    assert (layout.dtype, layout.shape, packed.tobytes()) == (Dtype.BYTES, (3,), b"\x01\x02\x03")
+    assert payload_of(data, Dtype.BYTES, (3, 1), keep_strides=False)[0].shape == (3, 1)
+    square = np.arange(16, dtype=np.uint8).reshape(4, 4)
+    layout, packed = payload_of(square.T, Dtype.BYTES, None, keep_strides=False)
+    assert (layout.shape, packed.tobytes()) == ((4, 4), square.T.tobytes())
+
+
+def test_packed_bits_have_the_shape_of_the_bits() -> None:
+    """By default all of them; otherwise as many as the shape says, with the last byte's rest unused."""
+    packed = np.packbits(np.ones(13, bool))
+    assert payload_of(packed, Dtype.BIT, None, keep_strides=False)[0].shape == (16,)
+    layout, data = payload_of(packed, Dtype.BIT, (13,), keep_strides=False)
+    assert (layout.shape, layout.extent_bytes, data.tobytes()) == ((13,), 2, packed.tobytes())
+    with pytest.raises(LocalProtocolError, match="takes 3 bytes, not 2"):
+        payload_of(packed, Dtype.BIT, (17,), keep_strides=False)
+    with pytest.raises(LocalProtocolError, match="packbits"):
+        payload_of(np.ones(16, bool), Dtype.BIT, None, keep_strides=False)

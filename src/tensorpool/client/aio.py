@@ -7,11 +7,13 @@ One thread per consumer sleeps in shared memory on the loop's behalf; frames are
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import AsyncIterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final, Self
 
+from tensorpool.client.arguments import seconds
 from tensorpool.client.consumer import Consumer
 from tensorpool.client.frame import Frame
 from tensorpool.client.reception import ConsumerStats
@@ -50,6 +52,7 @@ class AsyncConsumer:
         self._waiting: asyncio.Future[bool] | None = None
         self._is_closed = False
         self._attaching = asyncio.Lock()
+        self._pid = os.getpid()
 
     @property
     def consumer(self) -> Consumer:
@@ -67,7 +70,7 @@ class AsyncConsumer:
         """The next frame, waiting up to `timeout` seconds (None: as long as it takes); None when there is none."""
         consumer = await self._attached()
         loop = asyncio.get_running_loop()
-        deadline = None if timeout is None else loop.time() + timeout
+        deadline = None if timeout is None else loop.time() + seconds("timeout", timeout)
         await self._settled()
         while not self._is_closed:
             frame = consumer.poll()
@@ -88,9 +91,11 @@ class AsyncConsumer:
         return consumer.latest()
 
     async def close(self) -> None:
-        """Give the lease back and end the waiting thread."""
+        """Give the lease back and end the waiting thread. In a forked child there is neither."""
         self._is_closed = True
         consumer, thread = self._consumer, self._thread
+        if os.getpid() != self._pid:
+            return
         if consumer is not None and thread is not None:
             await asyncio.shield(asyncio.get_running_loop().run_in_executor(thread, consumer.close))
         if thread is not None:
@@ -128,6 +133,7 @@ class AsyncConsumer:
                 raise Closed("the consumer is closed")
             if self._consumer is None:
                 self._consumer = await self._attach_on_thread()
+            self._consumer._session.check_process()
             return self._consumer
 
     async def _attach_on_thread(self) -> Consumer:

@@ -19,6 +19,7 @@ import msgspec
 
 from tensorpool import aeron
 from tensorpool.channel import Endpoint
+from tensorpool.client import arguments
 from tensorpool.client.attachment import Wish
 from tensorpool.client.conductor import ClientConductor, KickedIdle
 from tensorpool.client.consumer_session import ConsumerSession, Preferences
@@ -124,6 +125,10 @@ class Client:
         from tensorpool.client.producer import Producer  # with numpy, before anything is attached
 
         stream_id, name = _stream(stream)
+        timeout = arguments.timeout(timeout)
+        arguments.callback("on_state", on_state)
+        if release_gil_from_bytes is not None:
+            arguments.whole_number("release_gil_from_bytes", release_gil_from_bytes, 2**63 - 1)
         if driver_instance_id is not None:
             home, timeout = self._driver(driver_instance_id, timeout)
             if home is not self:
@@ -189,7 +194,10 @@ class Client:
             private_control,
         )
         self._check_allocation(private_descriptors, private_control)
-        _check_range("max_outstanding_seq_gap", max_outstanding_seq_gap, 2**63 - 1)
+        if max_outstanding_seq_gap is not None:
+            arguments.whole_number("max_outstanding_seq_gap", max_outstanding_seq_gap, 2**63 - 1)
+        arguments.callback("on_state", on_state)
+        arguments.callback("on_progress", on_progress)
         home = self
         if driver:
             home, stream_id, timeout = self._locate(stream_id, name, driver_instance_id, timeout)
@@ -244,7 +252,7 @@ class Client:
             data_source_id=data_source_id,
             driver_instance_id=driver_instance_id,
         ).check()
-        _check_timeout(timeout)
+        timeout = arguments.timeout(timeout)
         endpoints = self._conductor.discovery.endpoints
         if not endpoints:
             accepted = "true, or registries to ask in [[discovery.registries]]"
@@ -288,7 +296,10 @@ class Client:
 
     def _order(self, act: Callable[[int], object]) -> None:
         if self._is_closed or os.getpid() != self._pid:
-            raise Closed("the client is closed, or belongs to the process that this one was forked from")
+            raise Closed(
+                "the client is closed, or belongs to the process that this one was forked from: connect() anew here, "
+                "or start the process with multiprocessing's 'spawn'"
+            )
         self._conductor.order(act)
 
     def _check_allocation(self, descriptors: Endpoint | None, control: Endpoint | None) -> None:
@@ -312,7 +323,7 @@ class Client:
 
     def _own_stream(self, name: str, timeout: float) -> int:
         """The stream of that name at our own driver, 0 if there is none: its producer finds a place for it."""
-        _check_timeout(timeout)
+        timeout = arguments.timeout(timeout)
         discovery = self._conductor.discovery
         if not discovery.endpoints:
             return 0
@@ -339,12 +350,12 @@ class Client:
 
         Waits for a name that nobody has yet. A name that no provider knows is left to what producers announce here.
         """
-        _check_timeout(timeout)
+        timeout = arguments.timeout(timeout)
         discovery = self._conductor.discovery
         is_chosen = driver_instance_id is not None
         if (name is None and not is_chosen) or (not discovery.endpoints and not is_chosen):
             return self, stream_id, timeout
-        filters = Filters(name=name, stream_id=stream_id or None, driver_instance_id=driver_instance_id)
+        filters = Filters(name=name, stream_id=stream_id or None, driver_instance_id=driver_instance_id).check()
         deadline = time.monotonic() + timeout
         answers = 0
         while (left := deadline - time.monotonic()) > 0:
@@ -401,7 +412,7 @@ class Client:
         self._attach(session, lambda now_ns: self._conductor.add_consumer(session, now_ns), timeout)
 
     def _attach(self, session: Session, add: Callable[[int], object], timeout: float) -> None:
-        _check_timeout(timeout)
+        timeout = arguments.timeout(timeout)
         self._order(add)
         self._sessions = [kept for kept in self._sessions if not kept.is_closed] + [session]
         started_ns = time.monotonic_ns()
@@ -505,18 +516,15 @@ def _ambiguous(name: str, found: list[DiscoveredStream]) -> TensorPoolError:
     return TensorPoolError(f"{name!r} is ambiguous: {candidates}; {choice}")
 
 
-def _check_timeout(timeout: float) -> None:
-    if not timeout > 0:
-        raise LocalProtocolError(f"timeout = {timeout}: expected a positive number of seconds")
-
-
 def _stream(stream: int | str) -> tuple[int, str | None]:
     if isinstance(stream, str):
         if not stream or not stream.isprintable() or len(stream.encode()) > 256 or not stream.isascii():
-            raise LocalProtocolError(f"stream name {stream!r}: expected 1 to 256 printable ASCII characters")
-        return (int(stream), None) if stream.isdecimal() else (0, stream)
+            raise LocalProtocolError(f"stream name {stream!r:.80}: expected 1 to 256 printable ASCII characters")
+        if not stream.isdecimal():
+            return 0, stream
+        stream = int(stream)
     if type(stream) is not int or not 1 <= stream <= MAX_STREAM_ID:
-        raise LocalProtocolError(f"stream {stream!r}: expected a name, or an id from 1 to 2^32 - 2")
+        raise LocalProtocolError(f"stream {stream!r:.80}: expected a name, or an id from 1 to 2^32 - 2")
     return stream, None
 
 
@@ -530,21 +538,16 @@ def _preferences(
 ) -> Preferences:
     if mode not in _MODES:
         raise LocalProtocolError(f"mode = {mode!r}: expected 'stream' or 'rate_limited'")
-    _check_range("max_rate_hz", max_rate_hz, 2**32 - 1)
+    arguments.whole_number("max_rate_hz", max_rate_hz, 2**32 - 1)
     if mode == "rate_limited" and max_rate_hz == 0:
         raise LocalProtocolError("mode 'rate_limited' needs max_rate_hz")
     names = "progress_interval_us", "progress_bytes_delta", "progress_major_delta_units"
     for name, value in zip(names, hints, strict=True):
-        _check_range(name, value, 2**32 - 2)
+        if value is not None:
+            arguments.whole_number(name, value, 2**32 - 2)
     for name, endpoint in (("private_descriptors", descriptors), ("private_control", control)):
-        if endpoint is not None and (not endpoint.channel or not 0 <= endpoint.stream_id < 2**31):
-            raise LocalProtocolError(f"{name} = {endpoint}: expected a channel and a stream id below 2^31")
+        arguments.private_endpoint(name, endpoint)
     return Preferences(_MODES[mode], max_rate_hz, supports_progress, *hints, descriptors, control)
-
-
-def _check_range(name: str, value: int | None, highest: int) -> None:
-    if value is not None and (type(value) is not int or not 0 <= value <= highest):
-        raise LocalProtocolError(f"{name} = {value!r}: expected 0 to {highest}")
 
 
 def _log_failed_turn(error: Exception) -> None:

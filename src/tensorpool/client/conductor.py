@@ -58,6 +58,7 @@ if TYPE_CHECKING:
 FRAGMENT_LIMIT: Final = 256
 RECONNECT_EVERY_NS: Final = 100_000_000
 LOOK_EVERY_NS: Final = 500_000_000
+LOG_FAILURES_EVERY_NS: Final = 1_000_000_000
 
 _FROM_DRIVER: Final = frozenset(
     kind.TEMPLATE_ID for kind in (ShmAttachResponse, ShmDetachResponse, ShmLeaseRevoked, ShmDriverShutdown)
@@ -104,6 +105,8 @@ class ClientConductor:
         self.kicked = Kick()
         self._waiters = 0
         self.malformed = 0
+        self.failures = 0  # of sessions' turns and handlers
+        self._log_failure_ns = 0
         self._aeron_dir = aeron_dir
         self._client_name = client_name
         self._bases = AllowedBases(config.shm.allowed_base_dirs)
@@ -255,13 +258,23 @@ class ClientConductor:
     # --- inside
 
     def _guarded(self, act: Callable[[int], object], now_ns: int) -> int:
-        """A transport that fails under one session's hands is lost for all."""
+        """A transport that fails under one session's hands is lost for all; any other failure is that session's own."""
         try:
             done = act(now_ns)
         except (TransportError, Closed) as error:
             self._lose_link(str(error), now_ns)
             return 0
+        except Exception as error:
+            self._log_failure(error, now_ns)
+            return 0
         return done if isinstance(done, int) else 0
+
+    def _log_failure(self, error: Exception, now_ns: int) -> None:
+        """What fails under one session's hands costs the others nothing; one line a second says so."""
+        self.failures += 1
+        if now_ns >= self._log_failure_ns:
+            self._log_failure_ns = now_ns + LOG_FAILURES_EVERY_NS
+            self._log.error("session_failed", failures=self.failures, exc_info=error)
 
     def _add(self, session: Session, now_ns: int) -> None:
         self._sessions.append(session)
@@ -327,6 +340,10 @@ class ClientConductor:
                 self._on_control_message(data, info)
         except DecodeError:
             self.malformed += 1
+        except (TransportError, Closed):
+            raise  # the link is lost
+        except Exception as error:
+            self._log_failure(error, self._now_ns)
 
     def _on_driver_message(self, data: bytes) -> None:
         now_ns = self._now_ns

@@ -8,7 +8,6 @@ Wire §10.2, §11, §15.4, §15.18, §15.21; decisions B4, B5, B23, B27-B34.
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Callable
 from types import TracebackType
@@ -19,6 +18,7 @@ import numpy as np
 
 from tensorpool import aeron
 from tensorpool._core import ConsumerBase, DropReason, FrameSource, RingReader, SlotFrame
+from tensorpool.client.arguments import seconds
 from tensorpool.client.consumer_session import ConsumerSession
 from tensorpool.client.frame import Frame
 from tensorpool.client.mapped import MappedEpoch
@@ -110,7 +110,6 @@ class Consumer(ConsumerBase):
         self._invoke = invoke
         self._on_state = on_state
         self._on_progress = on_progress
-        self._pid = os.getpid()
         self._tracker = ProgressTracker()
         self._tracked_epoch: int | None = None
         self._partial: list[Progress] = []
@@ -191,8 +190,12 @@ class Consumer(ConsumerBase):
             return Frame(source.mapped, received)
 
     def wait(self, timeout: float | None = None) -> bool:
-        """Wait until `poll` has something to do. False when the time is over, or the consumer is closed."""
-        deadline_ns = None if timeout is None else time.monotonic_ns() + round(timeout * 1e9)
+        """Wait until `poll` has something to do. False when the time is over, or the consumer is closed.
+
+        Like `poll` and `latest` it raises Closed in a process that was forked from the one that attached.
+        """
+        self._session.check_process()
+        deadline_ns = None if timeout is None else time.monotonic_ns() + round(seconds("timeout", timeout) * 1e9)
         while not self._session.is_closed and not self._reception.is_closed:
             left_ns = SLICE_NS if deadline_ns is None else deadline_ns - time.monotonic_ns()
             if self._wait_once(min(left_ns, SLICE_NS)):
@@ -266,11 +269,11 @@ class Consumer(ConsumerBase):
             frame = self._poll(1.0)
             if frame is not None:
                 return frame
-            if self._session.is_closed or self._reception.is_closed or os.getpid() != self._pid:
-                raise StopIteration  # a forked child has nobody who could bring a frame
+            if self._session.is_closed or self._reception.is_closed:
+                raise StopIteration
 
     def _poll(self, timeout: float = 0.0) -> Frame | None:
-        deadline_ns = time.monotonic_ns() + round(timeout * 1e9)
+        deadline_ns = time.monotonic_ns() + round(seconds("timeout", timeout) * 1e9)
         reception = self._reception
         while True:
             self._housekeeping()
@@ -320,6 +323,7 @@ class Consumer(ConsumerBase):
         return bool(reception.pending)
 
     def _housekeeping(self) -> None:
+        self._session.check_process()
         if self._invoke is not None:
             self._invoke()
         if self._session.events:

@@ -104,9 +104,22 @@ class Frame(FrameBase):
             return self.copy().astype(dtype or self.dtype, copy=False)
         return self.array
 
-    def __dlpack__(self, **options: Any) -> Any:
-        """For torch.from_dlpack and jax: read-only, without a copy, for those that know DLPack 1.0's flag."""
-        return self.array.__dlpack__(**options)
+    def __dlpack__(
+        self, *, max_version: tuple[int, int] | None = None, copy: bool | None = None, **options: Any
+    ) -> Any:
+        """For torch.from_dlpack and jax: read-only, without a copy, for importers that know DLPack 1.0's flag.
+
+        Older ones could write to the view: they get a verified copy, or BufferError where they want none.
+        """
+        is_flagged = max_version is not None and max_version[0] >= 1
+        if copy is False and not is_flagged:
+            raise BufferError(
+                "a frame is read-only, which this importer does not know (it asks for no DLPack 1.0); "
+                "let it copy, import frame.copy(), or use a newer version of it"
+            )
+        if copy or not is_flagged:
+            return self.copy().__dlpack__(max_version=max_version, **options)
+        return self.array.__dlpack__(max_version=max_version, copy=copy, **options)
 
     def __dlpack_device__(self) -> tuple[int, int]:
         return self.array.__dlpack_device__()

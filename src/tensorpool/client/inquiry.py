@@ -17,6 +17,8 @@ from tensorpool.wire import control
 from tensorpool.wire.discovery import DiscoveryRequest, PayloadPool, Result, Tag
 
 HEADER_SLOT_BYTES: Final = 256
+MAX_TEXT_BYTES: Final = 256  # of a name, an instance id or a tag
+MAX_TAGS: Final = 64  # of one question
 MAX_DIMS: Final = 8
 
 
@@ -87,6 +89,10 @@ class DiscoveredStream(msgspec.Struct, frozen=True, kw_only=True):
         return f"stream {self.stream_id} of driver {self.driver_instance_id} (epoch {self.epoch})"
 
 
+def _utf8_bytes(text: str) -> int:
+    return len(text.encode("utf-8", "surrogateescape"))
+
+
 class Filters(msgspec.Struct, frozen=True, kw_only=True):
     """What is looked for; what is None filters nothing."""
 
@@ -99,11 +105,15 @@ class Filters(msgspec.Struct, frozen=True, kw_only=True):
 
     def check(self) -> Self:
         """Raises LocalProtocolError for what no request can carry."""
-        if self.name is not None and not 1 <= len(self.name.encode("utf-8", "surrogateescape")) <= 256:
-            raise LocalProtocolError(f"name = {self.name!r}: expected text of 1 to 256 bytes")
+        for key in ("name", "driver_instance_id"):
+            text = getattr(self, key)
+            if text is not None and (type(text) is not str or not 1 <= _utf8_bytes(text) <= MAX_TEXT_BYTES):
+                raise LocalProtocolError(f"{key} = {text!r:.80}: expected text of 1 to {MAX_TEXT_BYTES} bytes")
         for tag in self.tags:
-            if type(tag) is not str or not tag or not tag.isascii():
-                raise LocalProtocolError(f"tag {tag!r}: expected ASCII text")
+            if type(tag) is not str or not tag or not tag.isascii() or len(tag) > MAX_TEXT_BYTES:
+                raise LocalProtocolError(f"tag {tag!r:.80}: expected ASCII text of 1 to {MAX_TEXT_BYTES} characters")
+        if len(self.tags) > MAX_TAGS:
+            raise LocalProtocolError(f"{len(self.tags)} tags: expected at most {MAX_TAGS}")
         for key in ("producer_id", "stream_id", "data_source_id"):
             value, highest = getattr(self, key), 2**64 - 2 if key == "data_source_id" else 2**32 - 2
             if value is not None and (type(value) is not int or not 0 <= value <= highest):

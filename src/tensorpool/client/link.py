@@ -13,7 +13,8 @@ from collections.abc import Callable
 from typing import Final
 
 from tensorpool import aeron
-from tensorpool.channel import Endpoint, check_channel
+from tensorpool.channel import MAX_MESSAGE_BYTES, Endpoint, check_channel
+from tensorpool.channel import max_message_bytes as channel_limit
 from tensorpool.driver.config import DriverConfig
 
 SMALL_TERM: Final = "64k"  # messages up to 8 KiB: requests, hello, QoS
@@ -115,6 +116,12 @@ class Link:
             self._joined_ns[event.session_id] = event.monotonic_ns
         else:
             self._joined_ns.pop(event.session_id, None)
+
+
+def max_message_bytes(endpoint: Endpoint, term: str) -> int:
+    """The longest message that `Link.publish(endpoint, term)` takes; Aeron's limit where the media driver decides."""
+    is_ipc = check_channel("channel", endpoint.channel).media == "ipc"
+    return channel_limit(f"aeron:ipc?term-length={term}" if is_ipc else endpoint.channel) or MAX_MESSAGE_BYTES
 
 
 def _with(channel: str, parameters: object, changes: dict[str, str]) -> str:

@@ -18,16 +18,22 @@ import numpy as np
 import numpy.typing as npt
 
 from tensorpool._core import DropReason, ProducerBase, TensorLayout, monotonic_ns
-from tensorpool.client.metadata import to_message
+from tensorpool.client.arguments import (
+    MAX_META_VERSION,
+    blob,
+    check_metadata,
+    frame_numbers,
+    metadata_message,
+    seconds,
+    whole_number,
+)
 from tensorpool.client.producer_session import ProducerSession, Writing
 from tensorpool.client.session import State, StateChange
 from tensorpool.errors import Closed, LocalProtocolError, TransportError
-from tensorpool.shm.arrays import Array, Order, layout_for, layout_of, numpy_dtype, view_of
+from tensorpool.shm.arrays import Array, Order, layout_for, layout_of, numpy_dtype, payload_of, view_of
 from tensorpool.wire.control import DataSourceMeta, Dtype, MajorOrder, ProgressUnit
 from tensorpool.wire.trace import Parent, TraceLinkSet
 
-MAX_META_VERSION: Final = 2**32 - 2
-MAX_METADATA_BYTES: Final = 120_000  # one message of the metadata log
 MAX_PARENTS: Final = 10_000
 
 type ProgressAxis = Literal["rows", "columns"]
@@ -150,22 +156,30 @@ class Producer(ProducerBase):
         trace_id: int = 0,
         parents: Iterable[int] = (),
         seq: int | None = None,
+        dtype: npt.DTypeLike | Dtype | None = None,
+        shape: tuple[int, ...] | None = None,
+        keep_strides: bool = False,
     ) -> int | None:
-        """`publish` of the first array, of another kind of array, and with everything that can be wished."""
+        """`publish` of the first array, of another kind of array, and with every option."""
         session = self._session
+        timestamp_ns, meta_version, trace_id, seq = frame_numbers(timestamp_ns, meta_version, trace_id, seq)
+        links = _links(trace_id, parents)
         writing = session.writing
         if writing is None or writing is not self._writing or monotonic_ns() >= writing.until_ns:
             writing = self._renew()
             if writing is None:
                 self._dropped[DropReason.DETACHED] += 1
                 return None
-        links = _links(trace_id, parents) if parents else ()
-        data = array if type(array) is np.ndarray else np.asarray(array)
-        flags = data.flags
-        if not (flags.c_contiguous or flags.f_contiguous):
-            return self._publish_strided(data, timestamp_ns, meta_version, trace_id, links, seq)
         version = session.route.meta_version if meta_version is None else meta_version
-        number = writing.publisher.publish(layout_of(data), data, timestamp_ns, version, trace_id, seq)
+        is_usual = dtype is None and shape is None and not keep_strides
+        if is_usual:
+            data = array if type(array) is np.ndarray else np.asarray(array)
+            if not data.flags.forc:
+                return self._publish_strided(data, timestamp_ns, meta_version, trace_id, links, seq)
+            layout = layout_of(data)
+        else:
+            layout, data = payload_of(array, dtype, shape, keep_strides)
+        number = writing.publisher.publish(layout, data, timestamp_ns, version, trace_id, seq, is_usual)
         if number is None:
             self._dropped[DropReason.NO_POOL] += 1
             return None
@@ -184,6 +198,7 @@ class Producer(ProducerBase):
         trace_id: int = 0,
         progress: ProgressAxis | None = None,
         seq: int | None = None,
+        strides: tuple[int, ...] | None = None,
     ) -> Slot:
         """A slot to fill in place: no copy at all.
 
@@ -192,10 +207,12 @@ class Producer(ProducerBase):
 
         A frame that cannot be published gets an array all the same, so that your loop goes on; it is dropped, and
         counted, when the slot is left. `progress` lets `slot.progress(rows=…)` tell consumers about partial frames.
+        `strides`, in bytes, are for devices that pad their rows: `claim((1080, 1900), strides=(2048, 1))`.
         """
-        layout = layout_for(shape, dtype, order)
+        timestamp_ns, meta_version, trace_id, seq = frame_numbers(timestamp_ns, meta_version, trace_id, seq)
+        layout = layout_for(shape, dtype, order, strides)
         if progress is not None:
-            layout = _with_progress(layout, progress)
+            layout = _with_progress(layout, progress, strides)
         version = self._session.route.meta_version if meta_version is None else meta_version
         writing = self._session.writing
         if writing is None or writing is not self._writing or monotonic_ns() >= writing.until_ns:
@@ -210,14 +227,14 @@ class Producer(ProducerBase):
         Text and bytes travel as they are, everything else as JSON. Raises LocalProtocolError for what cannot travel.
         """
         session = self._session
-        tag_list = tuple(tags)
+        session.check_process()
         version = session.route.meta_version + 1
         if version > MAX_META_VERSION:
             raise LocalProtocolError("meta_version is used up; attach anew")
-        _check_metadata(attributes, tag_list, summary)
-        frozen = dict(attributes)
+        config, now_ns = session.config, session.conductor.clock.monotonic_ns()
+        message = metadata_message(config, self.name, attributes, tags, summary, version, now_ns)
         session.route.meta_version = version
-        session.conductor.order(lambda now_ns: session.set_metadata(frozen, tag_list, summary, version))
+        session.conductor.order(lambda now_ns: session.set_metadata(message, summary))
         return version
 
     def repeat_metadata(self, message: DataSourceMeta, *, summary: str = "") -> None:
@@ -226,32 +243,39 @@ class Producer(ProducerBase):
         Frames are of that version from now on. Raises LocalProtocolError for a version that no frame can carry.
         """
         session = self._session
+        session.check_process()
         if not 1 <= message.meta_version <= MAX_META_VERSION:
             raise LocalProtocolError(f"meta_version {message.meta_version}: expected 1 to 2^32 - 2")
-        _check_size(message, summary)
+        check_metadata(session.config, self.name, message, summary)
         session.route.meta_version = message.meta_version
-        session.conductor.order(lambda now_ns: session.repeat_metadata(message, summary))
+        session.conductor.order(lambda now_ns: session.set_metadata(message, summary))
 
     def publish_blob(self, data: bytes, *, blob_type: int, checksum: bool = True) -> int:
         """Distribute a large table (a flat field, a mask) under the current meta_version, which is returned.
 
-        Consumers that come later get it too.
+        Consumers that come later get it too. Raises LocalProtocolError for what the metadata stream cannot carry.
         """
         session = self._session
-        kept, version = bytes(data), session.route.meta_version
+        session.check_process()
+        kept, version = blob(session.config, data, blob_type), session.route.meta_version
         session.conductor.order(lambda now_ns: session.add_blob(version, blob_type, kept, checksum))
         return version
 
     def wait_for_consumers(self, n: int = 1, timeout: float | None = None) -> bool:
         """Wait until `n` consumers have this epoch mapped, so that they miss nothing from here on."""
         session = self._session
-        return self._wait(session, lambda: session.consumers_ready() >= n and not session.is_choked, timeout)
+        session.check_process()
+        wanted = whole_number("n", n, 2**32)
+        within = None if timeout is None else seconds("timeout", timeout)
+        return self._wait(session, lambda: session.consumers_ready() >= wanted and not session.is_choked, within)
 
     def drain(self, timeout: float | None = 5.0) -> bool:
         """Wait until every consumer of this epoch has seen the last frame; what it has not seen goes with the epoch."""
+        self._session.check_process()
+        within = None if timeout is None else seconds("timeout", timeout)
         last = self.next_seq - 1
         since_ns = monotonic_ns()
-        return last < 0 or self._wait(self._session, lambda: self._session.is_read_up_to(last, since_ns), timeout)
+        return last < 0 or self._wait(self._session, lambda: self._session.is_read_up_to(last, since_ns), within)
 
     def close(self) -> None:
         """Give the lease back. Frames that consumers have not read yet are lost to them; see `drain`."""
@@ -272,6 +296,7 @@ class Producer(ProducerBase):
     def _renew(self) -> Writing | None:
         """The epoch changed, or is gone: look again, and tell the user."""
         session = self._session
+        session.check_process()
         if session.is_closed:
             raise Closed(f"the producer of stream {self.name or self.stream_id} is closed")
         if session.events:
@@ -346,7 +371,8 @@ class Producer(ProducerBase):
 class Slot:
     """A frame being written in place. Leaving the `with` block commits it, an exception gives it up.
 
-    `array` is writable until then; do not keep it. `seq` is None where the frame is going to be dropped.
+    `array` is writable until then, read-only afterwards; views that you made of it stay writable, so do not keep them.
+    `seq` is None where the frame is going to be dropped.
     """
 
     def __init__(
@@ -397,7 +423,9 @@ class Slot:
         """
         if not self._is_open:
             raise LocalProtocolError("the slot is committed or given up")
-        given = [value for value in (rows, columns, bytes_filled) if value is not None]
+        named = {"rows": rows, "columns": columns, "bytes_filled": bytes_filled}
+        highest = self._layout.extent_bytes
+        given = [whole_number(name, value, highest) for name, value in named.items() if value is not None]
         if self._axis is None or len(given) != 1:
             raise LocalProtocolError(
                 "claim(progress='rows' or 'columns'), then give one of rows, columns, bytes_filled"
@@ -423,7 +451,7 @@ class Slot:
         """Publish; the seq, or None: dropped and counted."""
         if not self._is_open:
             raise LocalProtocolError("the slot is committed or given up already")
-        self._is_open = False
+        self._close()
         producer, writing = self._producer, self._writing
         if self._drop is None and writing is not None and not producer._is_current(writing):
             self._forget_progress()
@@ -445,13 +473,17 @@ class Slot:
         """Give it up: nobody sees the frame. Its seq is used again, unless consumers were told of its progress."""
         if not self._is_open:
             return
-        self._is_open = False
+        self._close()
         if self._drop is None and self._writing is not None:
             is_known = self._forget_progress()
             self._writing.writer.abandon(is_told=is_known)
             if is_known:
                 self._producer._dropped[DropReason.ABANDONED] += 1
         self.seq = None
+
+    def _close(self) -> None:
+        self._is_open = False
+        self.array.flags.writeable = False
 
     def _forget_progress(self) -> bool:
         """Whether consumers know of the frame, which is not going to be committed."""
@@ -489,7 +521,7 @@ class _Totals(msgspec.Struct, frozen=True):
         )
 
 
-def _with_progress(layout: TensorLayout, axis: ProgressAxis) -> TensorLayout:
+def _with_progress(layout: TensorLayout, axis: ProgressAxis, strides: tuple[int, ...] | None) -> TensorLayout:
     """B23: rows are dimension 0, columns dimension 1."""
     index = {"rows": 0, "columns": 1}.get(axis)
     if index is None:
@@ -497,7 +529,7 @@ def _with_progress(layout: TensorLayout, axis: ProgressAxis) -> TensorLayout:
     unit = ProgressUnit.ROWS if axis == "rows" else ProgressUnit.COLUMNS
     try:
         stride = layout.byte_strides[index]
-        return TensorLayout(layout.dtype, layout.major_order, layout.shape, (), unit, stride)
+        return TensorLayout(layout.dtype, layout.major_order, layout.shape, strides or (), unit, stride)
     except (IndexError, ValueError) as error:
         raise LocalProtocolError(f"progress = {axis!r} of shape {layout.shape}: {error}") from None
 
@@ -511,21 +543,14 @@ def _scratch(layout: TensorLayout) -> Array:
 
 def _links(trace_id: int, parents: Iterable[int]) -> tuple[Parent, ...]:
     """Checked before the frame goes out: what is wrong with them must not cost the conductor a turn."""
-    given = tuple(parents)
+    try:
+        given = tuple(parents)
+    except TypeError:
+        raise LocalProtocolError(f"parents = {parents!r:.80}: expected trace ids") from None
+    if not given:
+        return ()
     if not trace_id:
         raise LocalProtocolError("parents= needs a trace_id= that they lead to")
     if len(given) > MAX_PARENTS or any(type(parent) is not int or not 0 < parent < 2**64 - 1 for parent in given):
         raise LocalProtocolError(f"parents: expected at most {MAX_PARENTS} trace ids from 1 to 2^64 - 2")
     return tuple(Parent(trace_id=parent) for parent in given)
-
-
-def _check_metadata(attributes: Mapping[str, Any], tags: tuple[str, ...], summary: str) -> None:
-    _check_size(to_message(1, 0, attributes, tags, 0), summary)
-
-
-def _check_size(message: DataSourceMeta, summary: str) -> None:
-    size = len(message.encode())
-    if size > MAX_METADATA_BYTES:
-        raise LocalProtocolError(f"metadata of {size} bytes exceed {MAX_METADATA_BYTES}; use publish_blob for tables")
-    if not summary.isascii():
-        raise LocalProtocolError(f"summary {summary!r}: expected ASCII text")

@@ -7,9 +7,8 @@ Wire §5, §10.1.2, §10.1.3, §10.2.2, §10.3, §10.4.2; Driver Model §4.12.2;
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from concurrent.futures import Future
-from typing import Any, Final
+from typing import Final
 
 import msgspec
 
@@ -17,7 +16,6 @@ from tensorpool import aeron
 from tensorpool._core import FramePublisher, Route
 from tensorpool.channel import Endpoint, check_channel, is_repeatable
 from tensorpool.client import attachment as lease
-from tensorpool.client import metadata
 from tensorpool.client.activity import ActivityDuty
 from tensorpool.client.conductor import ClientConductor
 from tensorpool.client.description import Description
@@ -215,13 +213,8 @@ class ProducerSession(Session):
             return all(consumer.qos_ns > since_ns + FIRST_FRAME_NS for consumer in heard)
         return all(consumer.last_seq_seen >= seq for consumer in heard)
 
-    def set_metadata(self, attributes: Mapping[str, Any], tags: tuple[str, ...], summary: str, version: int) -> None:
-        """Conductor: from now on this is what frames of `version` mean."""
-        now_ns = self.conductor.clock.monotonic_ns()
-        self.repeat_metadata(metadata.to_message(self.stream_id or 1, version, attributes, tags, now_ns), summary)
-
-    def repeat_metadata(self, message: DataSourceMeta, summary: str) -> None:
-        """Conductor: the same with a message that is made already."""
+    def set_metadata(self, message: DataSourceMeta, summary: str) -> None:
+        """Conductor: from now on this is what frames of its version mean."""
         self._description.set(message, summary)
 
     def add_blob(self, version: int, blob_type: int, data: bytes, checksum: bool) -> None:

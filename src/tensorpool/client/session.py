@@ -8,6 +8,7 @@ Driver Model §4.12; decisions E40-E44.
 
 from __future__ import annotations
 
+import os
 import threading
 from abc import abstractmethod
 from collections import deque
@@ -21,6 +22,7 @@ from tensorpool.client import attachment as lease
 from tensorpool.client.mapping import is_fresh
 from tensorpool.errors import (
     AttachRefused,
+    Closed,
     DriverUnreachable,
     LocalProtocolError,
     RemoteProtocolError,
@@ -87,6 +89,7 @@ class Session:
         self.events: deque[StateChange] = deque(maxlen=MAX_EVENTS)
         self.link: Link | None = None
         self._has_dropped = False
+        self._pid = os.getpid()
         self.log = get_logger("client", role=wish.role.name, stream=name or wish.stream_id)
 
     # --- for the user's side
@@ -98,6 +101,14 @@ class Session:
     @property
     def is_closed(self) -> bool:
         return self.state is State.CLOSED
+
+    def check_process(self) -> None:
+        """Raises Closed in a process that was forked from the one that attached: the conductor runs there."""
+        if os.getpid() != self._pid:
+            raise Closed(
+                f"stream {self.name or self.stream_id} was attached by process {self._pid}, which forked this one; "
+                "connect() and attach again here, or start the process with multiprocessing's 'spawn'"
+            )
 
     @property
     def is_usable(self) -> bool:
