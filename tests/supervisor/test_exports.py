@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -32,7 +33,7 @@ from tests.supervisor.conftest import (
     named,
     produced,
 )
-from tests.support.processes import ROOT
+from tests.support.processes import ROOT, wait_until
 
 DASHBOARD = ROOT / "dashboards" / "tensorpool.json"
 LABELS = {"stream_id": str(STREAM), "name": 'cam"era\nfront'}
@@ -154,6 +155,29 @@ def test_the_media_drivers_counters_are_exported(shared_media_driver: aeron.Medi
     counted = {sample.labels["kind"]: sample.value for sample in resources.samples}
     assert counted["publications"] >= 1
     assert counted["clients"] >= 1
+
+
+def test_who_holds_the_control_stream_is_a_metric(shared_media_driver: aeron.MediaDriver, connect: Any) -> None:
+    """From the second scrape on: a tethered subscriber that has not moved, with its client and process."""
+    overrides = {"driver.control_stream_id": 61_980, "supervisor.aeron_dir": shared_media_driver.aeron_dir}
+    config = SupervisorConfig.load(environ={}, overrides=overrides)
+    channel, stream_id = config.driver.control_channel, config.driver.control_stream_id
+    publisher, idle = connect(shared_media_driver), connect(shared_media_driver)
+    subscription = idle.add_subscription(channel, stream_id)
+    publication = publisher.add_publication(channel, stream_id, exclusive=True)
+    wait_until(lambda: publication.offer(bytes(100)), "a message is in the log")
+    exports = Exports(Observer(None, config), tuple)
+    with exports.observer:
+        assert "tensorpool_control_held_bytes" not in samples(exports)
+
+        def held() -> dict[frozenset[tuple[str, str]], float]:
+            return samples(exports).get("tensorpool_control_held_bytes", {})
+
+        pid = ("pid", str(os.getpid()))  # which the media driver knows after the client's first heartbeat
+        wait_until(lambda: any(pid in labels for labels in held()), "it is named")
+        assert list(held().values()) == [publication.position]
+        subscription.poll(lambda *_: None, 10)
+        wait_until(lambda: not held(), "it has read on")
 
 
 def test_the_view_is_served_as_json_and_answers_are_a_moment_old_at_most(exports: Exports, clock: ManualClock) -> None:
