@@ -21,7 +21,7 @@ from tests.support.processes import wait_until
 from tests.support.regions import RING
 from tests.support.wire_producer import WireProducer
 
-PERIOD_MS = 400  # stale after 1.6 s
+PERIOD_MS = 600  # stale after 2.4 s
 FRAME = np.arange(8, dtype=np.uint8)
 
 
@@ -64,6 +64,7 @@ def test_a_stream_of_ours_lives_on_a_driver_that_stamps_nothing(
     producer = client.producer(driver.stream_id)
     before = superblocks(driver)
     wait_until(lambda: consumer.poll() is None and consumer.epoch == producer.epoch, "the epoch is mapped")
+    assert producer.wait_for_consumers(1, 60)  # the first frame is described to it
     since = len(states)
     first, refreshed = stamp(driver), 0
     while refreshed < 5:  # longer than it takes a stamp to become stale

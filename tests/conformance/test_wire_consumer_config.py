@@ -32,7 +32,7 @@ from tests.support.wire_producer import WireProducer
 IPC = "aeron:ipc?term-length=64k"
 FRAME = np.arange(8, dtype=np.uint8)
 FALLBACK = "aeron:udp?endpoint=localhost:40123"
-PERIOD_MS = 250  # a consumer's: what failed is tried again after that
+PERIOD_MS = 1000  # a consumer's: what failed is tried again after that
 
 
 @pytest.fixture

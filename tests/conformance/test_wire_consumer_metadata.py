@@ -28,7 +28,7 @@ def peer(shared_media_driver: aeron.MediaDriver, shm_dir: Path) -> Iterator[Wire
 
 @pytest.fixture
 def client(shared_media_driver: aeron.MediaDriver, peer: WireProducer) -> Iterator[Client]:
-    settings = peer.settings | {"policies.announce_period_ms": 300}
+    settings = peer.settings | {"policies.announce_period_ms": 1000}
     with tp.connect(shared_media_driver.aeron_dir, overrides=settings) as client:
         yield client
 
