@@ -4,12 +4,14 @@
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from tensorpool import _core, aeron
+from tensorpool.aeron import renewal
 from tests.support.processes import Process, wait_until
 
 CHANNEL, STREAM = "aeron:ipc?term-length=64k", 700
@@ -65,6 +67,31 @@ def test_messages_flow_past_a_subscriber_that_never_polls(
         wait_until(lambda: len(os.listdir(logs)) == 1, "the logs that were given up are gone")
         foreign.reap()
     wait_until(lambda: (outlet.refresh_holders(), not outlet.holders)[1], "the holder is forgotten")
+
+
+def test_without_revocation_the_number_of_logs_is_bounded(
+    media_driver: aeron.MediaDriver,
+    connect: Callable[[aeron.MediaDriver], aeron.Client],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """An Aeron before 1.48 keeps each log until its holder is gone: after a few there is back pressure again."""
+    monkeypatch.setattr(renewal, "SESSION_AT_LEAST_NS", 0)
+    monkeypatch.setattr(renewal, "STANDS_STILL_NS", 0)
+    monkeypatch.setattr(renewal, "SAMPLE_EVERY_NS", 1_000_000)
+    monkeypatch.setattr(renewal, "SETTLE_NS", 0)
+    monkeypatch.setattr(renewal, "MAX_LINGERING", 2)
+    monkeypatch.setattr(aeron.RenewedPublication, "_give_up", lambda _, publication: publication.close())
+    client = connect(media_driver)
+    idle = client.add_subscription(CHANNEL, STREAM)
+    outlet = aeron.RenewedPublication(client, media_driver.aeron_dir, CHANNEL, STREAM)
+    wait_until(lambda: not outlet.offer(bytes(MESSAGE)) and outlet.renewals == 2, "the third log is full")
+    for _ in range(200):
+        outlet.offer(bytes(MESSAGE))
+        time.sleep(0.002)
+    assert outlet.renewals == 2
+    wait_until(
+        lambda: (idle.poll(lambda *_: None, 100), outlet.offer(bytes(MESSAGE)))[1], "there is room when it reads on"
+    )
 
 
 def test_a_slow_subscriber_is_waited_for(

@@ -24,6 +24,7 @@ SAMPLE_EVERY_NS: Final = 100_000_000  # as long as untethered subscribers may ta
 STANDS_STILL_NS: Final = 300_000_000  # for a subscriber that was not known to: longer than a pause of its runtime
 SETTLE_NS: Final = 50_000_000  # until the others' clients know of the new session
 SESSION_AT_LEAST_NS: Final = 250_000_000  # bounds how many logs the media driver has to keep
+MAX_LINGERING: Final = 8  # logs that an older Aeron, which cannot revoke, keeps until their holder is gone
 REMEMBERED_SESSIONS: Final = 64
 
 
@@ -97,7 +98,10 @@ class RenewedPublication:
         self._settled_ns = now_ns + SETTLE_NS
         self._before = None
         self.renewals += 1
-        old.revoke()
+        self._give_up(old)
+
+    def _give_up(self, publication: Publication) -> None:
+        publication.revoke()
 
     def _look(self, now_ns: int) -> None:
         """Find out who holds the log, and replace it if that is only those who stand still."""
@@ -111,7 +115,8 @@ class RenewedPublication:
         if now_ns - self._before_ns < STANDS_STILL_NS and {key[0] for key in behind} - known:
             return
         self.holders = sample.describe(self._aeron_dir, behind, self.holders)
-        if now_ns - self._opened_ns >= SESSION_AT_LEAST_NS:
+        lingering = {session_id for _, session_id in sample.subscribers} & {*self._sessions}
+        if now_ns - self._opened_ns >= SESSION_AT_LEAST_NS and len(lingering) <= MAX_LINGERING:
             with contextlib.suppress(TransportError):  # there is no room for another log: tried again
                 self.renew(now_ns)
 
