@@ -16,6 +16,7 @@ import ast
 import sys
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping
+from functools import cache
 from pathlib import Path
 from typing import Final
 
@@ -75,8 +76,9 @@ def reasons() -> dict[str, str]:
     return dict(line.split("\t") for line in lines)
 
 
+@cache
 def claims(root: Path = ROOT) -> Claims:
-    """Which tests claim each id. Raises BadMarker."""
+    """Which tests claim each id; read once. Raises BadMarker."""
     found: Claims = defaultdict(list)
     for path in sorted(root.glob("tests/**/test_*.py")):
         place = str(path.relative_to(root))

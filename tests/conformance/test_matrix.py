@@ -62,3 +62,8 @@ def test_what_is_not_asserted_is_explained() -> None:
     known, found, reasons = matrix.requirements(), matrix.claims(), matrix.reasons()
     assert reasons.keys() <= {each.id for each in known}
     assert [each.id for each in known if not found.get(each.id) and not reasons.get(each.id)] == []
+
+
+def test_page_is_up_to_date(capsys: pytest.CaptureFixture[str]) -> None:
+    """A changed marker or requirement without `make conformance` fails here."""
+    assert matrix.main(["--check"]) == 0, capsys.readouterr().err
