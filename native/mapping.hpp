@@ -94,22 +94,18 @@ public:
     // Gives [begin, end) of a new tmpfs file huge pages, as far as the kernel has any, and says how many bytes are in
     // them: where there are none, or there is no room, nothing is lost. `begin` is where a huge page may begin. The
     // kernel gathers what is there, so each gets a small page first; what is missing is zeroed at once, which is faster
-    // than prefault(). In pieces, for the reason given there.
+    // than prefault(). In one call: at its begin the kernel waits for a worker on every processor, which takes long where
+    // all are busy; the address space's lock it takes for one huge page at a time.
     std::size_t collapse(std::size_t begin = 0, std::size_t end = SIZE_MAX) noexcept {
-        std::size_t done = begin;
 #if defined(__linux__)
         const std::size_t page = transparent_huge_page_bytes();
         const std::size_t whole = page == 0 ? 0 : std::min(end, length_) / page * page;
-        const std::size_t step = std::max(kPrefaultBytes, page);
-        while (done < whole) {
-            const std::size_t bytes = std::min(step, whole - done);
-            for (std::size_t at = done; at < done + bytes; at += page)
-                if (madvise(data_ + at, 1, MADV_POPULATE_WRITE) != 0) return done - begin;
-            if (madvise(data_ + done, bytes, MADV_COLLAPSE) != 0) return done - begin;
-            done += bytes;
-        }
+        if (whole <= begin) return 0;
+        for (std::size_t at = begin; at < whole; at += page)
+            if (madvise(data_ + at, 1, MADV_POPULATE_WRITE) != 0) return 0;
+        if (madvise(data_ + begin, whole - begin, MADV_COLLAPSE) == 0) return whole - begin;
 #endif
-        return done - begin;
+        return 0;
     }
 
     // Keeps pages in memory: all of them, or with `on_fault` each from when it is first touched, which takes no memory

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from tensorpool.driver import Driver, DriverConfig
     from tensorpool.embedded import Local, local
     from tensorpool.errors import (
+        AttachPending,
         AttachRefused,
         Closed,
         ConfigError,
@@ -46,6 +47,7 @@ if TYPE_CHECKING:
     from tensorpool.wire.control import Dtype
 
 __all__ = [
+    "AttachPending",
     "AttachRefused",
     "Client",
     "Closed",

@@ -10,6 +10,7 @@
     ├─ AttachRefused          the driver's answer to an attach, in its own words
     ├─ LeaseLost              a lease ended while something depended on it
     ├─ DriverUnreachable      no SHM driver answers
+    │  └─ AttachPending         there is one; it has not answered yet
     ├─ RegionRejected         a shared-memory region that fails a check
     ├─ FrameOverwritten       the producer needed the slot before you were done with the frame
     ├─ TransportError         Aeron's failure, wrapped once
@@ -114,6 +115,14 @@ class DriverUnreachable(TensorPoolError):
         self.channel = channel
         self.waited_ns = waited_ns
         self.words = words
+
+
+class AttachPending(DriverUnreachable):
+    """There is a driver, and it has not answered yet: `words` say what is known, such as the memory that it makes."""
+
+    def __init__(self, channel: str, waited_ns: int, words: str) -> None:
+        super().__init__(channel, waited_ns, words)
+        self.text = f"no answer within {waited_ns / 1e9:.1f} s; {words}"
 
 
 class FrameOverwritten(TensorPoolError):

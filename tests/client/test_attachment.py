@@ -13,9 +13,10 @@ import pytest
 from tensorpool.client.attachment import (
     DETACH_NS,
     FIRST_RETRY_NS,
+    LONGEST_REPEAT_NS,
     LONGEST_RETRY_NS,
     LOST_RETRY_NS,
-    SERIES_NS,
+    MAKING_FRESH_NS,
     Attached,
     Attachment,
     Detached,
@@ -25,7 +26,6 @@ from tensorpool.client.attachment import (
     Phase,
     Refused,
     Send,
-    Unanswered,
     Wish,
 )
 from tensorpool.wire.driver import (
@@ -55,7 +55,7 @@ both_roles = pytest.mark.parametrize("role", list(Role), ids=lambda role: role.n
 class Bench:
     """An attachment, and a driver that is the test."""
 
-    def __init__(self, wish: Wish | None = None, role: Role = Role.CONSUMER) -> None:
+    def __init__(self, wish: Wish | None = None, role: Role = Role.CONSUMER, lease_ns: int = LEASE_NS) -> None:
         self.client_ids: Iterator[int] = itertools.count(41)
         self.correlation_ids: Iterator[int] = itertools.count(901)
         self.attachment = Attachment(
@@ -64,6 +64,7 @@ class Bench:
             new_correlation_id=lambda: next(self.correlation_ids),
             keepalive_interval_ns=KEEPALIVE_NS,
             silence_ns=SILENCE_NS,
+            lease_ns=lease_ns,
         )
         self.request: ShmAttachRequest | None = None
 
@@ -156,16 +157,18 @@ def test_nothing_is_asked_before_the_start(bench: Bench) -> None:
 
 @pytest.mark.spec("DRV-4.2-16", "DRV-4.8-06")
 def test_an_unanswered_request_is_repeated_as_it_is_at_growing_intervals(bench: Bench) -> None:
-    """E2: the same bytes each time, so that the driver can tell a retry from a second client."""
+    """E2: the same bytes each time, as long as it takes: the driver can tell a retry from a second client."""
     first, asked_ns = bench.start(), [T0]
-    for now_ns in range(T0, T0 + SERIES_NS, 10 * MS):
+    for now_ns in range(T0, T0 + 60 * SECOND_NS, 10 * MS):
         for effect in bench.attachment.on_tick(now_ns):
             assert effect == Send(first)
             asked_ns.append(now_ns)
     intervals = [later - earlier for earlier, later in itertools.pairwise(asked_ns)]
-    assert intervals[0] == FIRST_RETRY_NS
-    assert all(later == 2 * earlier for earlier, later in itertools.pairwise(intervals))
-    assert len(intervals) >= 4
+    assert intervals == [min(FIRST_RETRY_NS << n, LONGEST_REPEAT_NS) for n in range(len(intervals))]
+    assert len(intervals) > 50
+    assert bench.attachment.phase is Phase.ATTACHING
+    bench.answer(T0 + 60 * SECOND_NS)
+    assert bench.attachment.is_attached
 
 
 def test_nothing_is_sent_before_it_is_due(bench: Bench) -> None:
@@ -177,23 +180,114 @@ def test_nothing_is_sent_before_it_is_due(bench: Bench) -> None:
     assert len(bench.attachment.on_tick(due_ns)) == 1
 
 
-@pytest.mark.spec("DRV-4.12-02", "DRV-4.2-15", "DRV-4.2-16")
-def test_a_series_without_an_answer_ends_and_the_next_one_has_ids_of_its_own(bench: Bench) -> None:
-    """E1: should the driver have granted a lease whose answer was lost, its client id must not be in our way."""
+@pytest.mark.spec("DRV-4.8-06")
+def test_a_request_that_a_link_took_away_is_repeated_under_its_ids(bench: Bench) -> None:
+    """The driver may be working on it still: another id would be a second request beside it."""
     first = bench.start()
-    now_ns, effects = T0, list[Effect]()
-    while effects != [Unanswered()]:
-        now_ns = bench.attachment.next_ns
-        assert now_ns <= T0 + 2 * SERIES_NS
-        effects = bench.attachment.on_tick(now_ns)
-    assert now_ns >= T0 + SERIES_NS
-    assert bench.attachment.phase is Phase.BACKOFF
-    assert bench.attachment.next_ns == now_ns + FIRST_RETRY_NS
-    second = attach_request(bench.attachment.on_tick(bench.attachment.next_ns))
-    assert bench.attachment.phase is Phase.ATTACHING
-    assert second.client_id != first.client_id
+    assert bench.attachment.on_link_lost("gone") == []
+    assert attach_request(bench.attachment.start(T0 + SECOND_NS)) == first
+
+
+def test_a_request_for_another_stream_has_ids_of_its_own(bench: Bench) -> None:
+    """A name may lead elsewhere once the link is back."""
+    first = bench.start()
+    bench.attachment.on_link_lost("gone")
+    bench.attachment.wish = msgspec.structs.replace(bench.attachment.wish, stream_id=STREAM + 1)
+    second = attach_request(bench.attachment.start(T0 + SECOND_NS))
     assert second.correlation_id != first.correlation_id
-    assert second.stream_id == first.stream_id
+    assert second.client_id != first.client_id
+
+
+# --- giving up
+
+
+def test_a_lease_that_is_granted_after_its_caller_gave_up_is_given_back(bench: Bench) -> None:
+    """E18: at once, and again until that is confirmed; nothing is asked meanwhile."""
+    request = bench.start()
+    attachment = bench.attachment
+    assert attachment.detach(T0 + 1) == [Detached()]
+    assert attachment.phase is Phase.ABANDONED
+    assert attachment.detach(T0 + 2) == []
+    assert attachment.start(T0 + 2) == []
+    assert attachment.on_tick(T0 + 100 * SECOND_NS) == []
+    assert attachment.next_ns > T0 + 10**18
+    late_ns = T0 + 100 * SECOND_NS
+    given_back = detach_request(bench.answer(late_ns))
+    assert (given_back.lease_id, given_back.client_id, given_back.role) == (77, request.client_id, request.role)
+    assert not attachment.is_attached
+    assert detach_request(attachment.on_tick(late_ns + FIRST_RETRY_NS)) == given_back
+    closed = attachment.on_detach_response(
+        ShmDetachResponse(correlation_id=given_back.correlation_id, code=ResponseCode.OK)
+    )
+    assert closed == [Detached()]
+    assert attachment.phase is Phase.CLOSED
+
+
+def test_a_refusal_after_its_caller_gave_up_is_the_end(bench: Bench) -> None:
+    """There is nothing to give back."""
+    bench.start()
+    bench.attachment.detach(T0)
+    assert bench.answer(T0, code=ResponseCode.REJECTED) == [Detached()]
+    assert bench.attachment.phase is Phase.CLOSED
+
+
+def test_an_abandoned_request_outlives_its_link(bench: Bench) -> None:
+    """The driver may grant it on the next one."""
+    bench.start()
+    bench.attachment.detach(T0)
+    assert bench.attachment.on_link_lost("gone") == []
+    assert detach_request(bench.answer(T0)).lease_id == 77
+
+
+def test_what_was_never_asked_or_was_answered_is_not_abandoned(bench: Bench) -> None:
+    """UNATTACHED and BACKOFF end at once."""
+    assert bench.attachment.detach(T0) == [Detached()]
+    assert bench.attachment.phase is Phase.CLOSED
+    other = Bench()
+    other.start()
+    other.answer(code=ResponseCode.REJECTED)
+    assert other.attachment.detach(T0) == [Detached()]
+    assert other.attachment.phase is Phase.CLOSED
+
+
+@pytest.mark.spec("DRV-4.8-06")
+def test_an_abandoned_request_can_be_resumed(bench: Bench) -> None:
+    """The same stream is asked for again: the driver sees one request, and its answer is the new caller's."""
+    first = bench.start()
+    bench.attachment.detach(T0)
+    again = Bench(bench.attachment.wish)
+    again.attachment.resume(bench.attachment)
+    assert again.start(T0 + SECOND_NS) == first
+    assert isinstance(again.answer(T0 + SECOND_NS)[0], Attached)
+
+
+# --- reports of the driver
+
+
+def test_a_driver_that_makes_memory_is_believed_for_a_while(bench: Bench) -> None:
+    """Its report is about our correlation id, fresh for three seconds, and over with the answer."""
+    attachment = bench.attachment
+    request = bench.start()
+    assert not attachment.is_being_made(T0)
+    assert attachment.is_about(request.correlation_id)
+    assert not attachment.is_about(request.correlation_id + 1)
+    attachment.on_making(2**31, 7 * SECOND_NS, T0)
+    assert attachment.is_being_made(T0 + MAKING_FRESH_NS)
+    assert not attachment.is_being_made(T0 + MAKING_FRESH_NS + 1)
+    bench.answer(T0)
+    assert attachment.making is None
+    assert not attachment.is_about(request.correlation_id)
+
+
+def test_reports_are_listened_for_only_while_a_request_waits(bench: Bench) -> None:
+    """Not before it is asked, not in its first moment, not after the answer."""
+    attachment = bench.attachment
+    assert not attachment.is_asking_since(T0)
+    bench.start()
+    assert not attachment.is_asking_since(T0 - 1)
+    assert attachment.is_asking_since(T0)
+    bench.answer()
+    assert not attachment.is_asking_since(T0)
 
 
 @pytest.mark.spec("DRV-4.8-06")
@@ -233,7 +327,7 @@ def test_the_stream_that_the_driver_chose_is_the_leases(bench: Bench) -> None:
 
 
 def test_answers_without_a_question_are_ignored(bench: Bench) -> None:
-    """E3: another's correlation id, an answer that comes twice, one after the end of its series."""
+    """E3: another's correlation id, an answer that comes twice, one to an earlier request."""
     attachment = bench.attachment
     assert attachment.on_attach_response(granted(901), T0, WALL) == []  # nothing was asked yet
     first = bench.start()
@@ -267,7 +361,7 @@ def test_a_refusal_is_told_in_the_drivers_words_and_asked_again(bench: Bench, co
 
 @pytest.mark.spec("DRV-4.2-16")
 def test_refusals_in_a_row_make_the_pauses_longer_up_to_a_limit(bench: Bench) -> None:
-    """Doubled each time, never more than the longest."""
+    """Doubled each time, beyond what the driver keeps a lease that is not renewed (E2)."""
     now_ns, pauses = T0, list[int]()
     bench.start()
     for _ in range(10):
@@ -277,6 +371,19 @@ def test_refusals_in_a_row_make_the_pauses_longer_up_to_a_limit(bench: Bench) ->
         assert bench.attachment.on_tick(now_ns - 1) == []
         bench.request = attach_request(bench.attachment.on_tick(now_ns))
     assert pauses == [min(FIRST_RETRY_NS << n, LONGEST_RETRY_NS) for n in range(10)]
+    assert pauses[-1] > LEASE_NS
+
+
+def test_pauses_grow_beyond_a_long_grace() -> None:
+    """Whatever is configured."""
+    bench, now_ns = Bench(lease_ns=40 * SECOND_NS), T0
+    bench.start()
+    for _ in range(12):
+        bench.answer(now_ns, code=ResponseCode.REJECTED)
+        pause_ns = bench.attachment.next_ns - now_ns
+        now_ns = bench.attachment.next_ns
+        bench.request = attach_request(bench.attachment.on_tick(now_ns))
+    assert pause_ns == 50 * SECOND_NS
 
 
 def test_a_lease_that_lasted_makes_the_pauses_short_again(bench: Bench) -> None:
@@ -691,8 +798,8 @@ def test_a_driver_that_goes_during_a_detach_has_taken_the_lease_along(bench: Ben
     assert bench.attachment.phase is Phase.CLOSED
 
 
-@pytest.mark.parametrize("phase", [Phase.UNATTACHED, Phase.ATTACHING, Phase.BACKOFF])
-def test_without_a_lease_a_detach_is_done_at_once(bench: Bench, phase: Phase) -> None:
+@pytest.mark.parametrize("phase", [Phase.UNATTACHED, Phase.BACKOFF])
+def test_without_a_lease_or_a_request_a_detach_is_done_at_once(bench: Bench, phase: Phase) -> None:
     """And an answer that comes later is not believed."""
     if phase is not Phase.UNATTACHED:
         bench.start()

@@ -232,6 +232,72 @@ def test_without_an_answer_there_is_no_session(bench: Bench, peer: WireProducer,
     assert not any(peer.mapped_at_attach)
 
 
+@pytest.mark.spec("DRV-4.8-06")
+def test_a_driver_that_takes_long_gets_one_request_until_it_answers(bench: Bench, peer: WireProducer) -> None:
+    """Six seconds: repeated under the same ids all the time, and its one answer is the producer's lease."""
+    client = bench.connect()
+    peer.answers = False
+    opened: list[Session] = []
+    thread = threading.Thread(target=lambda: opened.append(start(client, peer, Role.PRODUCER, timeout=60)), daemon=True)
+    begin_ns = time.monotonic_ns()
+    thread.start()
+    try:
+        wait_until(
+            lambda: any(heard.received_ns > begin_ns + 6 * 10**9 for heard in peer.heard(ShmAttachRequest)),
+            "the request is repeated after six seconds",
+        )
+        (request,) = requests_of(peer, Role.PRODUCER)
+    finally:
+        peer.answer_held()
+        thread.join()
+    (producer,) = opened
+    assert producer.lease_id in {grant.lease_id for grant in peer.grants}
+    assert requests_of(peer, Role.PRODUCER) == [request]
+    wait_works(producer, peer)
+
+
+@both_roles
+def test_a_grant_that_comes_after_its_caller_gave_up_is_given_back(
+    bench: Bench, peer: WireProducer, role: Role
+) -> None:
+    """The error says that there is a driver; the late lease is detached, and the next attach has another one."""
+    client = bench.connect()
+    peer.answers = False
+    peer.wait_for(ShmPoolAnnounce, peer.now)
+    with pytest.raises(
+        tp.AttachPending, match=f"the driver is alive and has not answered yet about stream {peer.stream_id}"
+    ):
+        start(client, peer, role, timeout=3 * ANNOUNCE_EVERY_S)
+    peer.answer_held()
+    (grant,) = peer.grants
+    assert peer.wait_for(ShmDetachRequest, lease_id=grant.lease_id, client_id=grant.request.client_id)
+    with start(client, peer, role, timeout=20) as session:
+        assert session.lease_id != grant.lease_id
+
+
+@pytest.mark.spec("DRV-4.8-06")
+@both_roles
+def test_a_caller_that_comes_again_goes_on_with_its_request(bench: Bench, peer: WireProducer, role: Role) -> None:
+    """It gave up and asks once more while the driver still works on it: one request on the wire, one lease."""
+    client = bench.connect()
+    peer.answers = False
+    with pytest.raises(tp.DriverUnreachable):
+        start(client, peer, role, timeout=0.2)
+    opened: list[Session] = []
+    since = len(peer.heard(ShmAttachRequest))
+    thread = threading.Thread(target=lambda: opened.append(start(client, peer, role, timeout=60)), daemon=True)
+    thread.start()
+    try:
+        wait_until(lambda: len(peer.heard(ShmAttachRequest)) > since, "the request is repeated")
+    finally:
+        peer.answer_held()
+        thread.join()
+    assert len(requests_of(peer, role)) == 1
+    (session,) = opened
+    assert not peer.heard(ShmDetachRequest)
+    wait_works(session, peer)
+
+
 @pytest.mark.spec("DRV-4.12-02", "WIRE-15.17-02")
 @both_roles
 @pytest.mark.parametrize("code", [ResponseCode.REJECTED, ResponseCode.INTERNAL_ERROR], ids=lambda it: it.name)

@@ -32,7 +32,6 @@ from tensorpool.client.attachment import (
     Phase,
     Refused,
     Send,
-    Unanswered,
     Wish,
 )
 from tensorpool.wire.driver import (
@@ -114,6 +113,9 @@ class AttachmentMachine(RuleBasedStateMachine):
                     if self.believed is not None and self.attachment.phase is not Phase.DETACHING:
                         self.believed = None  # memory that could not be used
                         self.not_before_ns = self.now_ns + FIRST_RETRY_NS
+                    elif self.believed is None and self.attachment.phase is Phase.DETACHING:
+                        assert not self.is_wanted, "only what came after its caller gave up"
+                        self.believed = Belief(request.lease_id, 0, self.now_ns, None, 0, self.now_ns)
                 case Attached(response=response):
                     assert self.believed is None, "never two leases at once"
                     self.believed = self.granted_as(response.lease_id, response.epoch)
@@ -125,8 +127,8 @@ class AttachmentMachine(RuleBasedStateMachine):
                 case Detached():
                     assert not self.is_wanted
                     self.believed = None
-                    self.is_over = True
-                case Refused() | Unanswered():
+                    self.is_over = self.attachment.phase is Phase.CLOSED
+                case Refused():
                     assert self.believed is None
                     self.not_before_ns = self.now_ns + FIRST_RETRY_NS
 
@@ -374,7 +376,11 @@ class AttachmentMachine(RuleBasedStateMachine):
         assert self.attachment.lease_id == lease_id
         assert (phase in (Phase.ATTACHED, Phase.DETACHING)) == (self.believed is not None)
         assert (phase is Phase.CLOSED) == self.is_over
-        assert self.is_wanted or phase in (Phase.DETACHING, Phase.CLOSED), "what was given back is not asked for"
+        assert self.is_wanted or phase in (
+            Phase.ABANDONED,
+            Phase.DETACHING,
+            Phase.CLOSED,
+        ), "what was given back is not asked for"
 
     @invariant()
     def is_never_attached_too_long(self) -> None:
@@ -392,7 +398,7 @@ class AttachmentMachine(RuleBasedStateMachine):
         self.listeners = "many"
         deadline_ns = self.now_ns + 2 * LONGEST_RETRY_NS + SECOND_NS
         while self.now_ns < deadline_ns:
-            if self.attachment.phase is Phase.ATTACHING:
+            if self.attachment.phase in (Phase.ATTACHING, Phase.ABANDONED):
                 self.grant(10 * SECOND_NS)
             if self.attachment.phase is Phase.DETACHING:
                 self.answer_detach(ResponseCode.OK)

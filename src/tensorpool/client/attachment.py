@@ -2,10 +2,14 @@
 """A lease from the client's side: ask, keep alive, notice its loss, ask again.
 
     UNATTACHED ──start──► ATTACHING ──OK──► ATTACHED ──detach──► DETACHING ──► CLOSED
-        ▲                  │     ▲            │
-        │         refused, │     │ time       │ revoked, expired, driver gone,
-        │         timeout  ▼     │            ▼ shutdown notice
-        └── link lost ──  BACKOFF ◄───────────┘
+        ▲                  │     ▲            │                      ▲           ▲
+        │         refused  │     │ time       │ revoked, expired,    │ late OK   │ refused
+        │                  ▼     │            ▼ driver gone          │           │
+        └── link lost ──  BACKOFF ◄───────────┘     ATTACHING ──detach──► ABANDONED
+
+One request at a time, repeated under the same ids until it is answered: the driver may take long to make the memory,
+and an identical request gets the same lease. It has no end of its own; a caller may abandon it, and then a lease that
+is granted late is given back at once.
 
 Holds no clock and does no IO: methods take `now_ns` and return effects. The lease's own deadline slides with every
 keepalive that was sent, never with one that was not (E4, E7); what comes too late fails closed.
@@ -41,7 +45,8 @@ from tensorpool.wire.region_uri import RegionUri
 MS: Final = 1_000_000
 FIRST_RETRY_NS: Final = 100 * MS
 LONGEST_RETRY_NS: Final = 5_000 * MS
-SERIES_NS: Final = 5_000 * MS  # one attempt series: identical requests until an answer (E2)
+LONGEST_REPEAT_NS: Final = 1_000 * MS  # between identical requests: a driver that starts later hears one soon (E2)
+MAKING_FRESH_NS: Final = 3_000 * MS  # a driver that makes memory says so every second
 DETACH_NS: Final = 1_000 * MS
 LOST_RETRY_NS: Final = 10 * MS  # after a loss the first attempt comes soon
 HEADER_SLOT_BYTES: Final = 256
@@ -53,6 +58,7 @@ class Phase(Enum):
 
     UNATTACHED = auto()
     ATTACHING = auto()
+    ABANDONED = auto()
     ATTACHED = auto()
     DETACHING = auto()
     BACKOFF = auto()
@@ -79,6 +85,14 @@ class Wish(msgspec.Struct, frozen=True):
     expected_layout_version: int = 0
 
 
+class Making(msgspec.Struct, frozen=True):
+    """What the driver reported of a request: how much memory it makes for it, since when, and when it said so."""
+
+    size_bytes: int
+    elapsed_ns: int
+    heard_ns: int
+
+
 class Send(msgspec.Struct, frozen=True):
     """Offer on the control stream; a request that did not get through is sent again by its timer."""
 
@@ -98,10 +112,6 @@ class Refused(msgspec.Struct, frozen=True):
     words: str
 
 
-class Unanswered(msgspec.Struct, frozen=True):
-    """A whole series without an answer."""
-
-
 class Lost(msgspec.Struct, frozen=True):
     """Stop using the memory of this lease, now."""
 
@@ -113,7 +123,7 @@ class Detached(msgspec.Struct, frozen=True):
     """The lease was given back, or nobody was there to take it."""
 
 
-type Effect = Send | Attached | Refused | Unanswered | Lost | Detached
+type Effect = Send | Attached | Refused | Lost | Detached
 
 _LOSS: Final = {
     LeaseRevokeReason.DETACHED: LossReason.DETACHED,
@@ -125,8 +135,9 @@ _LOSS: Final = {
 class Attachment:
     """One lease at a time for one stream and role.
 
-    `new_client_id` gives a fresh id for every series: an earlier lease of ours that the driver still counts must not
-    stand in the way (E1). `new_correlation_id` counts up from a random start (E3).
+    `new_client_id` gives a fresh id for every request that repeats none: an earlier lease of ours that the driver still
+    counts must not stand in the way (E1). `new_correlation_id` counts up from a random start (E3). `lease_ns` is
+    how long the driver keeps a lease that is not renewed: pauses after refusals grow beyond it (E2).
     """
 
     def __init__(
@@ -137,11 +148,16 @@ class Attachment:
         new_correlation_id: Callable[[], int],
         keepalive_interval_ns: int,
         silence_ns: int,
+        lease_ns: int = 0,
     ) -> None:
         self.wish = wish
         self.phase = Phase.UNATTACHED
         self.response: ShmAttachResponse | None = None
         self.client_id = 0
+        self.making: Making | None = None  # while it waits for an answer
+        self._asked: Wish | None = None  # what the driver has not answered yet
+        self._asked_ns = 0
+        self._longest_pause_ns = max(LONGEST_RETRY_NS, lease_ns * 5 // 4)
         self._new_client_id = new_client_id
         self._new_correlation_id = new_correlation_id
         self._keepalive_interval_ns = keepalive_interval_ns
@@ -178,23 +194,30 @@ class Attachment:
     @property
     def next_ns(self) -> int:
         """Nothing is due before."""
-        return self._next_ns if self.phase not in (Phase.UNATTACHED, Phase.CLOSED) else 2**63
+        is_idle = self.phase in (Phase.UNATTACHED, Phase.ABANDONED, Phase.CLOSED)
+        return 2**63 if is_idle else self._next_ns
 
     # --- what the owner wants
 
     def start(self, now_ns: int) -> list[Effect]:
-        """Begin a series of attempts, unless one is under way or the lease is there."""
+        """Ask, unless a request is under way or the lease is there. What was asked and not answered is repeated."""
         if self.phase not in (Phase.UNATTACHED, Phase.BACKOFF):
             return []
-        self.client_id = self._new_client_id()
-        self._correlation_id = self._new_correlation_id()
+        if self._asked != self.wish:
+            self.client_id = self._new_client_id()
+            self._correlation_id = self._new_correlation_id()
+            self._asked, self._asked_ns = self.wish, now_ns
         self.phase = Phase.ATTACHING
-        self._deadline_ns = now_ns + SERIES_NS
         self._retry_ns = FIRST_RETRY_NS
         return self._ask(now_ns)
 
+    def resume(self, abandoned: Attachment) -> None:
+        """Go on with a request that its caller gave up, before anything else was asked (§4.8)."""
+        self.client_id, self._correlation_id = abandoned.client_id, abandoned._correlation_id
+        self._asked, self._asked_ns, self.making = self.wish, abandoned._asked_ns, abandoned.making
+
     def detach(self, now_ns: int) -> list[Effect]:
-        """Give the lease back for good."""
+        """Give the lease back for good, or give up a request: what is granted late is given back then (E18)."""
         if self.phase is Phase.ATTACHED:
             self.phase = Phase.DETACHING
             self._correlation_id = self._new_correlation_id()
@@ -202,9 +225,9 @@ class Attachment:
             self._retry_ns = FIRST_RETRY_NS
             self._next_ns = now_ns + self._retry_ns
             return [Send(self._detach_request())]
-        if self.phase in (Phase.DETACHING, Phase.CLOSED):
+        if self.phase in (Phase.DETACHING, Phase.ABANDONED, Phase.CLOSED):
             return []
-        self.phase = Phase.CLOSED
+        self.phase = Phase.CLOSED if self._asked is None else Phase.ABANDONED
         return [Detached()]
 
     def request(self) -> ShmAttachRequest:
@@ -231,12 +254,35 @@ class Attachment:
 
     # --- what the driver says
 
+    def is_asking_since(self, since_ns: int) -> bool:
+        """Whether a request has been without an answer since then, or longer."""
+        return self.phase is Phase.ATTACHING and self._asked_ns <= since_ns
+
+    def is_about(self, correlation_id: int) -> bool:
+        """Whether a report of that correlation id is about our request."""
+        return self.phase is Phase.ATTACHING and correlation_id == self._correlation_id
+
+    def on_making(self, size_bytes: int, elapsed_ns: int, now_ns: int) -> None:
+        """The driver works on our request."""
+        self.making = Making(size_bytes, elapsed_ns, now_ns)
+
+    def is_being_made(self, now_ns: int) -> bool:
+        """Whether the driver reported so a moment ago."""
+        making = self.making
+        return making is not None and now_ns - making.heard_ns <= MAKING_FRESH_NS
+
     def on_attach_response(self, response: ShmAttachResponse, now_ns: int, wall_ns: int) -> list[Effect]:
         """E3: only the answer to the pending request counts. The expiry is by either clock (C8): the nearer one."""
-        if self.phase is not Phase.ATTACHING or response.correlation_id != self._correlation_id:
+        if self.phase not in (Phase.ATTACHING, Phase.ABANDONED) or response.correlation_id != self._correlation_id:
             return []
         if self.wish.stream_id and response.stream_id not in (None, self.wish.stream_id):
             return []  # E3: somebody else chose the same number
+        self._asked = self.making = None
+        if self.phase is Phase.ABANDONED:
+            if response.code is not ResponseCode.OK or response.lease_id is None:
+                return self._closed()
+            self.response, self.phase = response, Phase.ATTACHED
+            return self.detach(now_ns)
         if response.code is not ResponseCode.OK:
             self._back_off(now_ns)
             return [Refused(response.code, response.error_message)]
@@ -316,7 +362,7 @@ class Attachment:
         if self.phase is Phase.DETACHING:
             return self._closed()
         was_attached = self.phase is Phase.ATTACHED
-        if self.phase is not Phase.CLOSED:
+        if self.phase not in (Phase.ABANDONED, Phase.CLOSED):
             self.phase = Phase.UNATTACHED
             self.response = None
         return [Lost(LossReason.DRIVER_GONE, words)] if was_attached else []
@@ -332,9 +378,6 @@ class Attachment:
         if self.phase is Phase.BACKOFF:
             return self.start(now_ns)
         if self.phase is Phase.ATTACHING:
-            if now_ns >= self._deadline_ns:
-                self._back_off(now_ns)
-                return [Unanswered()]
             return self._ask(now_ns)
         if now_ns >= self._deadline_ns:
             return self._closed()
@@ -394,17 +437,17 @@ class Attachment:
 
     def _closed(self) -> list[Effect]:
         self.phase = Phase.CLOSED
-        self.response = None
+        self.response = self._asked = None
         return [Detached()]
 
     def _back_off(self, now_ns: int) -> None:
         self.phase = Phase.BACKOFF
         self._next_ns = now_ns + self._backoff_ns
-        self._backoff_ns = min(2 * self._backoff_ns, LONGEST_RETRY_NS)
+        self._backoff_ns = min(2 * self._backoff_ns, self._longest_pause_ns)
 
     def _ask(self, now_ns: int) -> list[Effect]:
         self._next_ns = now_ns + self._retry_ns
-        self._retry_ns = min(2 * self._retry_ns, LONGEST_RETRY_NS)
+        self._retry_ns = min(2 * self._retry_ns, LONGEST_REPEAT_NS)
         return [Send(self.request())]
 
     @property

@@ -31,7 +31,7 @@ from tensorpool.client.standalone_session import StandaloneSession
 from tensorpool.client.watch import Watch
 from tensorpool.clock import Clock, SystemClock
 from tensorpool.driver.config import DriverConfig
-from tensorpool.errors import Closed, ConfigError, DriverUnreachable, LocalProtocolError, TensorPoolError
+from tensorpool.errors import Closed, ConfigError, LocalProtocolError, TensorPoolError
 from tensorpool.logs import get_logger
 from tensorpool.wire.control import Mode
 from tensorpool.wire.driver import Role
@@ -44,6 +44,7 @@ if TYPE_CHECKING:
 CLOSE_WITHIN_S: Final = 2.0
 PATIENCE_S: Final = PATIENCE_NS / 1e9
 LOOK_AGAIN_S: Final = 0.05
+ATTACH_S: Final = 5.0
 MAX_STREAM_ID: Final = 2**32 - 2
 
 _MODES: Final = {"stream": Mode.STREAM, "rate_limited": Mode.RATE_LIMITED}
@@ -104,7 +105,7 @@ class Client:
         stream: int | str,
         *,
         create: bool = False,
-        timeout: float = 5.0,
+        timeout: float | None = None,
         on_state: Callable[[StateChange], object] | None = None,
         release_gil_from_bytes: int | None = None,
         with_publish_time: bool = False,
@@ -116,21 +117,23 @@ class Client:
         >>> producer = client.producer("camera/front", create=True)     # doctest: +SKIP
 
         `create` lets the driver make the stream. Within `timeout` seconds a stream that is still taken is asked for
-        again: a producer that was killed holds its lease for some seconds. Raises AttachRefused with the driver's
-        words, DriverUnreachable when nobody answers. `on_state` is called from `publish`. Frames of
-        `release_gil_from_bytes` and more are copied without the GIL (8 MiB by default). Another driver's stream is
-        produced with its `driver_instance_id`. A relay (`is_relay`) publishes frames of another host: it announces no
-        data source of its own and gives consumers no streams of their own.
+        again: a producer that was killed holds its lease for some seconds. By default that is 5 s, and longer for as
+        long as the driver reports that it makes the stream's memory. Raises AttachRefused with the driver's words,
+        AttachPending when a driver has not answered in time, DriverUnreachable when there is none. `on_state` is called
+        from `publish`. Frames of `release_gil_from_bytes` and more are copied without the GIL (8 MiB by default).
+        Another driver's stream is produced with its `driver_instance_id`. A relay (`is_relay`) publishes frames of
+        another host: it announces no data source of its own and gives consumers no streams of their own.
         """
         from tensorpool.client.producer import Producer  # with numpy, before anything is attached
 
         stream_id, name = _stream(stream)
-        timeout = arguments.timeout(timeout)
+        arguments.timeout(_patience(timeout))
         arguments.callback("on_state", on_state)
         if release_gil_from_bytes is not None:
             arguments.whole_number("release_gil_from_bytes", release_gil_from_bytes, 2**63 - 1)
         if driver_instance_id is not None:
-            home, timeout = self._driver(driver_instance_id, timeout)
+            home, left = self._driver(driver_instance_id, _patience(timeout))
+            timeout = None if timeout is None else left
             if home is not self:
                 return home.producer(
                     stream,
@@ -142,7 +145,7 @@ class Client:
                     is_relay=is_relay,
                 )
         if name is not None:
-            stream_id = self._own_stream(name, timeout)
+            stream_id = self._own_stream(name, _patience(timeout))
         wish = Wish(stream_id, Role.PRODUCER, create)
         session = ProducerSession(self._conductor, wish, name, with_publish_time=with_publish_time, is_relay=is_relay)
         if name is not None:
@@ -157,7 +160,7 @@ class Client:
         mode: Literal["stream", "rate_limited"] = "stream",
         max_rate_hz: int = 0,
         create: bool = False,
-        timeout: float = 5.0,
+        timeout: float | None = None,
         on_state: Callable[[StateChange], object] | None = None,
         on_progress: Callable[[Progress], object] | None = None,
         progress_interval_us: int | None = None,
@@ -198,9 +201,9 @@ class Client:
             arguments.whole_number("max_outstanding_seq_gap", max_outstanding_seq_gap, 2**63 - 1)
         arguments.callback("on_state", on_state)
         arguments.callback("on_progress", on_progress)
-        home = self
+        home, left = self, _patience(timeout)
         if driver:
-            home, stream_id, timeout = self._locate(stream_id, name, driver_instance_id, timeout)
+            home, stream_id, left = self._locate(stream_id, name, driver_instance_id, left)
         elif create or driver_instance_id is not None:
             raise LocalProtocolError(
                 "driver=False: no driver is asked, so neither create nor driver_instance_id applies"
@@ -208,18 +211,18 @@ class Client:
         wish = Wish(stream_id, Role.CONSUMER, create)
         kind = ConsumerSession if driver else StandaloneSession
         session = kind(home._conductor, wish, name, preferences, max_outstanding_seq_gap)
-        home._attach_consumer(session, timeout)
+        home._attach_consumer(session, None if timeout is None else left)
         invoke = None if home._invoker is None else home.invoke
         return Consumer(session, home._detach, invoke, on_state, on_progress)
 
-    def watch(self, stream: int | str, *, timeout: float = 5.0, driver_instance_id: str | None = None) -> Watch:
+    def watch(self, stream: int | str, *, timeout: float | None = None, driver_instance_id: str | None = None) -> Watch:
         """Follow a stream's rings without receiving its frames. Raises like `consumer`."""
         stream_id, name = _stream(stream)
-        home, stream_id, timeout = self._locate(stream_id, name, driver_instance_id, timeout)
+        home, stream_id, left = self._locate(stream_id, name, driver_instance_id, _patience(timeout))
         wish, preferences = Wish(stream_id, Role.CONSUMER), Preferences(listens=False)
         session = ConsumerSession(home._conductor, wish, name, preferences, None)
         watch = Watch(session, home._detach)
-        home._attach_consumer(session, timeout)
+        home._attach_consumer(session, None if timeout is None else left)
         return watch
 
     def discover(
@@ -406,30 +409,35 @@ class Client:
                 )
         return other
 
-    def _attach_consumer(self, session: ConsumerSession, timeout: float) -> None:
+    def _attach_consumer(self, session: ConsumerSession, timeout: float | None) -> None:
         if session.name is not None:
             self._order(self._conductor.listen_for_names)
         self._attach(session, lambda now_ns: self._conductor.add_consumer(session, now_ns), timeout)
 
-    def _attach(self, session: Session, add: Callable[[int], object], timeout: float) -> None:
-        timeout = arguments.timeout(timeout)
+    def _attach(self, session: Session, add: Callable[[int], object], timeout: float | None) -> None:
+        patience = arguments.timeout(_patience(timeout))
         self._order(add)
         self._sessions = [kept for kept in self._sessions if not kept.is_closed] + [session]
         started_ns = time.monotonic_ns()
+
+        def is_decided() -> bool:
+            return session.is_usable or session.is_hopeless
+
         try:
-            self._wait_for(session, lambda: session.is_usable or session.is_hopeless, timeout)
+            while not self._wait_for(session, is_decided, patience):
+                if timeout is not None or not session.is_under_way(self._conductor.clock.monotonic_ns()):
+                    break
+                patience = LOOK_AGAIN_S
         except BaseException:
             self._detach(session)
             raise
         if session.is_usable:
             return
         failure = session.failure
+        if failure is None or session.is_under_way(self._conductor.clock.monotonic_ns()):
+            failure = session.no_answer(time.monotonic_ns() - started_ns)
         self._detach(session)
-        if failure is not None and not isinstance(failure, DriverUnreachable):
-            raise failure
-        channel = self.config.driver.control.channel
-        words = "is a driver running there? (`tensorpool driver`)"
-        raise DriverUnreachable(channel, time.monotonic_ns() - started_ns, words)
+        raise failure
 
     def _detach(self, session: Session) -> None:
         if session.is_closed:
@@ -514,6 +522,11 @@ def _ambiguous(name: str, found: list[DiscoveredStream]) -> TensorPoolError:
     is_one_driver = len({stream.driver_instance_id for stream in found}) == 1
     choice = "give one of the ids" if is_one_driver else "choose with driver_instance_id="
     return TensorPoolError(f"{name!r} is ambiguous: {candidates}; {choice}")
+
+
+def _patience(timeout: float | None) -> float:
+    """How long to wait for a driver that says nothing."""
+    return ATTACH_S if timeout is None else timeout
 
 
 def _stream(stream: int | str) -> tuple[int, str | None]:

@@ -19,18 +19,19 @@ from typing import TYPE_CHECKING, Final
 
 from tensorpool import aeron
 from tensorpool.channel import Endpoint
-from tensorpool.client.attachment import Phase, Wish
+from tensorpool.client.attachment import Attachment, Phase, Wish
 from tensorpool.client.discovery import Discovery, NameFinder
 from tensorpool.client.link import Link
 from tensorpool.client.mapping import has_epoch, is_fresh
 from tensorpool.client.names import Names
 from tensorpool.client.session import Session
+from tensorpool.client.unanswered import AbandonedRequests, MakingReports
 from tensorpool.clock import Clock
 from tensorpool.driver.config import DriverConfig
 from tensorpool.errors import Closed, DecodeError, TransportError
 from tensorpool.logs import get_logger
 from tensorpool.shm import AllowedBases, MappedRing, map_ring
-from tensorpool.wire import control, decode, driver, peek_header
+from tensorpool.wire import Message, control, decode, driver, peek_header
 from tensorpool.wire.control import (
     ConsumerConfig,
     ConsumerHello,
@@ -124,8 +125,15 @@ class ClientConductor:
         self._lock = threading.Lock()
         self._workers: ThreadPoolExecutor | None = None
         self._now_ns = 0
+        self._driver_heard_ns = 0
+        self._abandoned = AbandonedRequests(self._say)
+        self._reports = MakingReports(config.control, self._on_driver_alive)
 
     # --- for any thread
+
+    def has_driver(self, within_ns: int) -> bool:
+        """Whether a driver announced, answered or reported anything on the control stream within that time."""
+        return self._driver_heard_ns > 0 and self.clock.monotonic_ns() - self._driver_heard_ns <= within_ns
 
     def order(self, act: Callable[[int], object]) -> None:
         """Have `act(now_ns)` done in the next turn."""
@@ -202,6 +210,12 @@ class ClientConductor:
             for session in self._sessions
         )
 
+    def resume_abandoned(self, attachment: Attachment) -> None:
+        """§4.8: go on with a request for the same stream and role whose caller gave up, instead of asking beside it."""
+        abandoned = self._abandoned.take(attachment.wish)
+        if abandoned is not None:
+            attachment.resume(abandoned)
+
     def new_client_id(self) -> int:
         """A lease's own id (E1, E43): random, so that two processes do not meet."""
         return secrets.randbelow(2**32 - 2) + 1
@@ -246,6 +260,7 @@ class ClientConductor:
             work += self._guarded(session.do_work, now_ns)
             if session.is_closed:
                 self._forget(session)
+        work += self._guarded(self._follow_unanswered, now_ns)
         return work
 
     def on_close(self) -> None:
@@ -281,7 +296,20 @@ class ClientConductor:
         if self._link is not None:
             session.on_link(self._link, now_ns)
 
+    def _follow_unanswered(self, now_ns: int) -> int:
+        waiting = [session.attachment for session in self._sessions]
+        return self._abandoned.do_work(now_ns) + self._reports.do_work(waiting, self._link, now_ns)
+
+    def _on_driver_alive(self) -> None:
+        self._driver_heard_ns = self._now_ns
+
+    def _say(self, message: Message) -> None:
+        if self._link is not None:
+            self._link.control.offer(message.encode())
+
     def _forget(self, session: Session) -> None:
+        if session.attachment.phase is Phase.ABANDONED:
+            self._abandoned.add(session.attachment)
         for sessions in (self._sessions, self._producers, self._consumers):
             if session in sessions:
                 sessions.remove(session)  # type: ignore[arg-type]
@@ -347,15 +375,19 @@ class ClientConductor:
 
     def _on_driver_message(self, data: bytes) -> None:
         now_ns = self._now_ns
+        self._driver_heard_ns = now_ns
         match decode(data):
             case ShmAttachResponse() as response:
                 wall_ns = self.clock.realtime_ns()
+                self._abandoned.on_attach_response(response, now_ns, wall_ns)
                 for session in tuple(self._sessions):
                     session.on_attach_response(response, now_ns, wall_ns)
             case ShmDetachResponse() as response:
+                self._abandoned.on_detach_response(response)
                 for session in tuple(self._sessions):
                     session.on_detach_response(response, now_ns)
             case ShmLeaseRevoked() as notice:
+                self._abandoned.on_revoked(notice, now_ns)
                 for session in tuple(self._sessions):
                     session.on_revoked(notice, now_ns)
                 if notice.role is Role.CONSUMER:
@@ -363,6 +395,7 @@ class ClientConductor:
                         if producer.stream_id == notice.stream_id:
                             producer.on_consumer_end(notice)
             case ShmDriverShutdown() as shutdown:
+                self._abandoned.on_driver_shutdown()
                 for session in tuple(self._sessions):
                     session.on_driver_shutdown(shutdown.error_message, now_ns)
 
@@ -392,6 +425,7 @@ class ClientConductor:
             return
         joined_ns, wall_ns = self._link.joined_ns(info), self.clock.realtime_ns()
         if is_fresh(announce, joined_ns, now_ns, wall_ns, self.config.announce_period_ns):
+            self._driver_heard_ns = now_ns
             self.discovery.on_announce(announce, now_ns)
         concerned = [session for session in self._sessions if session.stream_id == announce.stream_id]
         for session in concerned:

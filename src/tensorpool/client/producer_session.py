@@ -277,6 +277,9 @@ class ProducerSession(Session):
         self.attachment.wish = msgspec.structs.replace(self.attachment.wish, stream_id=regions.stream_id)
         self._mapping = self.conductor.submit(lambda: self._map(regions))
 
+    def is_under_way(self, now_ns: int) -> bool:
+        return self._mapping is not None or super().is_under_way(now_ns)
+
     def on_lost(self, reason: str) -> None:
         self._mapping = None
         self.writing = None

@@ -21,6 +21,7 @@ import msgspec
 from tensorpool.client import attachment as lease
 from tensorpool.client.mapping import is_fresh
 from tensorpool.errors import (
+    AttachPending,
     AttachRefused,
     Closed,
     DriverUnreachable,
@@ -79,6 +80,7 @@ class Session:
             new_correlation_id=conductor.new_correlation_id,
             keepalive_interval_ns=self.config.lease_keepalive_interval_ns,
             silence_ns=3 * self.config.announce_period_ns,
+            lease_ns=self.config.lease_duration_ns,
         )
         self.state = State.ATTACHING
         self._reason = ""
@@ -120,6 +122,32 @@ class Session:
         """Whether the conductor has to take its turns in quick succession."""
         return self.state is not State.ACTIVE
 
+    @property
+    def stream_label(self) -> str:
+        """The stream in an error: by the name that the user gave it, with its id where that is known."""
+        stream_id = self.stream_id
+        if self.name is None:
+            return f"stream {stream_id}"
+        return f'stream "{self.name}"' + (f" ({stream_id})" if stream_id else "")
+
+    def is_under_way(self, now_ns: int) -> bool:
+        """Whether the driver has reported lately that it works on our request."""
+        return self.attachment.is_being_made(now_ns)
+
+    def no_answer(self, waited_ns: int) -> TensorPoolError:
+        """Why there is nothing to use after `waited_ns`: what the driver reported, or that there is no driver."""
+        channel, making = self.config.driver.control.channel, self.attachment.making
+        longer = "give it more time with a longer timeout="
+        if making is not None:
+            size = _size(making.size_bytes)
+            words = f"the driver is making {size} for {self.stream_label}, for {making.elapsed_ns / 1e9:.1f} s so far"
+            return AttachPending(channel, waited_ns, f"{words}; {longer}")
+        if self.conductor.has_driver(waited_ns):
+            return AttachPending(
+                channel, waited_ns, f"the driver is alive and has not answered yet about {self.stream_label}; {longer}"
+            )
+        return DriverUnreachable(channel, waited_ns, "is a driver running there? (`tensorpool driver`)")
+
     def set_state(self, state: State, reason: str, epoch: int | None = None) -> None:
         """Change, tell the user's side, and wake whoever waits."""
         if self.is_ending and state is not State.CLOSED:
@@ -148,6 +176,7 @@ class Session:
         self.link = link
         self.open_streams(link)
         if self.is_resolved(now_ns) and self._may_ask():
+            self.conductor.resume_abandoned(self.attachment)
             self._perform(self.attachment.start(now_ns), now_ns)
 
     def on_link_lost(self, words: str, now_ns: int) -> None:
@@ -180,9 +209,12 @@ class Session:
             return 0
         attachment = self.attachment
         work = 0
+        if attachment.phase is lease.Phase.BACKOFF:
+            self.conductor.resume_abandoned(attachment)
         if attachment.phase is not lease.Phase.BACKOFF or self._may_ask():
             work = self._perform(attachment.on_tick(now_ns), now_ns)
         if attachment.phase is lease.Phase.UNATTACHED and self.is_resolved(now_ns) and self._may_ask():
+            self.conductor.resume_abandoned(attachment)
             work += self._perform(attachment.start(now_ns), now_ns)
         keepalive = attachment.keepalive(now_ns)
         if keepalive is not None:
@@ -260,10 +292,6 @@ class Session:
                     self.set_state(State.WAITING, f"{effect.reason}: {effect.words}")
                 case lease.Refused():
                     self._refused(effect)
-                case lease.Unanswered():
-                    channel = self.config.driver.control.channel
-                    words = "is a driver running there? (`tensorpool driver`)"
-                    self.failure = DriverUnreachable(channel, lease.SERIES_NS, words)
                 case lease.Detached():
                     self.set_state(State.CLOSED, "closed")
         return len(effects)
@@ -274,3 +302,7 @@ class Session:
         self.is_hopeless = refusal.code in (ResponseCode.INVALID_PARAMS, ResponseCode.UNSUPPORTED)
         with self.changed:
             self.changed.notify_all()
+
+
+def _size(size_bytes: int) -> str:
+    return f"{size_bytes / 2**30:.1f} GiB" if size_bytes >= 2**30 else f"{size_bytes / 2**20:.1f} MiB"

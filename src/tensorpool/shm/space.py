@@ -30,9 +30,9 @@ _MIB: Final = 1 << 20
 # Of one call to posix_fallocate: in older kernels a signal interrupts it, and tmpfs gives back what that call had
 # reserved, so that a steady signal would keep a large one from ever ending.
 _RESERVE_STEP_BYTES: Final = 16 * _MIB
-_PART_BYTES: Final = 64 * _MIB  # that one thread brings in at a time
+_PART_BYTES: Final = 256 * _MIB  # that one thread brings in at a time, at most
+_LEAST_PART_BYTES: Final = 32 * _MIB  # a thread for less is not worth it
 _MOST_THREADS: Final = 4  # more gain nothing where they were measured
-_NICENESS: Final = 10  # of threads that bring memory in: whoever serves clients meanwhile goes first
 
 
 class MountSpace(msgspec.Struct, frozen=True):
@@ -74,20 +74,23 @@ def bring_in(mapping: Mapping, *, in_huge_pages: bool = False, stop: threading.E
     after `stop` is set.
     """
 
+    threads = min(_MOST_THREADS, len(os.sched_getaffinity(0)))
+    part_bytes = min(max(round_up(len(mapping) // threads, _LEAST_PART_BYTES), _LEAST_PART_BYTES), _PART_BYTES)
+    parts = range(0, len(mapping), part_bytes)
+    threads = min(threads, len(parts))
+
     def bring(begin: int) -> None:
         _check_wanted(stop)
-        end = min(begin + _PART_BYTES, len(mapping))
+        end = min(begin + part_bytes, len(mapping))
         if in_huge_pages:
             mapping.collapse(begin, end)
         mapping.prefault(begin, end)
 
-    parts = range(0, len(mapping), _PART_BYTES)
-    threads = min(_MOST_THREADS, len(os.sched_getaffinity(0)), len(parts))
     if threads == 1:
         for begin in parts:
             bring(begin)
         return
-    with ThreadPoolExecutor(threads, "tensorpool-prefault", _be_nice) as pool:
+    with ThreadPoolExecutor(threads, "tensorpool-prefault") as pool:
         for _ in pool.map(bring, parts):
             pass
 
@@ -95,11 +98,6 @@ def bring_in(mapping: Mapping, *, in_huge_pages: bool = False, stop: threading.E
 def _check_wanted(stop: threading.Event | None) -> None:
     if stop is not None and stop.is_set():
         raise Closed("the memory is not wanted any more: the driver ends")
-
-
-def _be_nice() -> None:
-    with contextlib.suppress(OSError):
-        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICENESS)  # of this thread alone, on Linux
 
 
 def require_space(uri: str, directory_fd: int, directory: str, regions: Iterable[RegionSpec]) -> None:
