@@ -226,7 +226,7 @@ def test_a_private_stream_that_could_not_be_opened_is_tried_again(
 # --- without shared memory
 
 
-@pytest.mark.spec("WIRE-15.12-02", "WIRE-15.1-07")
+@pytest.mark.spec("WIRE-15.12-02", "WIRE-15.1-07", "WIRE-15.22-14")
 def test_a_fallback_that_came_with_shared_memory_is_used_when_the_regions_are_rejected(
     peer: WireProducer, consumer: Consumer, states: list[StateChange]
 ) -> None:

@@ -153,7 +153,7 @@ UNACCEPTABLE: dict[str, Callable[[WireProducer, Regions], Message | bytes]] = {
 }
 
 
-@pytest.mark.spec("WIRE-10.1.1-05", "WIRE-10.1.1-08", "WIRE-15.5-01", "WIRE-15.22-11")
+@pytest.mark.spec("WIRE-10.1.1-05", "WIRE-10.1.1-08", "WIRE-15.22-11")
 @pytest.mark.parametrize("lie", list(UNACCEPTABLE.values()), ids=list(UNACCEPTABLE))
 def test_an_unacceptable_announce_maps_nothing(
     peer: WireProducer, consumer: Consumer, lie: Callable[[WireProducer, Regions], Message | bytes]
@@ -466,7 +466,7 @@ REASONS_TO_UNMAP = {
 }
 
 
-@pytest.mark.spec("WIRE-7.1-06", "WIRE-15.14-03", "WIRE-15.18-01", "WIRE-15.21-07", "WIRE-15.21-08", "DRV-4.7-06")
+@pytest.mark.spec("WIRE-7.1-06", "WIRE-15.14-03", "WIRE-15.21-07", "WIRE-15.21-08", "DRV-4.7-06")
 @pytest.mark.parametrize("reason", list(REASONS_TO_UNMAP.values()), ids=list(REASONS_TO_UNMAP))
 def test_what_is_let_go_is_unmapped(
     connected: Connect, peer: WireProducer, reason: Callable[[WireProducer, Consumer], None]
@@ -561,7 +561,7 @@ def test_files_that_may_not_be_mapped_are_not_and_the_consumer_says_why(
 # --- fallback
 
 
-@pytest.mark.spec("WIRE-15.12-02", "WIRE-10.1.3-03", "WIRE-15.12-01", "WIRE-15.22-14")
+@pytest.mark.spec("WIRE-15.12-02", "WIRE-10.1.3-03", "WIRE-15.12-01")
 @pytest.mark.parametrize("uri", ["aeron:udp?endpoint=localhost:40123", "bridge://lab-7"])
 def test_without_shared_memory_the_fallback_uri_is_used(peer: WireProducer, consumer: Consumer, uri: str) -> None:
     """A ConsumerConfig that forbids shared memory ends the mapping and hands the URI to the application."""

@@ -690,6 +690,20 @@ def test_an_endpoint_that_cannot_be_is_declined(
     assert [it.seq for it in descriptors(peer, producer, seq)] == [seq]
 
 
+@pytest.mark.spec("WIRE-11-02", "WIRE-10.1.3-09")
+def test_a_rate_limited_request_may_be_declined(peer: WireConsumer, producer: Producer, deployment: Deployment) -> None:
+    """No thinned-out stream of its own where that cannot be: empty and 0, and every frame is on the shared one."""
+    wish = {"mode": Mode.RATE_LIMITED, "max_rate_hz": 1}
+    shared = endpoint_of(deployment, "descriptor")
+    hello = peer.say_hello(producer.stream_id, consumer_id=new_client_id(), **wish, **asked(shared))
+    config = config_of(peer, hello)
+    assert assigned(config) == ("", 0)
+    assert (config.mode, config.use_shm) == (Mode.RATE_LIMITED, True)
+    seqs = [producer.publish(np.zeros(3)) for _ in range(NSLOTS)]
+    assert seqs[-1] is not None
+    assert [it.seq for it in descriptors(peer, producer, seqs[-1])] == seqs
+
+
 @pytest.mark.spec("WIRE-11-04", "WIRE-5-06", "WIRE-5-08", "WIRE-10.1.2-05")
 def test_a_rate_caps_a_private_stream_and_never_the_shared_one(peer: WireConsumer, producer: Producer) -> None:
     """RATE_LIMITED at 50 Hz: at most so many there, while the shared stream and an unlimited one have every frame."""
