@@ -225,7 +225,7 @@ public:
         FrameDescriptor descriptor;
         if (!descriptor.decode(message)) return foreign_.add(), true;
         if (descriptor.stream_id != stream_id_) return true;
-        if (is_discarding_ || descriptor.epoch != epoch_ || descriptor.seq > kMaxSeq) {
+        if (is_discarding_ || descriptor.epoch != epoch_ || descriptor.seq > kMaxSeq || is_invented(descriptor.seq)) {
             ignored_.add();
             if (descriptor.epoch > epoch_) attention_.fetch_or(kNewerEpoch, std::memory_order_relaxed);
             return true;
@@ -289,11 +289,19 @@ private:
 
     // §15.4: too far behind, go on with the newest.
     void catch_up() {
-        if (max_outstanding_ == 0 || queue_.back().seq < queue_.front().seq + max_outstanding_) return;
+        const std::uint64_t newest = queue_.back().seq, oldest = queue_.front().seq;
+        if (max_outstanding_ == 0 || newest < oldest || newest - oldest < max_outstanding_) return;
         while (queue_.size() > 1) {
             if (account(queue_.front())) count(Drop::RESYNC, 1);
             queue_.pop_front();
         }
+    }
+
+    // §10.2.1: a frame is described after its commit. Of one that is further ahead than the ring is long, the ring must
+    // know: otherwise one message of a stranger would make all frames up to it lost, and all that follow old.
+    bool is_invented(std::uint64_t seq) const noexcept {
+        const std::uint64_t known = queue_.empty() ? expected_.value_or(0) : queue_.back().seq;
+        return seq > known && seq - known > reader_.geometry().nslots() && !reader_.has_begun(seq);
     }
 
     // Counts what is missing before this descriptor; false when the descriptor itself is not a new frame.

@@ -356,6 +356,11 @@ public:
         return has_reached(CommitWord(geometry_.slot(geometry_.index_of(seq))).peek(), seq);
     }
 
+    // Whether the slot of `seq` was opened for it, or for a later frame.
+    bool has_begun(std::uint64_t seq) const noexcept {
+        return CommitWord(geometry_.slot(geometry_.index_of(seq))).peek() >= in_progress(seq);
+    }
+
     // Sleeps until frame `seq`, or a later one in its slot, is committed; false on timeout. See wake.hpp.
     bool wait(std::uint64_t seq, std::uint64_t timeout_ns) const noexcept {
         const CommitWord word(geometry_.slot(geometry_.index_of(seq)));

@@ -1,10 +1,39 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What wakes the client's conductor."""
+"""What wakes the client's conductor, and that nothing which a peer sends stops or stalls it."""
 
 from __future__ import annotations
 
-from tensorpool.client.conductor import Kick
-from tests.support.processes import run_script
+import threading
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+
+from tensorpool.channel import Endpoint
+from tensorpool.client import Client
+from tensorpool.client.conductor import FRAGMENT_LIMIT, Kick, KickedIdle
+from tensorpool.client.producer_session import OPENING_NS
+from tests.client.conftest import Outsider, hello, paired
+from tests.support import messages
+from tests.support.processes import run_script, wait_until
+
+IPC = "aeron:ipc?term-length=64k"
+
+
+def in_turn[T](client: Client, act: Callable[[int], T]) -> T:
+    """What `act` returns when the conductor performs it."""
+    done: list[T] = []
+    turned = threading.Event()
+
+    def perform(now_ns: int) -> None:
+        try:
+            done.append(act(now_ns))
+        finally:
+            turned.set()
+
+    client._conductor.order(perform)
+    assert turned.wait(20)
+    return done[0]
 
 
 def test_a_kick_is_kept_until_it_is_waited_for() -> None:
@@ -25,7 +54,7 @@ def test_a_kick_survives_an_exception_in_the_middle_of_it() -> None:
     code, output = run_script(
         """
 import signal, threading, time
-from tensorpool.client.conductor import Kick
+from tensorpool.client.conductor import FRAGMENT_LIMIT, Kick, KickedIdle
 
 kick, turns, is_over = Kick(), 0, False
 
@@ -56,3 +85,119 @@ print(thread.is_alive(), seen > 0)
 """
     )
     assert (code, output.split()) == (0, ["False", "True"])
+
+
+def test_a_message_and_an_order_that_raise_cost_nobody_else_a_turn(client: Client, outsider: Outsider) -> None:
+    """They are counted; sessions and messages after them are served."""
+    pair = paired(client)
+    conductor = client._conductor
+    before = conductor.failures
+
+    def fail(*_: object) -> None:
+        raise ValueError("a mistake of ours")
+
+    pair.producer._session.on_hello = fail  # type: ignore[method-assign]
+    stream_id = pair.producer.stream_id
+    outsider.say("control", hello(5, stream_id))
+    outsider.say("control", messages.consumer_config(stream_id, pair.consumer.consumer_id, use_shm=False))
+    conductor.order(fail)
+    wait_until(lambda: pair.consumer.state == "FALLBACK", "the message after the one that failed")
+    wait_until(lambda: conductor.failures > before + 1, "both failures")
+    assert in_turn(client, lambda now_ns: now_ns) > 0
+
+
+def test_private_streams_are_opened_within_a_budget_of_time(client: Client) -> None:
+    """Whoever asks for ever new streams is declined until the conductor has had time for others."""
+    pair = paired(client)
+    session = pair.producer._session
+
+    def ask(now_ns: int, stream_id: int) -> bool:
+        wish = {"descriptor_channel": IPC, "descriptor_stream_id": stream_id}
+        session.on_hello(hello(5, session.stream_id, **wish), now_ns)
+        return session._consumers[5].descriptors is not None
+
+    assert in_turn(client, lambda now_ns: ask(now_ns, 50_001))
+    spent_ns = in_turn(client, lambda _: session._opening_ns)
+    assert spent_ns > 0
+
+    def run_out(now_ns: int) -> None:
+        session._opening_ns, session._opening_since_ns = OPENING_NS, client._conductor.clock.monotonic_ns()
+
+    in_turn(client, run_out)
+    assert not in_turn(client, lambda now_ns: ask(now_ns, 50_002))
+
+    def wait_long(now_ns: int) -> None:
+        session._opening_since_ns -= 10 * OPENING_NS + session.config.announce_period_ns
+
+    in_turn(client, wait_long)
+    assert in_turn(client, lambda now_ns: ask(now_ns, 50_002))
+
+
+def test_a_consumer_follows_one_change_of_its_streams_in_a_period(client: Client) -> None:
+    """ConsumerConfigs that contradict each other do not keep the conductor subscribing."""
+    with client.producer("test/flipping", create=True) as producer:
+        consumer = client.consumer("test/flipping", private_descriptors=Endpoint(IPC, 50_010))
+        session = consumer._session
+
+        def follow(now_ns: int, stream_id: int) -> Endpoint | None:
+            config = messages.consumer_config(
+                session.stream_id, consumer.consumer_id, descriptor_channel=IPC, descriptor_stream_id=stream_id
+            )
+            session.on_consumer_config(config, now_ns)
+            return session._private
+
+        def change_twice(now_ns: int) -> list[Endpoint | None]:
+            session._private_retry_ns = 0
+            return [follow(now_ns, 50_011), follow(now_ns, 50_012)]
+
+        def change_later(now_ns: int) -> list[Endpoint | None]:
+            session._private_retry_ns = 0
+            return [follow(now_ns, 50_012)]
+
+        assert in_turn(client, change_twice) == [Endpoint(IPC, 50_011), Endpoint(IPC, 50_011)]
+        assert in_turn(client, change_later) == [Endpoint(IPC, 50_012)]
+        consumer.close()
+        assert producer.publish(np.zeros(4, np.uint8)) is not None
+
+
+@pytest.mark.parametrize("stream_id", [2**31, 2**32 - 2])
+def test_a_consumer_takes_a_stream_id_that_aeron_does_not_have_as_a_decline(client: Client, stream_id: int) -> None:
+    """The wire has 32 unsigned bits, Aeron 31: the shared streams go on."""
+    with client.producer(f"test/ids/{stream_id}", create=True):
+        ends = {"private_descriptors": Endpoint(IPC, 50_020), "private_control": Endpoint(IPC, 50_021)}
+        consumer = client.consumer(f"test/ids/{stream_id}", on_progress=lambda progress: None, **ends)
+        session = consumer._session
+
+        def assign(now_ns: int) -> tuple[Endpoint | None, Endpoint | None]:
+            wish = {"descriptor_channel": IPC, "descriptor_stream_id": stream_id}
+            wish |= {"control_channel": IPC, "control_stream_id": stream_id}
+            config = messages.consumer_config(session.stream_id, consumer.consumer_id, **wish)
+            session.on_consumer_config(config, now_ns)
+            return session._private, session.reception.progress_endpoint
+
+        assert in_turn(client, assign) == (None, session.config.driver.control)
+        consumer.close()
+
+
+def test_a_calm_client_reads_on_while_polls_are_full() -> None:
+    """Who floods a stream cannot make a client sleep through the driver's announces."""
+
+    class Calm:
+        is_urgent = False
+
+        def __init__(self) -> None:
+            self.kicked = self
+            self.waits = 0
+
+        def wait(self, seconds: float) -> bool:
+            self.waits += 1
+            return False
+
+    calm = Calm()
+    idle = KickedIdle(calm)  # type: ignore[arg-type]
+    idle.idle(FRAGMENT_LIMIT)
+    idle.idle(FRAGMENT_LIMIT + 1)
+    assert calm.waits == 0
+    idle.idle(FRAGMENT_LIMIT - 1)
+    idle.idle(0)
+    assert calm.waits == 2

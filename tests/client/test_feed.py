@@ -724,3 +724,21 @@ def test_numbers_that_are_none_are_refused(stream: Stream, arguments: dict[str, 
     fields: dict[str, Any] = {"stream_id": 1, "epoch": 1, "expected": 0, "max_outstanding": 0}
     with pytest.raises(TypeError):
         Feed(stream.map().reader(), **fields | arguments)
+
+
+@pytest.mark.parametrize("seq", [100, 2**40, MAX_SEQ])
+def test_a_descriptor_of_a_frame_that_the_ring_does_not_know_is_ignored(stream: Stream, seq: int) -> None:
+    """One message of a stranger neither makes frames lost nor those that follow old."""
+    feed, subscription = stream.feed(), stream.subscribe()
+    stream.publish()
+    stream.publish()
+    stream.describe(seq)
+    stream.publish()
+    assert [frame.seq for frame in taken(feed, subscription)] == [0, 1, 2]
+    assert drops_of(feed) == {}
+    assert feed.ignored == 1
+    assert feed.attention == 0
+    stream.write(seq=200)
+    stream.describe(200)  # a jump that the ring confirms is a gap
+    assert [frame.seq for frame in taken(feed, subscription)] == [200]
+    assert drops_of(feed) == {DropReason.GAP: 197}

@@ -87,6 +87,20 @@ def test_there_are_only_so_many_names(monkeypatch: pytest.MonkeyPatch) -> None:
     assert known.owner(0, 1) == "renamed"
 
 
+def test_stale_names_make_room_and_long_ones_are_not_learnt(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A table that strangers have filled takes new names when theirs are old; none is longer than a name may be."""
+    monkeypatch.setattr(names, "MAX_NAMES", 3)
+    known = Names(SECOND_NS)
+    for stream_id in range(3):
+        known.on_announce(told(stream_id, f"n{stream_id}"), 0)
+    known.on_announce(told(7, "n7"), WINDOW_NS + 1)
+    assert known.owner(7, WINDOW_NS + 1) == "n7"
+    known.on_announce(told(8, "n" * names.MAX_NAME_CHARS), WINDOW_NS + 1)
+    known.on_announce(told(9, "n" * (names.MAX_NAME_CHARS + 1)), WINDOW_NS + 1)
+    assert known.owner(8, WINDOW_NS + 1) is not None
+    assert known.owner(9, WINDOW_NS + 1) is None
+
+
 def test_a_name_has_its_place_in_every_process_and_after_every_restart() -> None:
     """CRC-32 of the name, modulo the range: a change of the rule would move every stream."""
     ids = Range(20_000, 20_999)

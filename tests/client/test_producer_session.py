@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from tensorpool.client.attachment import Wish
-from tensorpool.client.producer_session import STALE_PERIODS, ProducerSession
+from tensorpool.client.producer_session import MAX_CONSUMERS, STALE_PERIODS, ProducerSession
 from tensorpool.wire import Message, decode
 from tensorpool.wire.control import ConsumerConfig, Mode
 from tensorpool.wire.driver import Role
@@ -167,3 +167,15 @@ def test_no_decree_makes_another_layout_readable() -> None:
     answers.decree(use_shm=True, mode=Mode.RATE_LIMITED, payload_fallback_uri="bridge://lab")
     told = config(use_shm=False, mode=Mode.RATE_LIMITED, payload_fallback_uri="bridge://lab")
     assert answers.to(**other) == told
+
+
+def test_only_so_many_consumers_are_known_at_once() -> None:
+    """What strangers say under ever new ids costs bounded memory; those that are known are still answered."""
+    answers = Answers()
+    assert answers.to(1) == config(1)
+    for consumer_id in range(2, 2 * MAX_CONSUMERS):
+        answers.session.on_qos_consumer(messages.consumer_qos(STREAM, consumer_id), 0)
+        answers.session.on_hello(hello(consumer_id), 0)
+    assert len(answers.session._consumers) == MAX_CONSUMERS
+    answers.decree(1, mode=Mode.RATE_LIMITED)
+    assert answers.to(1).mode is Mode.RATE_LIMITED

@@ -21,7 +21,7 @@ from tensorpool import aeron
 from tensorpool.channel import Endpoint
 from tensorpool.client.attachment import Attachment, Phase, Wish
 from tensorpool.client.discovery import Discovery, NameFinder
-from tensorpool.client.link import Link
+from tensorpool.client.link import Handler, Link
 from tensorpool.client.mapping import has_epoch, is_fresh
 from tensorpool.client.names import Names
 from tensorpool.client.session import Session
@@ -336,11 +336,11 @@ class ClientConductor:
             self._look_ns = now_ns + LOOK_EVERY_NS
             if link.is_lost or self._media_driver.is_dead():
                 raise TransportError(f"the media driver at {self._aeron_dir} is gone")
-        work = link.poll_control(self._on_control, FRAGMENT_LIMIT)
+        work = link.poll_control(self._handled(self._on_control), FRAGMENT_LIMIT)
         if self._producers or self._consumers:
-            work += link.poll_qos(self._on_qos, FRAGMENT_LIMIT)
+            work += link.poll_qos(self._handled(self._on_qos), FRAGMENT_LIMIT)
         if self._consumers or self._wants_names:
-            work += link.poll_metadata(self._on_metadata, FRAGMENT_LIMIT)
+            work += link.poll_metadata(self._handled(self._on_metadata), FRAGMENT_LIMIT)
         return work
 
     def _discover(self, now_ns: int) -> int:
@@ -358,20 +358,28 @@ class ClientConductor:
         link.close()
         self._reconnect_ns = now_ns + RECONNECT_EVERY_NS
 
+    def _handled(self, handle: Handler) -> Handler:
+        """Counts a message that cannot be decoded, or that fails otherwise, and goes on with the next one."""
+
+        def handler(data: bytes, info: aeron.MessageInfo) -> None:
+            try:
+                handle(data, info)
+            except DecodeError:
+                self.malformed += 1
+            except (TransportError, Closed):
+                raise
+            except Exception as error:
+                self._log_failure(error, self._now_ns)
+
+        return handler
+
     def _on_control(self, data: bytes, info: aeron.MessageInfo) -> None:
-        try:
-            header = peek_header(data)
-            if header.schema_id == driver.schema.id:
-                if header.template_id in _FROM_DRIVER:
-                    self._on_driver_message(data)
-            elif header.schema_id == control.schema.id and header.template_id in _OF_CONTROL:
-                self._on_control_message(data, info)
-        except DecodeError:
-            self.malformed += 1
-        except (TransportError, Closed):
-            raise  # the link is lost
-        except Exception as error:
-            self._log_failure(error, self._now_ns)
+        header = peek_header(data)
+        if header.schema_id == driver.schema.id:
+            if header.template_id in _FROM_DRIVER:
+                self._on_driver_message(data)
+        elif header.schema_id == control.schema.id and header.template_id in _OF_CONTROL:
+            self._on_control_message(data, info)
 
     def _on_driver_message(self, data: bytes) -> None:
         now_ns = self._now_ns
@@ -433,14 +441,10 @@ class ClientConductor:
                 session.on_announce(announce, now_ns, wall_ns)
 
     def _on_qos(self, data: bytes, info: aeron.MessageInfo) -> None:
-        try:
-            header = peek_header(data)
-            if header.schema_id != control.schema.id or header.template_id != QosConsumer.TEMPLATE_ID:
-                return
-            qos = decode(data)
-        except DecodeError:
-            self.malformed += 1
+        header = peek_header(data)
+        if header.schema_id != control.schema.id or header.template_id != QosConsumer.TEMPLATE_ID:
             return
+        qos = decode(data)
         assert isinstance(qos, QosConsumer)
         for producer in self._producers:
             if producer.stream_id == qos.stream_id:
@@ -452,14 +456,10 @@ class ClientConductor:
                 consumer.on_qos_of_others(qos, self._now_ns)
 
     def _on_metadata(self, data: bytes, info: aeron.MessageInfo) -> None:
-        try:
-            header = peek_header(data)
-            if header.schema_id != control.schema.id or header.template_id not in _OF_METADATA:
-                return
-            message = decode(data)
-        except DecodeError:
-            self.malformed += 1
+        header = peek_header(data)
+        if header.schema_id != control.schema.id or header.template_id not in _OF_METADATA:
             return
+        message = decode(data)
         if isinstance(message, DataSourceAnnounce):
             self.names.on_announce(message, self._now_ns)
         assert isinstance(
@@ -484,7 +484,7 @@ class KickedIdle:
         is_urgent = self._conductor.is_urgent
         if work_count > 0:
             self._park_ns = 0
-            if is_urgent:
+            if is_urgent or work_count >= FRAGMENT_LIMIT:  # a poll that was full: more is waiting
                 return
         shortest_ns, longest_ns = self.URGENT_NS if is_urgent else self.CALM_NS
         self._park_ns = min(max(2 * self._park_ns, shortest_ns), longest_ns)

@@ -19,7 +19,7 @@ from tensorpool.channel import Endpoint
 from tensorpool.client import attachment as lease
 from tensorpool.client import mapping
 from tensorpool.client.conductor import ClientConductor
-from tensorpool.client.link import Link
+from tensorpool.client.link import MAX_AERON_STREAM_ID, Link
 from tensorpool.client.mapped import MappedEpoch
 from tensorpool.client.metadata import MetadataCache
 from tensorpool.client.reception import IMAGE_LOST, NEWER_EPOCH, SEQ_WENT_BACK, Reception
@@ -33,6 +33,7 @@ PROBE_NS: Final = 200_000_000
 IDLE_QOS_NS: Final = 50_000_000
 KEEP_OPEN_NS: Final = 5_000_000_000  # the header of an epoch that was left, for its last frames
 RECONNECT_PERIODS: Final = 10  # between two changes of id
+LOG_EVERY_NS: Final = 1_000_000_000
 LONGEST_RETRY_PERIODS: Final = 16  # between attempts to subscribe to a private stream
 
 
@@ -72,6 +73,7 @@ class ConsumerSession(Session):
         self._mapping = mapping.MappingState(self.config.announce_period_ns)
         self._mapped: MappedEpoch | None = None
         self._logged = ""  # why it was rejected last
+        self._log_ns = 0
         self._fallback_if_rejected: str | None = None  # the payload_fallback_uri of the last ConsumerConfig
         self._may_use_shm = True
         self._private: Endpoint | None = None
@@ -311,7 +313,8 @@ class ConsumerSession(Session):
             self._fail(error, now_ns)
 
     def _fail(self, error: TensorPoolError, now_ns: int) -> None:
-        if str(error) != self._logged:  # once per reason, not once per attempt
+        if str(error) != self._logged and now_ns >= self._log_ns:  # once per reason, not once per attempt
+            self._log_ns = now_ns + LOG_EVERY_NS
             self._logged = str(error)
             self.log.warning("regions_rejected", error=self._logged)
         self.failure = error.with_traceback(None)  # its frames hold the mapping
@@ -410,18 +413,22 @@ class ConsumerSession(Session):
         """§5: streams of our own, or the shared ones where they were declined (E25).
 
         One that cannot be subscribed to is tried again with a later answer, after a pause that doubles each time.
+        A change is followed once in an announce period: each subscription takes some ms of a turn.
         """
         failures = 0
+        before = self._private, self.reception.progress_endpoint
         for assign, channel, stream_id in (
             (self._assign_descriptors, config.descriptor_channel, config.descriptor_stream_id),
             (self._assign_progress, config.control_channel, config.control_stream_id),
         ):
-            is_assigned = bool(channel) and stream_id > 0
+            is_assigned = bool(channel) and 0 < stream_id <= MAX_AERON_STREAM_ID
             try:
                 assign(Endpoint(channel, stream_id) if is_assigned else None, now_ns >= self._private_retry_ns)
             except TensorPoolError as error:
                 failures += 1
                 self.log.warning("private_stream_unusable", channel=channel, error=str(error))
+        if before != (self._private, self.reception.progress_endpoint):
+            self._private_retry_ns = now_ns + self.config.announce_period_ns
         if failures:
             self._private_retry_ns = now_ns + self._private_periods * self.config.announce_period_ns
             self._private_periods = min(2 * self._private_periods, LONGEST_RETRY_PERIODS)

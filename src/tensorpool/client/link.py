@@ -19,6 +19,7 @@ from tensorpool.driver.config import DriverConfig
 
 SMALL_TERM: Final = "64k"  # messages up to 8 KiB: requests, hello, QoS
 BLOB_TERM: Final = "1m"  # messages up to 128 KiB: a chunk of a blob
+MAX_AERON_STREAM_ID: Final = 2**31 - 1  # the wire has 32 unsigned bits
 WINDOW_LIMIT: Final = "100ms"
 
 type Handler = Callable[[bytes, aeron.MessageInfo], object]

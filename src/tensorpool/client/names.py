@@ -18,6 +18,7 @@ from tensorpool.wire.control import DataSourceAnnounce
 FRESH_PERIODS: Final = 3
 MAX_NAME_BYTES: Final = 256
 MAX_NAMES: Final = 100_000
+MAX_NAME_CHARS: Final = 1024
 
 
 class Source(msgspec.Struct, frozen=True):
@@ -36,9 +37,15 @@ class Names:
     def __init__(self, announce_period_ns: int) -> None:
         self._window_ns = FRESH_PERIODS * announce_period_ns
         self._sources: dict[int, Source] = {}
+        self._forget_ns = 0
 
     def on_announce(self, announce: DataSourceAnnounce, now_ns: int) -> None:
-        if announce.name and (announce.stream_id in self._sources or len(self._sources) < MAX_NAMES):
+        if not announce.name or len(announce.name) > MAX_NAME_CHARS:
+            return
+        if len(self._sources) >= MAX_NAMES and now_ns >= self._forget_ns:
+            self._forget_ns = now_ns + self._window_ns
+            self._forget(now_ns)
+        if announce.stream_id in self._sources or len(self._sources) < MAX_NAMES:
             self._sources[announce.stream_id] = Source(
                 announce.stream_id, announce.name, announce.producer_id, announce.epoch, now_ns
             )

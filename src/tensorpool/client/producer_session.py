@@ -19,7 +19,7 @@ from tensorpool.client import attachment as lease
 from tensorpool.client.activity import ActivityDuty
 from tensorpool.client.conductor import ClientConductor
 from tensorpool.client.description import Description
-from tensorpool.client.link import SMALL_TERM, Link
+from tensorpool.client.link import MAX_AERON_STREAM_ID, SMALL_TERM, Link
 from tensorpool.client.mapping import Regions
 from tensorpool.client.names import preferred_id
 from tensorpool.client.progress import ProgressPolicy
@@ -50,8 +50,9 @@ from tensorpool.wire.driver import ResponseCode, ShmAttachResponse, ShmLeaseRevo
 
 STALE_PERIODS: Final = 4  # without hello or QoS (E28)
 MAX_PRIVATE_STREAMS: Final = 64
+OPENING_NS: Final = 250_000_000  # spent on opening private streams in an announce period; then they are declined
+MAX_CONSUMERS: Final = 1024  # known at once; what others ask for is not noted until some of these are gone
 FIRST_FRAME_NS: Final = 100_000_000
-MAX_AERON_STREAM_ID: Final = 2**31 - 1
 
 
 class Writing:
@@ -173,6 +174,9 @@ class ProducerSession(Session):
         self._activity = ActivityDuty()
         self._clock_domain = ClockDomain.MONOTONIC  # as announced
         self._next_ns = 0
+        self._is_spread = True  # whether the publishing thread knows of what consumers asked for
+        self._opening_ns = 0  # spent on private streams, since `_opening_since_ns`
+        self._opening_since_ns = 0
 
     # --- asked by the user's side
 
@@ -311,6 +315,8 @@ class ProducerSession(Session):
         if self.link is None or not self.attachment.is_attached:
             return work
         self._keep_active(now_ns)
+        if not self._is_spread:
+            self._spread()
         if now_ns >= self._next_ns:
             self._next_ns = now_ns + self.config.announce_period_ns
             self._tell(now_ns)
@@ -326,7 +332,9 @@ class ProducerSession(Session):
     # --- consumers
 
     def on_hello(self, hello: ConsumerHello, now_ns: int) -> None:
-        heard = self._consumers.setdefault(hello.consumer_id, _Heard())
+        heard = self._known(hello.consumer_id)
+        if heard is None:
+            return
         is_new = heard.hello is None
         if heard.hello is not None and heard.hello.mode is not hello.mode:
             heard.decree = None  # what it was told was told to another wish
@@ -342,7 +350,7 @@ class ProducerSession(Session):
                 self.send(self._config_for(hello, heard))
             else:
                 self._assign(hello, heard)
-        self._spread()
+        self._is_spread = False
 
     def on_consumer_config(self, config: ConsumerConfig) -> None:
         """What somebody else told a consumer: streams that the driver allocated are opened here (E24).
@@ -367,16 +375,25 @@ class ProducerSession(Session):
             heard.descriptors = self._private(descriptors, heard.descriptors, rate)
         if control != endpoints.control:
             heard.control = self._private(control, heard.control, 0)
-        self._spread()
+        self._is_spread = False
 
     def on_qos_consumer(self, qos: QosConsumer, now_ns: int) -> None:
-        heard = self._consumers.setdefault(qos.consumer_id, _Heard())
+        heard = self._known(qos.consumer_id)
+        if heard is None:
+            return
         heard.heard_ns = now_ns
         heard.epoch = qos.epoch
         heard.last_seq_seen = qos.last_seq_seen
         heard.qos_ns = now_ns
         with self.changed:
             self.changed.notify_all()
+
+    def _known(self, consumer_id: int) -> _Heard | None:
+        """The consumer of this id; None: it is new, and there are too many."""
+        heard = self._consumers.get(consumer_id)
+        if heard is None and len(self._consumers) < MAX_CONSUMERS:
+            heard = self._consumers[consumer_id] = _Heard()
+        return heard
 
     # --- inside: memory
 
@@ -484,7 +501,8 @@ class ProducerSession(Session):
         if self._is_taken(endpoint):
             return None
         open_streams = sum((h.descriptors is not None) + (h.control is not None) for h in self._consumers.values())
-        if open_streams >= MAX_PRIVATE_STREAMS:
+        started_ns = self.conductor.clock.monotonic_ns()
+        if open_streams >= MAX_PRIVATE_STREAMS or not self._may_open(started_ns):
             return None
         try:
             if check_channel("descriptor_channel", endpoint.channel).is_spy:
@@ -493,6 +511,14 @@ class ProducerSession(Session):
         except (ConfigError, TransportError) as error:
             self.log.warning("private_stream_declined", channel=endpoint.channel, error=str(error))
             return None
+        finally:
+            self._opening_ns += self.conductor.clock.monotonic_ns() - started_ns
+
+    def _may_open(self, now_ns: int) -> bool:
+        """Whether there is time to open another private stream: some ms, or as long as a name server takes."""
+        if now_ns - self._opening_since_ns >= max(self.config.announce_period_ns, 10 * self._opening_ns):
+            self._opening_ns, self._opening_since_ns = 0, now_ns
+        return self._opening_ns < OPENING_NS
 
     def _is_taken(self, endpoint: Endpoint) -> bool:
         """§5: a stream that others use, or no endpoint at all, is not given away."""
@@ -544,6 +570,7 @@ class ProducerSession(Session):
 
     def _spread(self) -> None:
         """Hand the publishing thread a new picture of who wants what."""
+        self._is_spread = True
         consumers = list(self._consumers.values())
         policy = ProgressPolicy.of(heard.hello for heard in consumers if heard.hello is not None)
         progress: list[aeron.Publication] = []

@@ -143,7 +143,7 @@ class Reception(ReceptionBase):
         self._interval_ns = 0
         self._is_throttled = False
         self._forget_seqs = False
-        self._progress_endpoint: Endpoint | None = None
+        self.progress_endpoint: Endpoint | None = None
         self._lost_carried = 0
         self._attention_carried = 0
         self._idle_mark = -1
@@ -169,7 +169,7 @@ class Reception(ReceptionBase):
         progress_endpoint: Endpoint | None = None,
     ) -> None:
         """The streams of a new link, or none."""
-        self._progress_endpoint = progress_endpoint
+        self.progress_endpoint = progress_endpoint
 
         def change() -> None:
             self.descriptors, self.progress = descriptors, progress
@@ -198,10 +198,10 @@ class Reception(ReceptionBase):
 
     def switch_progress(self, endpoint: Endpoint, subscribe: Callable[[], aeron.Subscription]) -> None:
         """§5: FrameProgress comes on a stream of our own, or on the shared one again."""
-        if endpoint == self._progress_endpoint:
+        if endpoint == self.progress_endpoint:
             return
         subscription = subscribe()
-        self._progress_endpoint = endpoint
+        self.progress_endpoint = endpoint
 
         def change() -> None:
             old, self.progress = self.progress, subscription
