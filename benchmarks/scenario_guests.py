@@ -17,7 +17,7 @@ import struct
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from typing import Final
 
 from tensorpool import aeron
@@ -44,8 +44,9 @@ RESPONSES: Final = ("aeron:ipc?term-length=1m", 1499)
 class Eavesdropper:
     """Learns leases from the requests and answers that anybody on the control stream can read."""
 
-    def __init__(self) -> None:
+    def __init__(self, streams: Collection[int]) -> None:
         self.leases: list[Lease] = []
+        self._streams = streams
         self._asked: dict[int, ShmAttachRequest] = {}
 
     def on_message(self, data: bytes, _: aeron.MessageInfo) -> None:
@@ -60,7 +61,7 @@ class Eavesdropper:
 
     def _note(self, answer: ShmAttachResponse, data: bytes) -> None:
         asked = self._asked.pop(answer.correlation_id, None)
-        if asked is not None:
+        if asked is not None and answer.stream_id in self._streams:  # and not one of our own inventions
             heard = Heard(answer, data, 0, 0, 0)
             self.leases = [*self.leases[1 - KNOWN_LEASES :], Lease(asked.client_id, asked.role, answer, 0, heard)]
 
@@ -106,7 +107,7 @@ def query(chance: random.Random, number: int) -> bytes:
 
 def attack(config: DriverConfig, aeron_dir: str, seed: int, is_over: threading.Event) -> None:
     chance = random.Random(seed)
-    spy = Eavesdropper()
+    spy = Eavesdropper({stream.stream_id for stream in config.streams.values()})
     with contextlib.closing(aeron.connect(aeron_dir)) as client:
         control = client.add_subscription(*_words(config.driver.control))
         answers = client.add_subscription(*RESPONSES)
