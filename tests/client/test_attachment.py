@@ -265,7 +265,7 @@ def test_an_abandoned_request_can_be_resumed(bench: Bench) -> None:
 
 
 def test_a_driver_that_makes_memory_is_believed_for_a_while(bench: Bench) -> None:
-    """Its report is about our correlation id, fresh for three seconds, and over with the answer."""
+    """Its report is about our correlation id, fresh for some seconds, and over with the answer."""
     attachment = bench.attachment
     request = bench.start()
     assert not attachment.is_being_made(T0)
