@@ -289,8 +289,14 @@ def test_an_array_keeps_its_strides(array: np.ndarray[Any, Any], order: MajorOrd
 @pytest.mark.spec("WIRE-8.2-19")
 @pytest.mark.parametrize(
     "array",
-    [PADDED[::-1], PADDED[:, ::-1], np.broadcast_to(PADDED[0], (4, 6)), as_strided(PADDED, (4, 6), (2, 2))],
-    ids=["rows reversed", "columns reversed", "broadcast", "overlapping"],
+    [
+        PADDED[::-1],
+        PADDED[:, ::-1],
+        np.broadcast_to(PADDED[0], (4, 6)),
+        as_strided(PADDED, (4, 6), (2, 2)),
+        np.broadcast_to(np.uint16(5), (4,)),
+    ],
+    ids=["rows reversed", "columns reversed", "broadcast", "overlapping", "one number"],
 )
 def test_strides_that_no_frame_can_have_are_refused(array: np.ndarray[Any, Any]) -> None:
     """By name, with what to do."""
