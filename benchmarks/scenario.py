@@ -198,7 +198,7 @@ class Scenario:
         assert listed >= expected, f"discovery does not list {sorted(expected - listed)}"
         self.memory.append(own_bytes(self._site.driver.pid))
         assert self.memory[-1] - self.memory[0] < GROWTH_BYTES, f"the driver's memory: {self.memory}"
-        self._look()
+        assert not self._site.driver.has_ended, "the driver ended"
         self._client.close()
         self._site.shut_down()
         assert events_of(self._site.log, "turn_failed") == []
