@@ -130,8 +130,9 @@ def test_consumers_cannot_tell_a_replay_from_the_instrument(client: Client, tmp_
         array = array_of(recorded["payload"], recorded["dtype"], recorded["shape"], recorded["order"])
         np.testing.assert_array_equal(frame.array, array)
         assert frame.array.tobytes(order="A") == recorded["payload"]
-    wait_until(lambda: consumer.metadata(2), "the second metadata arrive")
-    first, second = consumer.metadata(1), consumer.metadata(2)
+    epoch = heard[-1].epoch  # the replay's own: when it ended the driver made another
+    wait_until(lambda: consumer.metadata(2, epoch=epoch), "the second metadata arrive")
+    first, second = consumer.metadata(1, epoch=epoch), consumer.metadata(2, epoch=epoch)
     assert first is not None
     assert second is not None
     assert (first.attributes, first.tags, first.timestamp_ns) == (
@@ -198,7 +199,11 @@ def test_an_epoch_of_the_recording_is_an_epoch_of_the_replay(client: Client, tmp
     ((heard,), summary, (consumer,)) = play(lake, client, frames=9, speed=None, timestamps="preserve")
     assert [frame.row["seq"] for frame in heard] == [0, 1, 2, 3, 4, 0, 1, 2, 3]
     assert len({frame.epoch for frame in heard}) == summary.streams[0].epochs == 2
-    wait_until(lambda: (found := consumer.metadata(1)) and found.attributes == {"run": "second"}, "it is told anew")
+    epoch = heard[-1].epoch
+    wait_until(
+        lambda: (found := consumer.metadata(1, epoch=epoch)) and found.attributes == {"run": "second"},
+        "it is told anew",
+    )
 
 
 def test_a_loop_begins_again_until_it_is_stopped(client: Client, tmp_path: Path) -> None:
