@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -14,7 +15,7 @@ import pytest
 import tensorpool as tp
 from tensorpool import aeron
 from tensorpool.client import State
-from tensorpool.errors import AttachRefused
+from tensorpool.errors import AttachRefused, TransportError
 from tests.shm.by_hand import mounted
 from tests.support.driver_process import Deployment
 from tests.support.processes import wait_until
@@ -55,6 +56,11 @@ def client(shared_media_driver: aeron.MediaDriver, shm_dir: Path, mount: Path) -
     assert deployment.leftovers() == []
 
 
+def free_bytes(mount: Path) -> int:
+    found = os.statvfs(mount)
+    return found.f_bavail * found.f_frsize
+
+
 def fill(mount: Path) -> Path:
     """Another program takes what is free."""
     hog = mount / "hog"
@@ -90,3 +96,24 @@ def test_a_producer_whose_memory_was_taken_meanwhile_waits_for_it(client: tp.Cli
     with client.producer(SMALL, timeout=60) as producer, client.consumer(SMALL) as consumer:
         wait_until(lambda: consumer.state is State.ACTIVE and consumer.epoch == producer.epoch, "mapped")
         assert producer.publish(np.ones(10, np.uint8)) == 0
+
+
+def test_a_client_without_room_for_its_logs_names_the_mount(shm_dir: Path, mount: Path) -> None:
+    """The error says that space is the cause, where, and what to do; the same call succeeds once there is room."""
+    with aeron.MediaDriver(str(mount / "aeron")) as media_driver:
+        deployment = Deployment(shm_dir, media_driver.aeron_dir, streams=[SMALL])
+        with deployment.start() as process:
+            assert process.read_line()
+            with tp.connect(media_driver.aeron_dir, config=deployment.config_path) as client:
+                hog = mount / "hog"
+                with hog.open(
+                    "wb"
+                ) as file:  # a log of descriptors takes 12 MiB; those that are there have room to grow
+                    os.posix_fallocate(file.fileno(), 0, free_bytes(mount) - 11 * MIB)
+                words = rf"^{mount}, where Aeron's files are, has \d+ MiB free of 64 MiB: free some, or enlarge it"
+                with pytest.raises(TransportError, match=words):
+                    client.producer(SMALL, timeout=4)
+                hog.unlink()
+                with client.producer(SMALL, timeout=60) as producer:
+                    assert producer.state is State.ACTIVE
+            assert process.terminate()[0] == 0

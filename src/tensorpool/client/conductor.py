@@ -31,6 +31,7 @@ from tensorpool.driver.config import DriverConfig
 from tensorpool.errors import Closed, DecodeError, TransportError
 from tensorpool.logs import get_logger
 from tensorpool.shm import AllowedBases, MappedRing, map_ring
+from tensorpool.shm.space import mount_space
 from tensorpool.wire import Message, control, decode, driver, peek_header
 from tensorpool.wire.control import (
     ConsumerConfig,
@@ -58,6 +59,7 @@ if TYPE_CHECKING:
 
 FRAGMENT_LIMIT: Final = 256
 RECONNECT_EVERY_NS: Final = 100_000_000
+RECONNECT_AT_LEAST_NS: Final = 2_000_000_000  # a connection that fails sooner is tried again after longer pauses
 LOOK_EVERY_NS: Final = 500_000_000
 LOG_FAILURES_EVERY_NS: Final = 1_000_000_000
 
@@ -114,6 +116,8 @@ class ClientConductor:
         self._log = get_logger("client", aeron_dir=aeron_dir)
         self._link: Link | None = None
         self._reconnect_ns = 0
+        self._reconnect_pause_ns = RECONNECT_EVERY_NS
+        self._connected_ns = 0
         self._look_ns = 0
         self._media_driver = aeron.DriverSight(aeron_dir)
         self._orders: deque[Callable[[int], object]] = deque()
@@ -317,6 +321,7 @@ class ClientConductor:
 
     def _connect(self, now_ns: int) -> None:
         self._link = Link(self.config, self._aeron_dir, self._client_name)
+        self._connected_ns = now_ns
         self._media_driver.adopt()
         for session in tuple(self._sessions):
             session.on_link(self._link, now_ns)
@@ -351,12 +356,29 @@ class ClientConductor:
         if link is None:
             return
         self._media_driver.forget()
+        words = self._explained(words)
+        is_brief = now_ns - self._connected_ns < RECONNECT_AT_LEAST_NS
+        pause_ns = min(2 * self._reconnect_pause_ns, RECONNECT_AT_LEAST_NS) if is_brief else RECONNECT_EVERY_NS
+        self._reconnect_pause_ns = pause_ns
         self._log.warning("media_driver_lost", error=words)
         for session in tuple(self._sessions):
             session.on_link_lost(words, now_ns)
         self.discovery.on_link_lost()
         link.close()
-        self._reconnect_ns = now_ns + RECONNECT_EVERY_NS
+        self._reconnect_ns = now_ns + pause_ns
+
+    def _explained(self, words: str) -> str:
+        """What a failure of Aeron means to an operator, where it is one of space."""
+        if "insufficient" not in words:
+            return words
+        space = mount_space(self._aeron_dir)
+        if space.free_bytes is None or space.total_bytes is None:
+            return words
+        free, total = space.free_bytes >> 20, space.total_bytes >> 20
+        return (
+            f"{space.mount_point}, where Aeron's files are, has {free} MiB free of {total} MiB: free some, or enlarge "
+            f"it (mount -o remount,size={2 * total}m {space.mount_point}; for Docker's /dev/shm --shm-size); {words}"
+        )
 
     def _handled(self, handle: Handler) -> Handler:
         """Counts a message that cannot be decoded, or that fails otherwise, and goes on with the next one."""

@@ -182,6 +182,8 @@ class Session:
     def on_link_lost(self, words: str, now_ns: int) -> None:
         self.link = None
         self.close_streams()
+        if not self.attachment.is_attached:
+            self.failure = TransportError(words)
         self._perform(self.attachment.on_link_lost(words), now_ns)
 
     def on_attach_response(self, response: ShmAttachResponse, now_ns: int, wall_ns: int) -> None:
