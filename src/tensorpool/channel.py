@@ -99,6 +99,23 @@ def check_channel(key: str, channel: str) -> ChannelUri:
     return ChannelUri(match["media"], parameters, match["spy"] is not None)
 
 
+def asks_for_id(endpoint: Endpoint) -> bool:
+    """Whether a consumer asks the driver for the id of a stream of its own: a channel with id 0 (E22, E24)."""
+    return bool(endpoint.channel) and not endpoint.stream_id
+
+
+def may_be_private(channel: str, shared_channel: str) -> bool:
+    """Whether a consumer may have a stream of its own there: over IPC, or over the media of the shared stream.
+
+    A hello may come from any process: without this rule it could make a producer send to any address.
+    """
+    try:
+        uri = check_channel("channel", channel)
+    except ConfigError:
+        return False
+    return not uri.is_spy and uri.media in ("ipc", check_channel("channel", shared_channel).media)
+
+
 def check_endpoints(endpoints: Mapping[str, Endpoint]) -> None:
     """Refuse channels that meet on one stream id with different parameters, as Aeron would (F4).
 

@@ -17,6 +17,7 @@ from tensorpool import aeron
 from tensorpool._core import DropReason, Feed, ReceivedFrame
 from tensorpool.client import Client, Consumer, Frame, Producer
 from tensorpool.client.mapped import MappedEpoch
+from tensorpool.clock import ManualClock
 from tensorpool.driver import DriverConfig
 from tensorpool.shm import AllowedBases, MappedRing, PoolSpec, RingSpec, layout_of, map_ring
 from tensorpool.wire import Message, decode, driver
@@ -118,8 +119,9 @@ def hello(consumer_id: int = 1, stream_id: int = STREAM, **changed: Any) -> Cons
 class StillConductor:
     """As much of a conductor as a session without a link needs."""
 
-    def __init__(self) -> None:
-        self.config = DriverConfig.load(environ={}, overrides=SMALL)
+    def __init__(self, **settings: Any) -> None:
+        self.config = DriverConfig.load(environ={}, overrides=SMALL | settings)
+        self.clock = ManualClock()
 
     def new_client_id(self) -> int:
         return 1

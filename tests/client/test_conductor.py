@@ -12,7 +12,7 @@ import pytest
 from tensorpool.channel import Endpoint
 from tensorpool.client import Client
 from tensorpool.client.conductor import FRAGMENT_LIMIT, Kick, KickedIdle
-from tensorpool.client.producer_session import OPENING_NS
+from tensorpool.client.private_streams import OPENING_NS
 from tests.client.conftest import Outsider, hello, paired
 from tests.support import messages
 from tests.support.processes import run_script, wait_until
@@ -117,17 +117,20 @@ def test_private_streams_are_opened_within_a_budget_of_time(client: Client) -> N
         return session._consumers[5].descriptors is not None
 
     assert in_turn(client, lambda now_ns: ask(now_ns, 50_001))
-    spent_ns = in_turn(client, lambda _: session._opening_ns)
+    spent_ns = in_turn(client, lambda _: session._opener._opening_ns)
     assert spent_ns > 0
 
     def run_out(now_ns: int) -> None:
-        session._opening_ns, session._opening_since_ns = OPENING_NS, client._conductor.clock.monotonic_ns()
+        session._opener._opening_ns, session._opener._opening_since_ns = (
+            OPENING_NS,
+            client._conductor.clock.monotonic_ns(),
+        )
 
     in_turn(client, run_out)
     assert not in_turn(client, lambda now_ns: ask(now_ns, 50_002))
 
     def wait_long(now_ns: int) -> None:
-        session._opening_since_ns -= 10 * OPENING_NS + session.config.announce_period_ns
+        session._opener._opening_since_ns -= 10 * OPENING_NS + session.config.announce_period_ns
 
     in_turn(client, wait_long)
     assert in_turn(client, lambda now_ns: ask(now_ns, 50_002))
@@ -147,11 +150,11 @@ def test_a_consumer_follows_one_change_of_its_streams_in_a_period(client: Client
             return session._private
 
         def change_twice(now_ns: int) -> list[Endpoint | None]:
-            session._private_retry_ns = 0
+            session._paces[0].next_ns = 0
             return [follow(now_ns, 50_011), follow(now_ns, 50_012)]
 
         def change_later(now_ns: int) -> list[Endpoint | None]:
-            session._private_retry_ns = 0
+            session._paces[0].next_ns = 0
             return [follow(now_ns, 50_012)]
 
         assert in_turn(client, change_twice) == [Endpoint(IPC, 50_011), Endpoint(IPC, 50_011)]

@@ -178,6 +178,53 @@ def test_a_consumer_may_have_descriptors_of_its_own(client: Client, by: str) -> 
     wait_until(lambda: not producer._session.fan_out.descriptors, "the stream is closed with its consumer")
 
 
+@pytest.mark.parametrize("by_driver", ["descriptors", "progress"])
+@pytest.mark.spec("WIRE-10.1.3-10", "WIRE-5-11", "WIRE-5-02", "DRV-11-04", "DRV-11-05")
+def test_a_consumer_may_choose_one_of_its_streams_and_leave_the_other_to_the_driver(
+    brisk: tuple[Client, Outsider], by_driver: str
+) -> None:
+    """E24: producer and driver answer their part each, and neither takes away what the other one granted."""
+    client, outsider = brisk
+    told: list[Progress] = []
+    explicit, chosen = Endpoint("aeron:ipc?term-length=64k", next(_private_ids)), Endpoint("aeron:ipc", 0)
+    descriptors, control = (chosen, explicit) if by_driver == "descriptors" else (explicit, chosen)
+    producer = client.producer(new_name(), create=True)
+    consumer = client.consumer(
+        producer.stream_id, private_descriptors=descriptors, private_control=control, on_progress=told.append
+    )
+    session, fan_out = consumer._session, producer._session
+    wait_until(lambda: fan_out.fan_out.descriptors and fan_out.fan_out.progress, "the producer has opened both")
+    (private,) = fan_out.fan_out.descriptors
+    wait_until(lambda: session._private == private.endpoint, "the consumer takes its descriptors there")
+    shared = client.config.driver.control
+    wait_until(lambda: session.reception.progress_endpoint not in (None, shared), "and its progress")
+    endpoints = session._private, session.reception.progress_endpoint
+    assert explicit in endpoints
+    wait_until(
+        lambda: private.publication.has_room and all(it.has_room for it in fan_out.fan_out.progress), "they are read"
+    )
+    outsider.say("control", hello(700_000, producer.stream_id, descriptor_stream_id=31_000))
+    outsider.wait_for(ConsumerConfig, lambda it: it.consumer_id == 700_000)
+    outsider.heard.clear()  # the producer's answers from before it knew both
+
+    def answers() -> list[ConsumerConfig]:
+        outsider.wait_for(ConsumerConfig, lambda it: it.consumer_id == consumer.consumer_id)
+        return [it for it in outsider.heard if isinstance(it, ConsumerConfig)]
+
+    wait_until(lambda: len(answers()) >= 6, "hellos were answered three times more, by both")
+    for answer in answers():
+        assert Endpoint(answer.descriptor_channel, answer.descriptor_stream_id) == endpoints[0]
+        assert Endpoint(answer.control_channel, answer.control_stream_id) == endpoints[1]
+    pair = Pair(producer, consumer)
+    for _ in range(10):
+        pair.publish()
+    assert consumer.stats.received == 10
+    with producer.claim((16, 4096), np.uint8, progress="rows"):
+        wait_until(lambda: consumer.poll() is None and told, "progress comes too")
+    assert (session._private, session.reception.progress_endpoint) == endpoints
+    assert producer.stats.private_streams_declined == 1  # what the outsider asked for
+
+
 def test_descriptors_of_its_own_have_the_time_of_publishing_too(client: Client) -> None:
     """Where the producer tells it on the shared stream."""
     producer = client.producer(new_name(), create=True, with_publish_time=True)

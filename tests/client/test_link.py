@@ -93,6 +93,18 @@ def test_udp_publications_are_as_configured(shared_media_driver: aeron.MediaDriv
     assert parameters(link.subscribe(endpoint).channel)["tether"] == "false"
 
 
+@pytest.mark.parametrize("media", ["aeron:ipc?", "aeron:udp?endpoint=127.0.0.1:40772|"])
+def test_a_private_publication_takes_little_memory_whatever_its_channel_says(link: Link, media: str) -> None:
+    """Only where it leads is the consumer's choice: neither the size of the log nor how long it stays."""
+    channel = f"{media}session-id={next(_ids)}|term-length=1g|linger=1h|sparse=false|alias=x"
+    publication = link.publish_private(Endpoint(channel, next(_ids)))
+    assert publication.term_buffer_length == 64 << 10
+    chosen = parameters(publication.channel)
+    assert chosen["session-id"] == parameters(channel)["session-id"]
+    assert chosen.keys() & {"linger", "sparse", "alias"} == set()
+    publication.close()
+
+
 def test_a_stream_is_opened_when_it_is_needed_and_once(link: Link) -> None:
     """A client that only consumes publishes no metadata."""
     assert (link._publications, link._subscriptions) == ({}, {})

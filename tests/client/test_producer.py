@@ -14,7 +14,7 @@ import pytest
 import tensorpool as tp
 from tensorpool.channel import Endpoint
 from tensorpool.client import Client, DropReason
-from tensorpool.client.producer_session import PrivateStream
+from tensorpool.client.private_streams import PrivateStream
 from tensorpool.errors import (
     Closed,
     LocalProtocolError,

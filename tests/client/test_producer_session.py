@@ -6,10 +6,12 @@ Wire §10.1.3, §10.5; decisions C20, E22-E28.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 
+from tensorpool.channel import Endpoint
 from tensorpool.client.attachment import Wish
 from tensorpool.client.producer_session import MAX_CONSUMERS, STALE_PERIODS, ProducerSession
 from tensorpool.wire import Message, decode
@@ -28,11 +30,23 @@ DECREES: dict[str, dict[str, Any]] = {
 }
 
 
+class _Publication:
+    """A private stream without a media driver."""
+
+    is_closed = False
+
+    def close(self) -> None:
+        self.is_closed = True
+
+
 class _Link:
-    """A control stream that keeps what is said."""
+    """A control stream that keeps what is said, and private streams."""
 
     def __init__(self) -> None:
         self.said: list[Message] = []
+
+    def publish_private(self, endpoint: Endpoint) -> _Publication:
+        return _Publication()
 
     @property
     def control(self) -> _Link:
@@ -48,11 +62,17 @@ class _Link:
 class Answers:
     """A producer that answers hellos."""
 
-    def __init__(self, *, is_relay: bool = False) -> None:
+    def __init__(self, *, is_relay: bool = False, **settings: Any) -> None:
         wish = Wish(STREAM, Role.PRODUCER)
-        self.session = ProducerSession(StillConductor(), wish, None, is_relay=is_relay)  # type: ignore[arg-type]
+        self.session = ProducerSession(StillConductor(**settings), wish, None, is_relay=is_relay)  # type: ignore[arg-type]
         self._link = _Link()
         self.session.link = self._link  # type: ignore[assignment]
+
+    def said_after(self, act: Callable[[], object]) -> list[Message]:
+        """What it sends meanwhile."""
+        self._link.said.clear()
+        act()
+        return list(self._link.said)
 
     def to(self, consumer_id: int = 1, now_ns: int = 0, **wish: Any) -> ConsumerConfig:
         """The answer to a hello."""
@@ -179,3 +199,80 @@ def test_only_so_many_consumers_are_known_at_once() -> None:
     assert len(answers.session._consumers) == MAX_CONSUMERS
     answers.decree(1, mode=Mode.RATE_LIMITED)
     assert answers.to(1).mode is Mode.RATE_LIMITED
+
+
+def test_consumers_that_say_hello_are_preferred_to_ids_that_only_report() -> None:
+    """A flood of QoS under made-up ids keeps no consumer out; what was not noted is counted."""
+    answers = Answers()
+    strangers = range(10, 10 + MAX_CONSUMERS + 5)
+    for consumer_id in strangers:
+        answers.session.on_qos_consumer(messages.consumer_qos(STREAM, consumer_id), 0)
+    assert len(answers.session._consumers) == MAX_CONSUMERS
+    assert answers.session.counts["consumers_beyond_limit"] == 5
+    assert [answers.to(1), answers.to(2), answers.to(1)] == [config(1), config(2), config(1)]
+    assert len(answers.session._consumers) == MAX_CONSUMERS
+    assert answers.session.counts["consumers_beyond_limit"] == 7
+    answers.session.on_qos_consumer(messages.consumer_qos(STREAM, 3), 0)
+    assert {1, 2} < answers.session._consumers.keys()
+    assert 3 not in answers.session._consumers
+
+
+# --- streams of a consumer's own, part by part
+
+
+def asked(kind: str, stream_id: int, channel: str = "aeron:ipc") -> dict[str, Any]:
+    return {f"{kind}_channel": channel, f"{kind}_stream_id": stream_id}
+
+
+KINDS = [("descriptor", "control"), ("control", "descriptor")]
+
+
+@pytest.mark.spec("WIRE-10.1.3-09")
+@pytest.mark.parametrize(("ours", "drivers"), KINDS, ids=["descriptors by us", "progress by us"])
+def test_each_part_of_a_request_is_answered_by_the_one_it_asks(ours: str, drivers: str) -> None:
+    """E24: an explicit id is granted at once; the stream whose id the driver chose is opened, and repeated later."""
+    answers = Answers()
+    wish = {"descriptor_stream_id": 0} | asked(ours, 33_000) | asked(drivers, 0)
+    assert answers.to(**wish) == config(**asked(ours, 33_000))
+    assigned = config(**asked(ours, 33_000), **asked(drivers, 31_000))
+    assert answers.said_after(lambda: answers.session.on_consumer_config(assigned)) == []
+    known = answers.session._consumers[1]
+    assert known.descriptors is not None
+    assert known.control is not None
+    expected = {ours: 33_000, drivers: 31_000}
+    assert known.descriptors.endpoint == Endpoint("aeron:ipc", expected["descriptor"])
+    assert known.control.endpoint == Endpoint("aeron:ipc", expected["control"])
+    assert answers.to(**wish) == assigned
+
+
+@pytest.mark.parametrize("kind", ["descriptor", "control"])
+def test_a_stream_that_the_driver_assigned_and_nobody_publishes_is_declined(kind: str) -> None:
+    """The consumer would wait there for ever: it is sent back to the shared stream, and that is counted."""
+    answers = Answers()
+    wish = {"descriptor_stream_id": 0} | asked(kind, 0)
+    assert answers.said_after(lambda: answers.session.on_hello(hello(1, **wish), 0)) == []
+    elsewhere = config(**asked(kind, 31_000, "aeron:udp?endpoint=10.0.0.9:40123"))
+    assert answers.said_after(lambda: answers.session.on_consumer_config(elsewhere)) == [config()]
+    assert answers.session.counts["private_streams_declined"] == 1
+
+
+def test_nothing_is_opened_that_the_consumer_did_not_ask_for() -> None:
+    """A ConsumerConfig may come from any process: it opens what its consumer asked the driver for, and no more."""
+    answers = Answers()
+    answers.session.on_hello(hello(1), 0)
+    assigned = config(**asked("descriptor", 31_000), **asked("control", 32_000))
+    assert answers.said_after(lambda: answers.session.on_consumer_config(assigned)) == []
+    assert (answers.session._consumers[1].descriptors, answers.session._consumers[1].control) == (None, None)
+
+
+@pytest.mark.spec("WIRE-5-14", "WIRE-10.1.3-09")
+def test_private_streams_stay_on_the_media_of_the_deployment() -> None:
+    """A hello, which any process can send, makes no producer send elsewhere; over the shared media it may."""
+    elsewhere = asked("descriptor", 33_000, "aeron:udp?endpoint=10.0.0.9:40123")
+    answers = Answers()
+    assert answers.to(**elsewhere) == config()
+    assert answers.session.counts["private_streams_declined"] == 1
+    over_udp = Answers(**{"driver.descriptor_channel": "aeron:udp?endpoint=127.0.0.1:40124"})
+    assert over_udp.to(**elsewhere) == config(**elsewhere)
+    assert over_udp.to(2, **asked("descriptor", 33_001)) == config(2, **asked("descriptor", 33_001))
+    assert over_udp.session.counts["private_streams_declined"] == 0

@@ -668,6 +668,7 @@ BAD_ENDPOINTS: dict[str, Endpoint] = {
     "an unknown medium": ("aeron:tcp?endpoint=localhost:1", 31_001),
     "a spy": ("aeron-spy:aeron:ipc", 31_001),
     "an id beyond Aeron's": (IPC, 2**31),
+    "an address elsewhere": ("aeron:udp?endpoint=127.0.0.1:40999", 31_001),
 }
 
 
@@ -688,6 +689,24 @@ def test_an_endpoint_that_cannot_be_is_declined(
     seq = producer.publish(np.zeros(3))
     assert seq is not None
     assert [it.seq for it in descriptors(peer, producer, seq)] == [seq]
+
+
+@pytest.mark.spec("WIRE-5-14")
+def test_hellos_without_a_lease_take_little_memory(
+    peer: WireConsumer, producer: Producer, deployment: Deployment
+) -> None:
+    """However large the logs that they name are, and wherever their channels lead."""
+    folder = Path(deployment.aeron_dir) / "publications"
+    before = set(folder.iterdir())
+    for number in range(20):
+        own = "aeron:ipc?term-length=1g|linger=1h" if number % 2 else f"aeron:udp?endpoint=127.0.0.1:{41_000 + number}"
+        endpoint = own, next(_private_ids)
+        hello = peer.say_hello(producer.stream_id, consumer_id=new_client_id(), **asked(endpoint))
+        assert assigned(config_of(peer, hello)) == (endpoint if number % 2 else ("", 0))
+    made = [path.stat().st_size for path in set(folder.iterdir()) - before]
+    assert len(made) >= 10
+    assert sum(made) <= 20 * (3 * (64 << 10) + 4096)
+    assert producer.stats.private_streams_declined == 10
 
 
 @pytest.mark.spec("WIRE-11-02", "WIRE-10.1.3-09")

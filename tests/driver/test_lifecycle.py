@@ -12,7 +12,6 @@ import pytest
 from tensorpool.driver import lifecycle as module
 from tensorpool.driver.lifecycle import (
     FIRST_REPORT_NS,
-    HELLO_STALE_NS,
     REPORT_EVERY_NS,
     RETRY_CREATION_NS,
     Announce,
@@ -1155,9 +1154,11 @@ def hello(
 ANY = ("aeron:ipc", 0)
 
 
-def consuming(*client_ids: int) -> Lifecycle:
-    """A driver with consumers of the first stream: their leases are 500 and up."""
-    lifecycle = serving()
+def consuming(*client_ids: int, period_ms: int = 1000, changed: dict[str, Any] | None = None) -> Lifecycle:
+    """A driver with consumers of the first stream: their leases are 500 and up. `changed`: keys of its `driver`."""
+    overrides = {f"driver.{key}": value for key, value in (changed or {}).items()}
+    intervals = {"policies.announce_period_ms": period_ms, "policies.lease_keepalive_interval_ms": period_ms}
+    lifecycle = serving(overrides | intervals)
     for client_id in client_ids:
         lifecycle.on_attach(attach(client_id), 0)
     return lifecycle
@@ -1194,7 +1195,7 @@ def test_hellos_that_are_the_producers_are_passed_over(asked: ConsumerHello) -> 
     """E24: no request, explicit ids, half requests, and streams of other drivers."""
     lifecycle = serving()
     assert lifecycle.on_consumer_hello(asked, 0) == []
-    assert len(lifecycle._hello_ns) == 0
+    assert len(lifecycle.private_streams) == 0
 
 
 @pytest.mark.spec("DRV-11-07")
@@ -1253,7 +1254,6 @@ def test_what_others_told_a_borrower_of_ids_is_repeated() -> None:
     lifecycle.on_detach(detach(500, 3), 1)
     lifecycle.on_attach(attach(3), 2)
     assert only_message(lifecycle.on_consumer_hello(asked, 2)) == plain
-    assert len(lifecycle._overrides) == 0
 
 
 @pytest.mark.parametrize("uri", ["x" * 600_000, "bridge://\u00e9", "bridge://\n", "bridge://\udcff"])
@@ -1277,22 +1277,83 @@ def test_ids_are_lent_only_to_consumers_with_a_lease_on_the_stream() -> None:
     strangers += [hello(number, **wanted) for number in (0, 2**32 - 1)]
     for stranger in strangers:
         assert outline(lifecycle.on_consumer_hello(stranger, 0)) == ["ids 0 0"]
-    assert len(lifecycle._hello_ns) == len(lifecycle._descriptor_ids) == len(lifecycle._control_ids) == 0
+    assert len(lifecycle.private_streams) == lifecycle.private_streams.ids_lent == 0
     assert outline(lifecycle.on_consumer_hello(hello(3, **wanted), 0)) == ["ids 31000 32000"]
 
 
-def test_ids_come_back_from_a_consumer_that_is_not_heard_of_any_more() -> None:
-    """E28: four hello intervals; any hello of its own counts, also one that asks for nothing."""
-    lifecycle = consuming(3, 4)
+@pytest.mark.spec("WIRE-5-04")
+@pytest.mark.parametrize("period_ms", [100, 1000, 10_000])
+def test_ids_come_back_from_a_consumer_that_is_silent_for_four_periods(period_ms: int) -> None:
+    """E28: hellos come once in an announce period; each starts the wait anew, also one that asks for nothing."""
+    lifecycle = consuming(3, 4, period_ms=period_ms)
+    period_ns = lifecycle.config.announce_period_ns
     lifecycle.on_consumer_hello(hello(3, control=ANY), 0)
-    lifecycle.on_consumer_hello(hello(3), 3 * SECOND_NS)
-    stale_ns = 3 * SECOND_NS + HELLO_STALE_NS
-    for lease_id, client_id in ((500, 3), (501, 4)):
-        lifecycle.on_keepalive(keepalive(lease_id, client_id), stale_ns)
-    lifecycle.on_tick(stale_ns)
-    assert outline(lifecycle.on_consumer_hello(hello(4, control=ANY), stale_ns)) == ["ids 0 0"]
-    lifecycle.on_tick(stale_ns + PERIOD_NS)
-    assert outline(lifecycle.on_consumer_hello(hello(4, control=ANY), stale_ns + PERIOD_NS)) == ["ids 0 32000"]
+    lifecycle.on_consumer_hello(hello(3), 3 * period_ns)
+    for period in range(4, 13):
+        now_ns = period * period_ns
+        for lease_id, client_id in ((500, 3), (501, 4)):
+            lifecycle.on_keepalive(keepalive(lease_id, client_id), now_ns)
+        lifecycle.on_tick(now_ns)
+        answer = outline(lifecycle.on_consumer_hello(hello(4, control=ANY), now_ns))
+        assert answer == (["ids 0 0"] if period <= 3 + 4 else ["ids 0 32000"]), period
+
+
+MIXED = {
+    "descriptors by the driver": hello(3, descriptor=ANY, control=("aeron:ipc", 4001)),
+    "progress by the driver": hello(3, descriptor=("aeron:ipc", 4000), control=ANY),
+}
+
+
+@pytest.mark.spec("WIRE-10.1.3-09", "DRV-11-05")
+@pytest.mark.parametrize("asked", MIXED.values(), ids=MIXED)
+@pytest.mark.parametrize("is_granted", [True, False], ids=["granted", "declined"])
+def test_an_answer_of_the_producer_is_completed_with_the_drivers_id(asked: ConsumerHello, is_granted: bool) -> None:
+    """E24: the driver never declines what the producer answers: it repeats that answer, once, with its own id in it."""
+    lifecycle = consuming(3)
+    assert lifecycle.on_consumer_hello(asked, 0) == []
+    streams = ("descriptor_stream_id", "descriptor_channel"), ("control_stream_id", "control_channel")
+    granted = {name: getattr(asked, name) for pair in streams if getattr(asked, pair[0]) for name in pair}
+    said = messages.consumer_config(FRONT, 3, mode=asked.mode, **granted if is_granted else {})
+    answer = only_message(lifecycle.on_consumer_config(said))
+    by_driver = (
+        {"control_stream_id": 32000, "control_channel": "aeron:ipc"}
+        if asked.descriptor_stream_id
+        else {"descriptor_stream_id": 31000, "descriptor_channel": "aeron:ipc"}
+    )
+    assert answer == msgspec.structs.replace(said, **by_driver)
+    assert lifecycle.on_consumer_config(answer) == []
+    assert lifecycle.on_consumer_hello(asked, 1) == []
+    assert only_message(lifecycle.on_consumer_config(said)) == answer
+
+
+@pytest.mark.parametrize("asked", MIXED.values(), ids=MIXED)
+def test_an_answer_of_the_producer_stands_where_there_is_no_id_to_add(asked: ConsumerHello) -> None:
+    """No range, no lease, a channel that may not be: the driver adds nothing to the producer's answer."""
+    said = messages.consumer_config(FRONT, 3)
+    without_ranges = consuming(3, changed={"descriptor_stream_id_range": "", "control_stream_id_range": ""})
+    without_lease = consuming(4)
+    elsewhere = "aeron:udp?endpoint=10.0.0.9:40123"
+    changed = {
+        name: elsewhere
+        for name in ("descriptor_channel", "control_channel")
+        if not getattr(asked, name.replace("channel", "stream_id"))
+    }
+    for lifecycle, wish in (
+        (without_ranges, asked),
+        (without_lease, asked),
+        (consuming(3), msgspec.structs.replace(asked, **changed)),
+    ):
+        assert lifecycle.on_consumer_hello(wish, 0) == []
+        assert lifecycle.on_consumer_config(said) == []
+        assert len(lifecycle.private_streams) == 0
+
+
+def test_ids_are_lent_for_channels_that_a_producer_may_open() -> None:
+    """Over IPC, or over the media of the shared descriptor stream; of any other channel nothing is lent."""
+    elsewhere = ("aeron:udp?endpoint=10.0.0.9:40123", 0)
+    assert outline(consuming(3).on_consumer_hello(hello(3, descriptor=elsewhere), 0)) == ["ids 0 0"]
+    over_udp = consuming(3, changed={"descriptor_channel": "aeron:udp?endpoint=127.0.0.1:40124"})
+    assert outline(over_udp.on_consumer_hello(hello(3, descriptor=elsewhere), 0)) == ["ids 31000 0"]
 
 
 def test_a_stall_of_the_driver_takes_no_ids_away() -> None:

@@ -22,7 +22,6 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from tensorpool.driver.epoch_messages import Epoch
 from tensorpool.driver.lifecycle import (
-    HELLO_STALE_NS,
     Announce,
     CreateEpoch,
     DropStream,
@@ -33,6 +32,7 @@ from tensorpool.driver.lifecycle import (
     Report,
     Send,
 )
+from tensorpool.driver.private_streams import STALE_PERIODS
 from tensorpool.wire.control import ConsumerConfig, ConsumerHello, ShmPoolAnnounce
 from tensorpool.wire.driver import (
     HugepagesPolicy,
@@ -80,6 +80,7 @@ NULL_U32 = 2**32 - 1
 OUTSIDE = 555  # of the range of stream ids
 CLIENTS = (1, 2, 3, 4, 5)
 FIELDS = ("lease_id", "stream_id", "client_id", "role")
+STALE_NS = STALE_PERIODS * PERIOD_NS
 LENDABLE = {"descriptor": 2, "control": 1}  # ids in the range of each kind
 
 roles = st.sampled_from(Role)
@@ -110,7 +111,7 @@ odd_requests = st.builds(lambda request, odd: msgspec.structs.replace(request, *
 picks = st.integers(0, 11)
 wrong_fields = st.sampled_from([None, None, None, *FIELDS])
 moments = st.sampled_from([0, 1, PERIOD_NS // 2, PERIOD_NS])
-durations = moments | st.sampled_from([LEASE_NS - 1, LEASE_NS, HELLO_STALE_NS + 1, 3 * LEASE_NS])
+durations = moments | st.sampled_from([LEASE_NS - 1, LEASE_NS, STALE_NS + 1, 3 * LEASE_NS])
 seldom = st.integers(0, 3).map(lambda number: number == 3)
 
 
@@ -304,7 +305,7 @@ class DriverMachine(RuleBasedStateMachine):
             self.check_unused_streams(in_the_making)
             assert Counter(announces) == Counter(self.ready.keys())
             self.announced_ns = self.now_ns
-            for owner in [o for o, heard_ns in self.heard_ns.items() if self.now_ns - heard_ns > HELLO_STALE_NS]:
+            for owner in [o for o, heard_ns in self.heard_ns.items() if self.now_ns - heard_ns > STALE_NS]:
                 self.forget_owner(owner)
         assert is_due or not announces or self.has_ended
 

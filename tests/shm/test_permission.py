@@ -11,17 +11,26 @@ from tensorpool.shm.permission import check_file_mode, directory_mode, group_nam
 
 @pytest.mark.parametrize(
     ("file_mode", "expected"),
-    [(0o600, 0o700), (0o640, 0o750), (0o660, 0o2770), (0o664, 0o2775), (0o666, 0o2777), (0o620, 0o2730)],
+    [(0o600, 0o700), (0o640, 0o750), (0o660, 0o2770), (0o620, 0o2730)],
 )
 def test_directories_get_matching_search_bits_and_setgid_for_a_writing_group(file_mode: int, expected: int) -> None:
     """x wherever there is r or w; setgid when the group may write."""
     assert directory_mode(file_mode) == expected
 
 
-@pytest.mark.parametrize("mode", [0o400, 0o060, 0o770, 0o4660, 0o10660, -1])
+@pytest.mark.parametrize("mode", [0o400, 0o060, 0o770, 0o4660, 0o10660])
 def test_modes_that_regions_cannot_have_are_refused(mode: int) -> None:
     """The owner must read and write, and nobody executes a region."""
     with pytest.raises(ConfigError, match=r"shm.permissions_mode = .* accepted: 600, 640, 660"):
+        check_file_mode(mode)
+
+
+@pytest.mark.parametrize("mode", [0o661, 0o662, 0o664, 0o666, 0o607, 0o777, -1])
+def test_modes_with_access_for_others_are_refused_with_the_remedy(mode: int) -> None:
+    """Users who are to share regions share a group; no mode opens them to every account of the host."""
+    with pytest.raises(
+        ConfigError, match="accepted: no access for others: 660, with the users who attach in one group"
+    ):
         check_file_mode(mode)
 
 

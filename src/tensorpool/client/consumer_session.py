@@ -51,6 +51,24 @@ class Preferences(msgspec.Struct, frozen=True):
     listens: bool = True  # to descriptors
 
 
+class _Pace:
+    """How often one private stream is subscribed to: each time takes some ms of a turn."""
+
+    def __init__(self) -> None:
+        self.next_ns = 0
+        self._periods = 1
+
+    def on_changed(self, now_ns: int, period_ns: int) -> None:
+        """A change is followed once in an announce period."""
+        self.next_ns = now_ns + period_ns
+        self._periods = 1
+
+    def on_failed(self, now_ns: int, period_ns: int) -> None:
+        """One that cannot be subscribed to is tried again with a later answer, after a pause that doubles."""
+        self.next_ns = now_ns + self._periods * period_ns
+        self._periods = min(2 * self._periods, LONGEST_RETRY_PERIODS)
+
+
 class ConsumerSession(Session):
     """The conductor's side of a `Consumer`."""
 
@@ -77,8 +95,7 @@ class ConsumerSession(Session):
         self._fallback_if_rejected: str | None = None  # the payload_fallback_uri of the last ConsumerConfig
         self._may_use_shm = True
         self._private: Endpoint | None = None
-        self._private_retry_ns = 0
-        self._private_periods = 1
+        self._paces = _Pace(), _Pace()  # of private descriptors and private progress
         self._next_question_ns = 0
         self._probe: aeron.Subscription | None = None
         self._probe_until_ns = 0
@@ -130,7 +147,7 @@ class ConsumerSession(Session):
         progress = None
         if self.preferences.supports_progress:
             progress = link.subscribe(self.config.driver.control)
-        self._private_retry_ns, self._private_periods = 0, 1
+        self._paces = _Pace(), _Pace()
         self.reception.set_streams(descriptors, progress, self.config.driver.control)
 
     def close_streams(self) -> None:
@@ -410,30 +427,22 @@ class ConsumerSession(Session):
     # --- inside: where descriptors come from
 
     def _assigned(self, config: ConsumerConfig, now_ns: int) -> None:
-        """§5: streams of our own, or the shared ones where they were declined (E25).
-
-        One that cannot be subscribed to is tried again with a later answer, after a pause that doubles each time.
-        A change is followed once in an announce period: each subscription takes some ms of a turn.
-        """
-        failures = 0
-        before = self._private, self.reception.progress_endpoint
-        for assign, channel, stream_id in (
-            (self._assign_descriptors, config.descriptor_channel, config.descriptor_stream_id),
-            (self._assign_progress, config.control_channel, config.control_stream_id),
+        """§5: streams of our own, or the shared ones where they were declined (E25)."""
+        period_ns = self.config.announce_period_ns
+        for pace, assign, channel, stream_id in (
+            (self._paces[0], self._assign_descriptors, config.descriptor_channel, config.descriptor_stream_id),
+            (self._paces[1], self._assign_progress, config.control_channel, config.control_stream_id),
         ):
             is_assigned = bool(channel) and 0 < stream_id <= MAX_AERON_STREAM_ID
+            before = self._private, self.reception.progress_endpoint
             try:
-                assign(Endpoint(channel, stream_id) if is_assigned else None, now_ns >= self._private_retry_ns)
+                assign(Endpoint(channel, stream_id) if is_assigned else None, now_ns >= pace.next_ns)
             except TensorPoolError as error:
-                failures += 1
+                pace.on_failed(now_ns, period_ns)
                 self.log.warning("private_stream_unusable", channel=channel, error=str(error))
-        if before != (self._private, self.reception.progress_endpoint):
-            self._private_retry_ns = now_ns + self.config.announce_period_ns
-        if failures:
-            self._private_retry_ns = now_ns + self._private_periods * self.config.announce_period_ns
-            self._private_periods = min(2 * self._private_periods, LONGEST_RETRY_PERIODS)
-        elif now_ns >= self._private_retry_ns:
-            self._private_periods = 1
+            else:
+                if before != (self._private, self.reception.progress_endpoint):
+                    pace.on_changed(now_ns, period_ns)
 
     def _assign_descriptors(self, assigned: Endpoint | None, may_subscribe: bool) -> None:
         assert self.link is not None

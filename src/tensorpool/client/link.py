@@ -21,6 +21,7 @@ SMALL_TERM: Final = "64k"  # messages up to 8 KiB: requests, hello, QoS
 BLOB_TERM: Final = "1m"  # messages up to 128 KiB: a chunk of a blob
 MAX_AERON_STREAM_ID: Final = 2**31 - 1  # the wire has 32 unsigned bits
 WINDOW_LIMIT: Final = "100ms"
+_ADDRESS: Final = frozenset({"endpoint", "control", "control-mode", "interface", "session-id", "ttl", "mtu"})
 
 type Handler = Callable[[bytes, aeron.MessageInfo], object]
 
@@ -64,6 +65,13 @@ class Link:
     def publish(self, endpoint: Endpoint, term: str | None = None) -> aeron.Publication:
         """A new publication with a log of its own; `term` makes the log of an IPC channel smaller."""
         return self._client.add_publication(self._channel(endpoint, term), endpoint.stream_id, exclusive=True)
+
+    def publish_private(self, endpoint: Endpoint) -> aeron.Publication:
+        """A new publication for a consumer's own stream: of its channel only the address counts; the log is small."""
+        uri = check_channel("channel", endpoint.channel)
+        kept = {name: value for name, value in uri.parameters.items() if name in _ADDRESS} | {"term-length": SMALL_TERM}
+        channel = _with(endpoint.channel, {}, kept)
+        return self.publish(Endpoint(channel, endpoint.stream_id))
 
     def subscribe(
         self, endpoint: Endpoint, on_image: Callable[[aeron.ImageEvent], object] | None = None

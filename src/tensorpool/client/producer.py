@@ -48,6 +48,8 @@ class ProducerStats(msgspec.Struct, frozen=True):
     descriptors_unheard: int  # published while nobody listened
     descriptors_lost: int  # published, but the descriptor log was full: consumers count a gap
     epochs: int
+    private_streams_declined: int = 0  # requests of consumers for streams of their own
+    consumers_beyond_limit: int = 0  # messages of consumers that were not noted: too many are known
 
 
 class Producer(ProducerBase):
@@ -143,6 +145,8 @@ class Producer(ProducerBase):
             descriptors_unheard=totals.unheard,
             descriptors_lost=totals.back_pressured,
             epochs=self._session.epochs,
+            private_streams_declined=self._session.counts["private_streams_declined"],
+            consumers_beyond_limit=self._session.counts["consumers_beyond_limit"],
         )
 
     # --- frames

@@ -7,6 +7,7 @@ Wire §5, §10.1.2, §10.1.3, §10.2.2, §10.3, §10.4.2; Driver Model §4.12.2;
 
 from __future__ import annotations
 
+from collections import Counter
 from concurrent.futures import Future
 from typing import Final
 
@@ -14,20 +15,20 @@ import msgspec
 
 from tensorpool import aeron
 from tensorpool._core import FramePublisher, Route
-from tensorpool.channel import Endpoint, check_channel, is_repeatable
+from tensorpool.channel import Endpoint, asks_for_id, is_repeatable
 from tensorpool.client import attachment as lease
 from tensorpool.client.activity import ActivityDuty
 from tensorpool.client.conductor import ClientConductor
 from tensorpool.client.description import Description
-from tensorpool.client.link import MAX_AERON_STREAM_ID, SMALL_TERM, Link
+from tensorpool.client.link import SMALL_TERM, Link
 from tensorpool.client.mapping import Regions
 from tensorpool.client.names import preferred_id
+from tensorpool.client.private_streams import NO_STREAM, PrivateStream, PrivateStreamOpener
 from tensorpool.client.progress import ProgressPolicy
 from tensorpool.client.progress_sender import ProgressSender
 from tensorpool.client.session import Session, State
 from tensorpool.errors import (
     Closed,
-    ConfigError,
     RegionRejected,
     RemoteProtocolError,
     TensorPoolError,
@@ -49,8 +50,6 @@ from tensorpool.wire.control import (
 from tensorpool.wire.driver import ResponseCode, ShmAttachResponse, ShmLeaseRevoked
 
 STALE_PERIODS: Final = 4  # without hello or QoS (E28)
-MAX_PRIVATE_STREAMS: Final = 64
-OPENING_NS: Final = 250_000_000  # spent on opening private streams in an announce period; then they are declined
 MAX_CONSUMERS: Final = 1024  # known at once; what others ask for is not noted until some of these are gone
 FIRST_FRAME_NS: Final = 100_000_000
 
@@ -78,30 +77,6 @@ class Writing:
     @until_ns.setter
     def until_ns(self, until_ns: int) -> None:
         self.publisher.until_ns = until_ns
-
-
-class PrivateStream:
-    """A consumer's own descriptor stream, with the rate that it asked for."""
-
-    __slots__ = ("_due_ns", "_interval_ns", "endpoint", "publication", "unconnected_since_ns")
-
-    def __init__(self, endpoint: Endpoint, publication: aeron.Publication, max_rate_hz: int) -> None:
-        self.endpoint: Final = endpoint
-        self.publication: Final = publication
-        self._interval_ns = 1_000_000_000 // max_rate_hz if max_rate_hz else 0
-        self._due_ns = 0
-        self.unconnected_since_ns: int | None = None
-
-    def set_rate(self, max_rate_hz: int) -> None:
-        self._interval_ns = 1_000_000_000 // max_rate_hz if max_rate_hz else 0
-
-    def is_due(self, now_ns: int) -> bool:
-        """Whether the cap leaves room for this frame."""
-        if now_ns < self._due_ns:
-            return False
-        is_steady = now_ns - self._due_ns < self._interval_ns
-        self._due_ns = (self._due_ns if is_steady else now_ns) + self._interval_ns
-        return True
 
 
 class FanOut(msgspec.Struct, frozen=True):
@@ -166,6 +141,7 @@ class ProducerSession(Session):
         self.epochs = 0
         self.with_publish_time = with_publish_time
         self._is_drivers_choice = name is not None and not conductor.config.driver.stream_id_range
+        self.counts: Counter[str] = Counter()  # of what was asked for and not done
         self._consumers: dict[int, _Heard] = {}
         self._descriptors: aeron.Publication | None = None
         self._progress: aeron.Publication | None = None
@@ -175,8 +151,7 @@ class ProducerSession(Session):
         self._clock_domain = ClockDomain.MONOTONIC  # as announced
         self._next_ns = 0
         self._is_spread = True  # whether the publishing thread knows of what consumers asked for
-        self._opening_ns = 0  # spent on private streams, since `_opening_since_ns`
-        self._opening_since_ns = 0
+        self._opener = PrivateStreamOpener(self.config, conductor.clock, self.log, self.counts)
 
     # --- asked by the user's side
 
@@ -332,6 +307,8 @@ class ProducerSession(Session):
     # --- consumers
 
     def on_hello(self, hello: ConsumerHello, now_ns: int) -> None:
+        if len(self._consumers) >= MAX_CONSUMERS and hello.consumer_id not in self._consumers:
+            self._forget_one_without_hello()
         heard = self._known(hello.consumer_id)
         if heard is None:
             return
@@ -345,7 +322,7 @@ class ProducerSession(Session):
             self._description.welcome()
         if hello.expected_layout_version not in (0, LAYOUT_VERSION):  # C20
             self.send(self._config_for(hello, heard, can_use_shm=False))
-        elif hello.descriptor_channel or hello.control_channel or hello.descriptor_stream_id or hello.control_stream_id:
+        elif _asked(hello) != (NO_STREAM, NO_STREAM):
             if self._is_relay:
                 self.send(self._config_for(hello, heard))
             else:
@@ -353,7 +330,7 @@ class ProducerSession(Session):
         self._is_spread = False
 
     def on_consumer_config(self, config: ConsumerConfig) -> None:
-        """What somebody else told a consumer: streams that the driver allocated are opened here (E24).
+        """What another process sent to a consumer: streams whose ids the driver chose are opened here (E24).
 
         §10.1.3: a central authority may force a mode or redirect, so our own answers repeat it from now on.
         """
@@ -361,20 +338,24 @@ class ProducerSession(Session):
         if heard is None or not is_repeatable(config.payload_fallback_uri):
             return
         heard.decree = config
-        if heard.hello is None or heard.hello.descriptor_stream_id or heard.hello.control_stream_id:
-            return  # of an explicit request the answer is our own
-        rate = heard.max_rate_hz(heard.hello, self.config.policies.rate_limited_default_hz)
-        endpoints = self.config.driver
-        descriptors = Endpoint(config.descriptor_channel, config.descriptor_stream_id)
-        control = Endpoint(config.control_channel, config.control_stream_id)
-        if self._is_relay:
-            if descriptors.channel or control.channel:
-                self.send(self._config_for(heard.hello, heard))
+        hello = heard.hello
+        if hello is None:
             return
-        if descriptors != endpoints.descriptor:  # E25: the shared one is a no
-            heard.descriptors = self._private(descriptors, heard.descriptors, rate)
-        if control != endpoints.control:
-            heard.control = self._private(control, heard.control, 0)
+        by_driver = [asks_for_id(asked) for asked in _asked(hello)]
+        shared = self.config.driver.descriptor, self.config.driver.control  # E25: being assigned these is a no
+        descriptors, control = (
+            endpoint if is_by_driver and endpoint != no else NO_STREAM
+            for endpoint, is_by_driver, no in zip(_assigned(config), by_driver, shared, strict=True)
+        )
+        if not self._is_relay:
+            rate = heard.max_rate_hz(hello, self.config.policies.rate_limited_default_hz)
+            if by_driver[0]:
+                heard.descriptors = self._private(descriptors, heard.descriptors, rate)
+            if by_driver[1]:
+                heard.control = self._private(control, heard.control, 0)
+        is_declined = (descriptors.channel and not heard.descriptors) or (control.channel and not heard.control)
+        if is_declined:  # here alone: without this answer the consumer would wait on a stream without a publisher
+            self.send(self._config_for(hello, heard))
         self._is_spread = False
 
     def on_qos_consumer(self, qos: QosConsumer, now_ns: int) -> None:
@@ -389,11 +370,20 @@ class ProducerSession(Session):
             self.changed.notify_all()
 
     def _known(self, consumer_id: int) -> _Heard | None:
-        """The consumer of this id; None: it is new, and there are too many."""
+        """The consumer of this id; None: it is new, and there are too many. Those are counted."""
         heard = self._consumers.get(consumer_id)
         if heard is None and len(self._consumers) < MAX_CONSUMERS:
             heard = self._consumers[consumer_id] = _Heard()
+        if heard is None:
+            self.counts["consumers_beyond_limit"] += 1
         return heard
+
+    def _forget_one_without_hello(self) -> None:
+        """Make room for a consumer that introduces itself: ids that only reported QoS may be made up."""
+        stranger = next((number for number, heard in self._consumers.items() if heard.hello is None), None)
+        if stranger is not None:
+            del self._consumers[stranger]
+            self.counts["consumers_beyond_limit"] += 1
 
     # --- inside: memory
 
@@ -476,65 +466,29 @@ class ProducerSession(Session):
     # --- inside: streams of consumers' own
 
     def _assign(self, hello: ConsumerHello, heard: _Heard) -> None:
-        """§10.1.3, E22-E24: explicit ids are ours to answer; a channel with id 0 is the driver's."""
-        is_drivers = (hello.descriptor_channel and not hello.descriptor_stream_id) or (
-            hello.control_channel and not hello.control_stream_id
-        )
-        if is_drivers:
-            return
-        rate = heard.max_rate_hz(hello, self.config.policies.rate_limited_default_hz)
-        descriptors = Endpoint(hello.descriptor_channel, hello.descriptor_stream_id)
-        control = Endpoint(hello.control_channel, hello.control_stream_id)
-        heard.descriptors = self._private(descriptors, heard.descriptors, rate)
-        heard.control = self._private(control, heard.control, 0)
-        self.send(self._config_for(hello, heard))
+        """§10.1.3, E22-E24: explicit ids are ours to answer; of a channel with id 0 the driver answers, or adds its id.
+
+        Half a request, an id without a channel, is declined like one that cannot be granted.
+        """
+        descriptors, control = _asked(hello)
+        if not asks_for_id(descriptors):
+            rate = heard.max_rate_hz(hello, self.config.policies.rate_limited_default_hz)
+            heard.descriptors = self._private(descriptors, heard.descriptors, rate)
+        if not asks_for_id(control):
+            heard.control = self._private(control, heard.control, 0)
+        if descriptors.stream_id or control.stream_id:
+            self.send(self._config_for(hello, heard))
 
     def _private(self, endpoint: Endpoint, current: PrivateStream | None, rate: int) -> PrivateStream | None:
         """A publication for it, or None: then the request is declined."""
-        if current is not None and current.endpoint == endpoint and not current.publication.is_closed:
-            current.set_rate(rate)
-            return current
-        if current is not None:
-            current.publication.close()
-        if not endpoint.channel or not 0 < endpoint.stream_id <= MAX_AERON_STREAM_ID or self.link is None:
-            return None
-        if self._is_taken(endpoint):
-            return None
-        open_streams = sum((h.descriptors is not None) + (h.control is not None) for h in self._consumers.values())
-        started_ns = self.conductor.clock.monotonic_ns()
-        if open_streams >= MAX_PRIVATE_STREAMS or not self._may_open(started_ns):
-            return None
-        try:
-            if check_channel("descriptor_channel", endpoint.channel).is_spy:
-                return None
-            return PrivateStream(endpoint, self.link.publish(endpoint, SMALL_TERM), rate)
-        except (ConfigError, TransportError) as error:
-            self.log.warning("private_stream_declined", channel=endpoint.channel, error=str(error))
-            return None
-        finally:
-            self._opening_ns += self.conductor.clock.monotonic_ns() - started_ns
-
-    def _may_open(self, now_ns: int) -> bool:
-        """Whether there is time to open another private stream: some ms, or as long as a name server takes."""
-        if now_ns - self._opening_since_ns >= max(self.config.announce_period_ns, 10 * self._opening_ns):
-            self._opening_ns, self._opening_since_ns = 0, now_ns
-        return self._opening_ns < OPENING_NS
-
-    def _is_taken(self, endpoint: Endpoint) -> bool:
-        """§5: a stream that others use, or no endpoint at all, is not given away."""
-        shared = self.config.driver
-        taken = {shared.control, shared.announce, shared.descriptor, shared.qos, shared.metadata}
-        for heard in self._consumers.values():
-            taken |= {stream.endpoint for stream in (heard.descriptors, heard.control) if stream is not None}
-        try:
-            place = check_channel("channel", endpoint.channel).address, endpoint.stream_id
-        except ConfigError:
-            return True
-        return place in {(check_channel("channel", it.channel).address, it.stream_id) for it in taken}
+        consumers = self._consumers.values()
+        streams = [stream for heard in consumers for stream in (heard.descriptors, heard.control)]
+        others = [stream for stream in streams if stream is not None and stream is not current]
+        return self._opener.open(self.link, endpoint, current, rate, others)
 
     def _config_for(self, hello: ConsumerHello, heard: _Heard, *, can_use_shm: bool = True) -> ConsumerConfig:
-        descriptors = heard.descriptors.endpoint if heard.descriptors else Endpoint("", 0)
-        control = heard.control.endpoint if heard.control else Endpoint("", 0)
+        descriptors = heard.descriptors.endpoint if heard.descriptors else NO_STREAM
+        control = heard.control.endpoint if heard.control else NO_STREAM
         decree = heard.decree
         return ConsumerConfig(
             stream_id=hello.stream_id,
@@ -584,3 +538,13 @@ class ProducerSession(Session):
         descriptors = tuple(heard.descriptors for heard in consumers if heard.descriptors is not None)
         self.route.is_plain = not descriptors
         self.fan_out = FanOut(descriptors, tuple(progress), policy)
+
+
+def _asked(hello: ConsumerHello) -> tuple[Endpoint, Endpoint]:
+    descriptors = Endpoint(hello.descriptor_channel, hello.descriptor_stream_id)
+    return descriptors, Endpoint(hello.control_channel, hello.control_stream_id)
+
+
+def _assigned(config: ConsumerConfig) -> tuple[Endpoint, Endpoint]:
+    descriptors = Endpoint(config.descriptor_channel, config.descriptor_stream_id)
+    return descriptors, Endpoint(config.control_channel, config.control_stream_id)

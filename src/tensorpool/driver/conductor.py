@@ -334,7 +334,7 @@ class DriverConductor:
             case ConsumerHello():
                 self._perform(self.lifecycle.on_consumer_hello(message, now_ns))
             case ConsumerConfig():
-                self.lifecycle.on_consumer_config(message)
+                self._perform(self.lifecycle.on_consumer_config(message))
 
     def _on_request(self, message: Message, now_ns: int) -> list[Effect]:
         match message:

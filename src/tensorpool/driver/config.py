@@ -106,8 +106,6 @@ def _check_page_size(key: str, size_bytes: int) -> None:
 
 
 def _check_mode(key: str, mode: str) -> None:
-    if int(mode, 8) & 0o007:
-        raise ConfigError(key, mode, 'no access for others: "660", "640", "600" and the like')
     try:
         check_file_mode(int(mode, 8))
     except ConfigError as error:

@@ -26,10 +26,11 @@ from tensorpool.driver.config import DriverConfig
 from tensorpool.driver.epoch_messages import Epoch
 from tensorpool.driver.leases import Keepalive, Lease, LeaseTable
 from tensorpool.driver.message_sizes import ERROR_MESSAGE_BYTES
-from tensorpool.driver.streams import IdPool, NoStream, Stream, StreamTable
+from tensorpool.driver.private_streams import PrivateStreams
+from tensorpool.driver.streams import NoStream, Stream, StreamTable
 from tensorpool.shm.layout import LAYOUT_VERSION, RingSpec
 from tensorpool.wire import Message
-from tensorpool.wire.control import ClockDomain, ConsumerConfig, ConsumerHello, Mode, ShmPoolAnnounce
+from tensorpool.wire.control import ClockDomain, ConsumerConfig, ConsumerHello, ShmPoolAnnounce
 from tensorpool.wire.driver import (
     HugepagesPolicy,
     LeaseRevokeReason,
@@ -47,13 +48,11 @@ from tensorpool.wire.driver import (
     ShutdownReason,
 )
 
-MAX_URI_BYTES = 4095
 NULL_U32 = 0xFFFF_FFFF
 MAX_PENDING_ATTACHES = 1024
 RETRY_CREATION_NS = 1_000_000_000
 FIRST_REPORT_NS = 200_000_000  # an attach that takes longer is reported, and again at this interval:
 REPORT_EVERY_NS = 1_000_000_000
-HELLO_STALE_NS = 4_000_000_000  # E28: 4 x the hello interval
 NEVER_NS = 2**63
 _NOTHING: list[Effect] = []
 
@@ -117,14 +116,6 @@ class Pending(msgspec.Struct):
     report_ns: int
 
 
-class Override(msgspec.Struct, frozen=True):
-    """What somebody else than the driver assigned to a consumer (Wire §10.1.3)."""
-
-    use_shm: bool
-    mode: Mode
-    payload_fallback_uri: str
-
-
 class Lifecycle:
     """The driver's decisions. `first_lease_id` must differ between runs (E6)."""
 
@@ -138,11 +129,7 @@ class Lifecycle:
         self.stamp_offset_ns = 0  # from the clock of deadlines to the clock of stamps (C8)
         self._hugepages = hugepages
         self._pending: list[Pending] = []
-        self._descriptor_ids = IdPool(config.driver.descriptor_stream_id_range)
-        self._control_ids = IdPool(config.driver.control_stream_id_range)
-        self._hello_ns: dict[tuple[int, int], int] = {}  # of consumers that were lent ids
-        self._modes: dict[tuple[int, int], Mode] = {}  # that each of them asked for
-        self._overrides: dict[tuple[int, int], Override] = {}  # the last that others sent them
+        self.private_streams = PrivateStreams(config, self.counts)
         self._next_announce_ns = 0
         self._next_report_ns = NEVER_NS
         self._exit_ns = 0
@@ -170,7 +157,7 @@ class Lifecycle:
                     effects.append(Announce(stream.stream_id))
                 elif not stream.is_creating and now_ns >= stream.retry_ns:
                     effects += self._create(stream, reserve=False)
-            self._forget_stale_consumers(now_ns)
+            self.private_streams.forget_stale(now_ns)
         if self.phase is Phase.DRAINING:
             self._next_announce_ns = min(self._next_announce_ns, self._exit_ns)
         if self.phase is Phase.DRAINING and now_ns >= self._exit_ns:
@@ -189,7 +176,7 @@ class Lifecycle:
         """The driver could not run for a while: keepalives and hellos may have had no chance to arrive."""
         self.counts["stalls"] += 1
         self.leases.forgive(now_ns)
-        self._hello_ns = dict.fromkeys(self._hello_ns, now_ns)
+        self.private_streams.on_stall(now_ns)
 
     # --- requests
 
@@ -233,51 +220,17 @@ class Lifecycle:
             self.counts[f"keepalives_{outcome.name.lower()}"] += 1
 
     def on_consumer_hello(self, hello: ConsumerHello, now_ns: int) -> list[Effect]:
-        """Answer a consumer that asks with a channel and id 0; other requests are the producer's (E22, E24).
-
-        Ids are lent to consumers with a lease on the stream (E43), so that they are as scarce as leases are.
-        """
-        wants_descriptor = bool(hello.descriptor_channel) and hello.descriptor_stream_id == 0
-        wants_control = bool(hello.control_channel) and hello.control_stream_id == 0
-        owner = hello.stream_id, hello.consumer_id
-        if owner in self._hello_ns:
-            self._hello_ns[owner] = now_ns
-            if self._modes[owner] is not hello.mode:
-                self._modes[owner] = hello.mode
-                self._overrides.pop(owner, None)  # it overrode the previous mode
-        if self.streams.get(hello.stream_id) is None or not (wants_descriptor or wants_control):
+        """Answer a consumer that asks for ids of the per-consumer ranges (E22, E24)."""
+        if self.streams.get(hello.stream_id) is None:
             return []
-        may_borrow = self._is_consumer(owner)
-        can_have_descriptor = may_borrow and wants_descriptor and _is_answerable(hello.descriptor_channel)
-        can_have_control = may_borrow and wants_control and _is_answerable(hello.control_channel)
-        descriptor_id = self._descriptor_ids.lend(owner) if can_have_descriptor else None
-        control_id = self._control_ids.lend(owner) if can_have_control else None
-        if descriptor_id is not None or control_id is not None:
-            self._hello_ns[owner] = now_ns
-            self._modes[owner] = hello.mode
-        override = self._overrides.get(owner) or Override(True, hello.mode, "")
-        answer = ConsumerConfig(
-            stream_id=hello.stream_id,
-            consumer_id=hello.consumer_id,
-            use_shm=override.use_shm,
-            mode=override.mode,
-            descriptor_stream_id=descriptor_id or 0,
-            control_stream_id=control_id or 0,
-            payload_fallback_uri=override.payload_fallback_uri,
-            descriptor_channel=hello.descriptor_channel if descriptor_id else "",
-            control_channel=hello.control_channel if control_id else "",
-        )
-        return [Send(answer)]
+        is_leased = self._is_consumer((hello.stream_id, hello.consumer_id))
+        answer = self.private_streams.on_hello(hello, is_leased, now_ns)
+        return [] if answer is None else [Send(answer)]
 
-    def on_consumer_config(self, config: ConsumerConfig) -> None:
-        """Another process assigned a mode or a fallback (Wire §10.1.3): our own answers repeat it from now on."""
-        owner = config.stream_id, config.consumer_id
-        if owner not in self._hello_ns:
-            return
-        if not _is_answerable(config.payload_fallback_uri):
-            self.counts["consumer_configs_refused"] += 1
-            return
-        self._overrides[owner] = Override(config.use_shm, config.mode, config.payload_fallback_uri)
+    def on_consumer_config(self, config: ConsumerConfig) -> list[Effect]:
+        """The producer's answer to a consumer, or another process's order (Wire §10.1.3)."""
+        answer = self.private_streams.on_config(config)
+        return [] if answer is None else [Send(answer)]
 
     def on_shutdown_request(self, request: ShmDriverShutdownRequest, now_ns: int) -> list[Effect]:
         """Drain if the token is right; say nothing at all otherwise (§4.13, E30)."""
@@ -489,8 +442,7 @@ class Lifecycle:
 
     def _ended(self, lease: Lease, reason: LeaseRevokeReason, text: str, now_ns: int) -> list[Effect]:
         """§4.9: every end is told; a producer's end also makes a new epoch, announced when it is there."""
-        owner = lease.stream_id, lease.client_id
-        self._give_back_ids(owner)
+        self.private_streams.give_back((lease.stream_id, lease.client_id))
         notice = ShmLeaseRevoked(
             timestamp_ns=self._stamp(now_ns),
             lease_id=lease.lease_id,
@@ -543,17 +495,6 @@ class Lifecycle:
         lease = self.leases.of_client(client_id)
         return lease is not None and lease.role is Role.CONSUMER and lease.stream_id == stream_id
 
-    def _give_back_ids(self, owner: tuple[int, int]) -> None:
-        self._hello_ns.pop(owner, None)
-        self._modes.pop(owner, None)
-        self._overrides.pop(owner, None)
-        self._descriptor_ids.give_back(owner)
-        self._control_ids.give_back(owner)
-
-    def _forget_stale_consumers(self, now_ns: int) -> None:
-        for owner in [o for o, heard_ns in self._hello_ns.items() if now_ns - heard_ns > HELLO_STALE_NS]:
-            self._give_back_ids(owner)
-
 
 class _Refusal(Exception):
     """Why an attach is not granted."""
@@ -583,11 +524,6 @@ def _refusal_response(correlation_id: int, code: ResponseCode, text: str) -> Shm
 
 def _detach_response(correlation_id: int, code: ResponseCode, text: str) -> ShmDetachResponse:
     return ShmDetachResponse(correlation_id=correlation_id, code=code, error_message=_limited(text))
-
-
-def _is_answerable(uri: str) -> bool:
-    """Whether a ConsumerConfig can carry a channel or URI: printable ASCII (A13), within Aeron's limit."""
-    return uri.isascii() and uri.isprintable() and len(uri) <= MAX_URI_BYTES
 
 
 def _limited(text: str) -> str:

@@ -15,13 +15,16 @@ from typing import Final
 from tensorpool.errors import ConfigError
 
 FILE_MODE: Final = 0o660
-_FILE_BITS: Final = 0o666
+_FILE_BITS: Final = 0o660
 
 
 def check_file_mode(mode: int) -> int:
-    """`mode` if regions can have it: rw for the owner, nothing executable. Raises ConfigError."""
+    """`mode` if regions can have it: rw for the owner, nothing for others, nothing executable. Raises ConfigError."""
+    accepted = "600, 640, 660 and the like: rw for the owner, no x"
+    if mode & 0o007:
+        accepted = "no access for others: 660, with the users who attach in one group, or 640, 600"
     if mode & ~_FILE_BITS or mode & 0o600 != 0o600:
-        raise ConfigError("shm.permissions_mode", f"{mode:o}", "600, 640, 660 and the like: rw for the owner, no x")
+        raise ConfigError("shm.permissions_mode", f"{mode:o}", accepted)
     return mode
 
 
