@@ -88,7 +88,7 @@ class Bench:
 
     def keep(self, now_ns: int) -> ShmLeaseKeepalive | None:
         """Send the keepalive that is due, if one is."""
-        keepalive = self.attachment.keepalive(now_ns)
+        keepalive = self.attachment.keepalive(now_ns, now_ns)
         if keepalive is not None:
             self.attachment.on_keepalive_sent(now_ns)
         return keepalive
@@ -150,8 +150,8 @@ def test_nothing_is_asked_before_the_start(bench: Bench) -> None:
     attachment = bench.attachment
     assert attachment.phase is Phase.UNATTACHED
     assert attachment.on_tick(T0 + 10**18) == []
-    assert attachment.keepalive(T0 + 10**18) is None
-    assert attachment.next_ns > T0 + 10**18
+    assert attachment.keepalive(T0 + 10**18, T0 + 10**18) is None
+    assert attachment.next_ns == 0  # its owner may start at once
     assert (attachment.lease_id, attachment.stream_id, attachment.is_attached) == (None, STREAM, False)
 
 
@@ -396,7 +396,7 @@ def test_a_lease_that_lasted_makes_the_pauses_short_again(bench: Bench) -> None:
     late_ns = T0 + 2 * KEEPALIVE_NS
     bench.attachment.on_driver_shutdown("", late_ns)
     assert bench.attachment.next_ns == late_ns + LOST_RETRY_NS
-    bench.request = attach_request(bench.attachment.on_tick(late_ns + LOST_RETRY_NS))
+    bench.start(late_ns + LOST_RETRY_NS)
     bench.answer(late_ns, code=ResponseCode.REJECTED)
     assert bench.attachment.next_ns == late_ns + FIRST_RETRY_NS
 
@@ -496,7 +496,7 @@ def test_a_lease_ends_at_its_deadline_by_itself(bench: Bench) -> None:
     loss = lost(bench.attachment.on_tick(T0 + LEASE_NS))
     assert loss.reason is LossReason.EXPIRED
     assert bench.attachment.lease_id is None
-    assert bench.attachment.keepalive(T0 + LEASE_NS) is None
+    assert bench.attachment.keepalive(T0 + LEASE_NS, T0 + LEASE_NS) is None
     attach_request(bench.attachment.on_tick(bench.attachment.next_ns))
 
 
@@ -523,7 +523,7 @@ def test_a_keepalive_that_could_not_be_sent_slides_nothing(bench: Bench) -> None
     for now_ns in range(T0, T0 + LEASE_NS, 250 * MS):
         bench.hear(now_ns)
         assert bench.attachment.on_tick(now_ns) == []
-        assert bench.attachment.keepalive(now_ns) is not None
+        assert bench.attachment.keepalive(now_ns, now_ns) is not None
         assert bench.attachment.on_keepalive_failed(is_connected=True, now_ns=now_ns) == []
     assert lost(bench.attachment.on_tick(T0 + LEASE_NS)).reason is LossReason.EXPIRED
 
@@ -635,20 +635,75 @@ def test_a_lease_that_does_not_last_is_not_asked_for_in_a_tight_loop(bench: Benc
 
 @pytest.mark.spec("DRV-4.13-11", "DRV-4.13-13", "DRV-4.12-03")
 def test_a_shutdown_notice_ends_the_lease_at_once(bench: Bench) -> None:
-    """And the attachment asks until the driver is back."""
+    """The attachment is unattached, and asks under new ids until the driver is back."""
     bench.attach()
-    loss = lost(bench.attachment.on_driver_shutdown("maintenance", T0 + 2 * KEEPALIVE_NS))
+    first_id, now_ns = bench.attachment.client_id, T0 + 2 * KEEPALIVE_NS
+    loss = lost(bench.attachment.on_driver_shutdown("maintenance", now_ns))
     assert (loss.reason, loss.words) == (LossReason.DRIVER_GONE, "maintenance")
     assert bench.attachment.lease_id is None
-    attach_request(bench.attachment.on_tick(T0 + 2 * KEEPALIVE_NS + LOST_RETRY_NS))
+    assert (bench.attachment.phase, bench.attachment.next_ns) == (Phase.UNATTACHED, now_ns + LOST_RETRY_NS)
+    assert attach_request(bench.attachment.start(now_ns + LOST_RETRY_NS)).client_id != first_id
 
 
-def test_a_shutdown_notice_without_a_lease_is_nothing(bench: Bench) -> None:
-    """A request that is under way will be answered by the next driver."""
-    assert bench.attachment.on_driver_shutdown("", T0) == []
-    bench.start()
-    assert bench.attachment.on_driver_shutdown("", T0) == []
-    assert bench.attachment.phase is Phase.ATTACHING
+@pytest.mark.spec("DRV-4.12-03")
+def test_a_request_dies_with_its_driver(bench: Bench) -> None:
+    """What it is granted late is nothing; after a growing pause another request is made, under new ids."""
+    now_ns, pauses, ids = T0, list[int](), set[tuple[int, int]]()
+    for _ in range(3):
+        request = bench.start(now_ns)
+        ids.add((request.client_id, request.correlation_id))
+        bench.attachment.on_making(1, 1, now_ns)
+        assert bench.attachment.on_driver_shutdown("", now_ns) == []
+        assert (bench.attachment.phase, bench.attachment.making) == (Phase.UNATTACHED, None)
+        assert bench.answer(now_ns) == []
+        assert bench.attachment.on_tick(now_ns + 10**18) == []
+        pauses.append(bench.attachment.next_ns - now_ns)
+        now_ns = bench.attachment.next_ns
+    assert pauses == [FIRST_RETRY_NS, 2 * FIRST_RETRY_NS, 4 * FIRST_RETRY_NS]
+    assert len(ids) == 3
+
+
+@pytest.mark.spec("DRV-4.12-03")
+def test_a_shutdown_notice_leads_from_every_phase_to_where_nothing_is_held(bench: Bench) -> None:
+    """Unattached: also in a pause, which goes on. What its owner gives back or gave up is closed, and stays so."""
+    attachment = bench.attachment
+    assert attachment.on_driver_shutdown("", T0) == []
+    assert attachment.phase is Phase.UNATTACHED
+    attachment.on_attach_response(refused(bench.start().correlation_id), T0, T0)
+    pause_ns = attachment.next_ns
+    assert attachment.on_driver_shutdown("", T0) == []
+    assert (attachment.phase, attachment.next_ns) == (Phase.UNATTACHED, pause_ns)
+    attachment.start(pause_ns)
+    attachment.detach(pause_ns)
+    assert attachment.phase is Phase.ABANDONED
+    assert attachment.on_driver_shutdown("", pause_ns) == [Detached()]
+    assert attachment.phase is Phase.CLOSED
+    assert attachment.on_driver_shutdown("", pause_ns) == []
+    other = Bench()
+    other.attach()
+    other.attachment.detach(T0)
+    assert other.attachment.on_driver_shutdown("", T0) == [Detached()]
+    assert other.attachment.phase is Phase.CLOSED
+
+
+def test_a_driver_that_answers_with_another_lease_does_not_know_ours(bench: Bench) -> None:
+    """E40: only in answer to a question. That lease is given back, ours counts as lost, and another is asked for."""
+    bench.attach()
+    request = bench.request
+    assert request is not None
+    stranger, refusal = granted(request.correlation_id, lease_id=99), refused(request.correlation_id)
+    assert bench.attachment.on_attach_response(stranger, T0, T0) == []
+    assert bench.attachment.ask_again() == request
+    assert bench.attachment.on_attach_response(refusal, T0, T0) == []
+    assert bench.attachment.on_attach_response(stranger, T0, T0) == [], "the question was answered"
+    bench.attachment.ask_again()
+    loss, detach = bench.attachment.on_attach_response(stranger, T0 + 2 * KEEPALIVE_NS, T0)
+    assert isinstance(loss, Lost)
+    assert loss.reason is LossReason.DRIVER_GONE
+    assert isinstance(detach, Send)
+    assert isinstance(detach.message, ShmDetachRequest)
+    assert detach.message.lease_id == 99
+    assert not bench.attachment.is_attached
 
 
 @pytest.mark.spec("DRV-4.13-14", "DRV-4.13-15")
@@ -739,7 +794,7 @@ def test_a_lease_is_given_back_when_its_owner_wants(bench: Bench) -> None:
     assert request.correlation_id != asked
     assert (request.lease_id, request.stream_id) == (77, STREAM)
     assert (request.client_id, request.role) == (bench.attachment.client_id, bench.attachment.wish.role)
-    assert bench.attachment.keepalive(T0 + KEEPALIVE_NS) is None
+    assert bench.attachment.keepalive(T0 + KEEPALIVE_NS, T0 + KEEPALIVE_NS) is None
     other = ShmDetachResponse(correlation_id=asked, code=ResponseCode.OK)
     assert bench.attachment.on_detach_response(other) == []
     answer = ShmDetachResponse(correlation_id=request.correlation_id, code=ResponseCode.OK)

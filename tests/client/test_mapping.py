@@ -448,7 +448,7 @@ def test_after_the_producers_end_only_a_later_epoch_is_mapped(reason: LeaseRevok
 
 @pytest.mark.spec("DRV-4.9-16", "DRV-4.9-17")
 def test_the_wait_for_the_next_epoch_has_an_end() -> None:
-    """Three periods: then the owner is told, once, to attach again, whatever is announced meanwhile."""
+    """Three periods: then the owner asks the driver, again after three more, whatever is announced meanwhile."""
     state = mapped_in(5)
     state.on_producer_revoked(revoked(70, 9), T0)
     assert state.on_tick(T0 + WINDOW_NS - 1) is False
@@ -456,6 +456,11 @@ def test_the_wait_for_the_next_epoch_has_an_end() -> None:
         assert state.on_announce(announced(5), now_ns, False) == []
     assert state.on_tick(T0 + WINDOW_NS) is True
     assert state.on_tick(T0 + WINDOW_NS + 1) is False
+    assert state.on_announce(announced(5), T0 + WINDOW_NS + 1, False) == []
+    assert state.on_tick(T0 + 2 * WINDOW_NS - 1) is False
+    assert state.on_tick(T0 + 2 * WINDOW_NS) is True
+    assert epochs_of(follow(state, state.on_announce(announced(6), T0 + 2 * WINDOW_NS, False))) == [6]
+    assert state.on_tick(T0 + 10 * WINDOW_NS) is False
 
 
 def test_a_new_attach_ends_the_wait() -> None:

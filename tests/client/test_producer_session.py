@@ -14,10 +14,12 @@ import pytest
 from tensorpool.channel import Endpoint
 from tensorpool.client.attachment import Wish
 from tensorpool.client.producer_session import MAX_CONSUMERS, STALE_PERIODS, ProducerSession
+from tensorpool.client.session import Session
+from tensorpool.clock import ManualClock
 from tensorpool.wire import Message, decode
-from tensorpool.wire.control import ConsumerConfig, Mode
-from tensorpool.wire.driver import Role
-from tests.client.conftest import STREAM, StillConductor, hello, revoked
+from tensorpool.wire.control import ClockDomain, ConsumerConfig, Mode
+from tensorpool.wire.driver import Role, ShmLeaseKeepalive
+from tests.client.conftest import STREAM, StillConductor, announced, granted, hello, revoked
 from tests.support import messages
 
 MAX_MESSAGE_BYTES = 8192
@@ -276,3 +278,25 @@ def test_private_streams_stay_on_the_media_of_the_deployment() -> None:
     assert over_udp.to(**elsewhere) == config(**elsewhere)
     assert over_udp.to(2, **asked("descriptor", 33_001)) == config(2, **asked("descriptor", 33_001))
     assert over_udp.session.counts["private_streams_declined"] == 0
+
+
+# --- clocks
+
+
+@pytest.mark.parametrize("known_from", ["configuration", "announce"])
+@pytest.mark.parametrize("domain", list(ClockDomain), ids=lambda it: it.name)
+def test_keepalives_are_stamped_by_the_clock_of_the_announces(domain: ClockDomain, known_from: str) -> None:
+    """C8: that of the configuration, until an announce of the stream names another."""
+    other = next(it for it in ClockDomain if it is not domain)
+    configured = domain if known_from == "configuration" else other
+    answers = Answers(**{"driver.announce_clock_domain": configured.name})
+    session, wall_ns = answers.session, 10**18
+    session.conductor.clock = ManualClock(0, wall_ns)
+    session.attachment.start(0)
+    session.attachment.on_attach_response(granted(1, stream_id=STREAM, epoch=5), 0, wall_ns)
+    if known_from == "announce":
+        session.on_announce(announced(5, producer_id=1, stream_id=STREAM, announce_clock_domain=domain), 0, wall_ns)
+    (keepalive,) = answers.said_after(lambda: Session.do_work(session, 7))
+    assert isinstance(keepalive, ShmLeaseKeepalive)
+    assert keepalive.client_timestamp_ns == (7 if domain is ClockDomain.MONOTONIC else wall_ns)
+    assert session.stamp_ns(7) == keepalive.client_timestamp_ns

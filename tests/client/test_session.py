@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import time
 from pathlib import Path
 
 import msgspec
@@ -15,8 +17,9 @@ from tensorpool.client.attachment import Wish
 from tensorpool.client.producer_session import ProducerSession
 from tensorpool.client.session import MAX_EVENTS
 from tensorpool.driver import Driver, DriverConfig
-from tensorpool.wire.driver import Role, ShmDetachRequest
-from tests.client.conftest import FRAME, SMALL, STREAM, Pair, StillConductor, new_name
+from tensorpool.wire.control import DataSourceMeta
+from tensorpool.wire.driver import Role, ShmDetachRequest, ShmLeaseKeepalive
+from tests.client.conftest import FRAME, SMALL, STREAM, Outsider, Pair, StillConductor, new_name
 from tests.support.processes import wait_until
 from tests.support.wire_producer import WireProducer
 
@@ -201,3 +204,22 @@ def test_events_that_nobody_takes_do_not_pile_up() -> None:
     assert len(session.events) == MAX_EVENTS
     session.take_events(None)
     assert not session.events
+
+
+@pytest.mark.parametrize("domain", ["MONOTONIC", "REALTIME_SYNCED"])
+def test_what_a_client_stamps_is_in_the_clock_of_the_announces(domain: str) -> None:
+    """C8: keepalives and metadata, over the wire."""
+    clock_ns = time.monotonic_ns if domain == "MONOTONIC" else time.time_ns
+    with (
+        tp.local(overrides=SMALL | {"driver.announce_clock_domain": domain}) as pool,
+        pool.connect() as client,
+        contextlib.closing(Outsider(pool)) as outsider,
+    ):
+        before_ns = clock_ns()
+        producer = client.producer(new_name(), create=True)
+        producer.set_metadata({"a": 1})
+        keepalive = outsider.wait_for(ShmLeaseKeepalive, lambda it: it.client_id == producer.producer_id)
+        metadata = outsider.wait_for(DataSourceMeta, lambda it: it.stream_id == producer.stream_id)
+        after_ns = clock_ns()
+        assert before_ns <= keepalive.client_timestamp_ns <= after_ns
+        assert before_ns <= metadata.timestamp_ns <= after_ns

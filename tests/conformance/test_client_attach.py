@@ -12,6 +12,7 @@ import struct
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -269,6 +270,7 @@ def test_a_grant_that_comes_after_its_caller_gave_up_is_given_back(
     ):
         start(client, peer, role, timeout=3 * ANNOUNCE_EVERY_S)
     peer.answer_held()
+    wait_until(lambda: peer.grants, "the request is granted")
     (grant,) = peer.grants
     assert peer.wait_for(ShmDetachRequest, lease_id=grant.lease_id, client_id=grant.request.client_id)
     with start(client, peer, role, timeout=20) as session:
@@ -714,20 +716,23 @@ def test_after_the_end_of_its_producer_a_consumer_waits_for_the_next_epoch(bench
 
 @pytest.mark.spec("DRV-4.9-16", "DRV-4.9-17", "DRV-4.12-05")
 def test_a_consumer_does_not_wait_for_ever_for_the_next_epoch(bench: Bench, peer: WireProducer) -> None:
-    """Three announce periods after the revocation it has let go and attaches anew.
+    """Three announce periods after the revocation it asks the driver what there is, under its lease, and maps that.
 
     Its peer announces the old epoch all the time: how often it did so measures the wait, also on a busy machine.
     """
     consumer = start(bench.connect(announce_period_ms=SHORT_PERIOD_MS), peer, Role.CONSUMER)
     wait_works(consumer, peer)
     fence(consumer, peer)
-    since = peer.now
+    since, lease_id = peer.now, consumer.lease_id
     said_ns = peer.say(ShmLeaseRevoked)
     heard = peer.wait_for(ShmAttachRequest, since, stream_id=peer.stream_id)
+    assert heard.message == peer.grant_of(own_id(consumer)).request, "E40: the same request, for the lease that it has"
     assert heard.received_ns - said_ns >= 2.5 * SHORT_PERIOD_MS * 1_000_000
     announces = [announce for announce in peer.heard(ShmPoolAnnounce, since) if announce.index < heard.index]
     assert len(announces) < 6 * SHORT_PERIOD_MS / 1e3 / ANNOUNCE_EVERY_S
     wait_works(consumer, peer)
+    assert consumer.lease_id == lease_id
+    assert peer.heard(ShmDetachRequest, since, stream_id=peer.stream_id) == []
 
 
 # --- the end of the driver
@@ -762,6 +767,32 @@ def test_a_shutdown_notice_ends_every_lease_at_once(
     fenced = peer.now
     peer.wait_for(ShmLeaseKeepalive, fenced, lease_id=session.lease_id)
     assert peer.heard(ShmLeaseKeepalive, fenced, lease_id=lease_id) == []
+
+
+@pytest.mark.spec("DRV-4.12-03", "DRV-4.13-13")
+@both_roles
+def test_a_request_that_was_under_way_at_a_shutdown_is_made_anew(bench: Bench, peer: WireProducer, role: Role) -> None:
+    """The old one died with the driver: the client asks by itself, under new ids, and uses the answer to that alone."""
+    peer.answers = False
+    since = peer.now
+    client = bench.connect()
+
+    def later() -> list[ShmAttachRequest]:
+        asked = [heard.message for heard in peer.heard(ShmAttachRequest, since, stream_id=peer.stream_id)]
+        return [it for it in asked if it.correlation_id != first.correlation_id]
+
+    with ThreadPoolExecutor(1) as pool:
+        attaching = pool.submit(start, client, peer, role)
+        first = peer.wait_for(ShmAttachRequest, since, stream_id=peer.stream_id, role=role).message
+        peer.shut_down(ShutdownReason.NORMAL)
+        wait_until(later, "another request")
+        assert later()[0].client_id != first.client_id
+        peer.held.clear()
+        peer.answer(first)
+        peer.answer_held()
+        session = attaching.result(60)
+    wait_works(session, peer)
+    assert own_id(session) == later()[0].client_id
 
 
 @pytest.mark.spec("DRV-4.7a-02")

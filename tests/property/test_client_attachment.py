@@ -163,7 +163,9 @@ class AttachmentMachine(RuleBasedStateMachine):
         if not self.has_link:
             return
         self.tick()
-        keepalive = self.attachment.keepalive(self.now_ns)
+        if self.attachment.phase is Phase.UNATTACHED and self.now_ns >= self.attachment.next_ns:
+            self.perform(self.attachment.start(self.now_ns))
+        keepalive = self.attachment.keepalive(self.now_ns, self.now_ns)
         if self.believed is None or self.attachment.phase is not Phase.ATTACHED:
             assert keepalive is None
             return
@@ -239,7 +241,7 @@ class AttachmentMachine(RuleBasedStateMachine):
         """By the shortest way: most of what can happen happens to those who have one."""
         if not self.has_link:
             self.find_link()
-        while self.attachment.phase is Phase.BACKOFF:
+        while self.attachment.phase in (Phase.BACKOFF, Phase.UNATTACHED):
             self.now_ns = max(self.now_ns + 1, self.attachment.next_ns)
             self.turn()
         self.grant(lease_ns)
@@ -322,6 +324,7 @@ class AttachmentMachine(RuleBasedStateMachine):
             return
         self.perform(self.attachment.on_driver_shutdown("", self.now_ns))
         assert self.believed is None
+        assert self.attachment.phase is (Phase.UNATTACHED if self.is_wanted else Phase.CLOSED)
 
     @rule(listeners=st.sampled_from(["many", "many", "full", "none"]))
     def listen(self, listeners: str) -> None:

@@ -129,8 +129,8 @@ class MappingMachine(RuleBasedStateMachine):
             assert is_over == (self.now_ns >= self.waits_beyond[1]), "the wait has an end, and it is told"
         else:
             assert not is_over
-        if is_over:
-            self.waits_beyond = None
+        if is_over and self.waits_beyond is not None:
+            self.waits_beyond = self.waits_beyond[0], self.now_ns + WINDOW_NS  # until the driver answers
 
     @rule(is_active=st.booleans())
     def breathe(self, is_active: bool) -> None:

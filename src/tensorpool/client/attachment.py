@@ -7,6 +7,7 @@
         │                  ▼     │            ▼ driver gone          │           │
         └── link lost ──  BACKOFF ◄───────────┘     ATTACHING ──detach──► ABANDONED
 
+    the driver shuts down: any ──► UNATTACHED, or CLOSED where the lease was being given back
 One request at a time, repeated under the same ids until it is answered: the driver may take long to make the memory,
 and an identical request gets the same lease. It has no end of its own; a caller may abandon it, and then a lease that
 is granted late is given back at once.
@@ -171,6 +172,7 @@ class Attachment:
         self._unsent_since_ns: int | None = None
         self._heard_ns = 0
         self._attached_ns = 0
+        self._is_asking_again = False
 
     @property
     def lease_id(self) -> int | None:
@@ -194,8 +196,7 @@ class Attachment:
     @property
     def next_ns(self) -> int:
         """Nothing is due before."""
-        is_idle = self.phase in (Phase.UNATTACHED, Phase.ABANDONED, Phase.CLOSED)
-        return 2**63 if is_idle else self._next_ns
+        return 2**63 if self.phase in (Phase.ABANDONED, Phase.CLOSED) else self._next_ns
 
     # --- what the owner wants
 
@@ -231,7 +232,7 @@ class Attachment:
         return [Detached()]
 
     def request(self) -> ShmAttachRequest:
-        """What was asked for. Sent again while the lease is held, it asks what is current (E2, K1)."""
+        """What was asked for."""
         wish = self.wish
         return ShmAttachRequest(
             correlation_id=self._correlation_id,
@@ -243,6 +244,11 @@ class Attachment:
             publish_mode=PublishMode.EXISTING_OR_CREATE if wish.create else PublishMode.REQUIRE_EXISTING,
             require_hugepages=wish.hugepages,
         )
+
+    def ask_again(self) -> ShmAttachRequest:
+        """The request, to be sent while the lease is held: the driver answers what is current (E2, E40, K1)."""
+        self._is_asking_again = True
+        return self.request()
 
     def is_answered_again(self, response: ShmAttachResponse) -> bool:
         """Whether a usable answer about the lease that we hold came once more, perhaps with a later epoch (E2)."""
@@ -273,6 +279,8 @@ class Attachment:
 
     def on_attach_response(self, response: ShmAttachResponse, now_ns: int, wall_ns: int) -> list[Effect]:
         """E3: only the answer to the pending request counts. The expiry is by either clock (C8): the nearer one."""
+        if self.phase is Phase.ATTACHED and response.correlation_id == self._correlation_id:
+            return self._on_other_lease(response, now_ns)
         if self.phase not in (Phase.ATTACHING, Phase.ABANDONED) or response.correlation_id != self._correlation_id:
             return []
         if self.wish.stream_id and response.stream_id not in (None, self.wish.stream_id):
@@ -304,6 +312,7 @@ class Attachment:
         self._unsent_since_ns = None
         self._attached_ns = now_ns
         self._heard_ns = now_ns
+        self._is_asking_again = False
         self._next_ns = now_ns  # the first keepalive goes at once: the grant itself took time
         return [Attached(response)]
 
@@ -350,12 +359,19 @@ class Attachment:
         return [Send(request)]
 
     def on_driver_shutdown(self, words: str, now_ns: int) -> list[Effect]:
-        """§4.13: every lease is invalid at once."""
-        if self.phase is Phase.DETACHING:
+        """§4.12, §4.13: every lease is invalid at once, and a request dies with the driver. What follows is new."""
+        if self.phase in (Phase.DETACHING, Phase.ABANDONED):
             return self._closed()
+        if self.phase is Phase.CLOSED:
+            return []
+        effects: list[Effect] = []
         if self.phase is Phase.ATTACHED:
-            return self._lose(LossReason.DRIVER_GONE, words or "the driver shut down", now_ns)
-        return []
+            effects = self._lose(LossReason.DRIVER_GONE, words or "the driver shut down", now_ns)
+        elif self.phase is Phase.ATTACHING:
+            self._back_off(now_ns)
+        self.phase = Phase.UNATTACHED
+        self._asked = self.making = None
+        return effects
 
     def on_link_lost(self, words: str) -> list[Effect]:
         """The media driver is gone, and every message with it. Start again once there is a link."""
@@ -365,6 +381,7 @@ class Attachment:
         if self.phase not in (Phase.ABANDONED, Phase.CLOSED):
             self.phase = Phase.UNATTACHED
             self.response = None
+            self._next_ns = 0
         return [Lost(LossReason.DRIVER_GONE, words)] if was_attached else []
 
     # --- time
@@ -373,8 +390,8 @@ class Attachment:
         """What is due, except keepalives."""
         if self.phase is Phase.ATTACHED:
             return self._check_lease(now_ns)
-        if now_ns < self.next_ns:
-            return []
+        if self.phase is Phase.UNATTACHED or now_ns < self.next_ns:
+            return []  # the owner knows whether there is anything to ask for
         if self.phase is Phase.BACKOFF:
             return self.start(now_ns)
         if self.phase is Phase.ATTACHING:
@@ -385,8 +402,11 @@ class Attachment:
         self._next_ns = now_ns + self._retry_ns
         return [Send(self._detach_request())]
 
-    def keepalive(self, now_ns: int) -> ShmLeaseKeepalive | None:
-        """The keepalive that is due now. Tell `on_keepalive_sent` or `on_keepalive_failed` what became of it."""
+    def keepalive(self, now_ns: int, stamp_ns: int) -> ShmLeaseKeepalive | None:
+        """The keepalive that is due now. Tell `on_keepalive_sent` or `on_keepalive_failed` what became of it.
+
+        `stamp_ns` is the time by the clock of the driver's announces (C8).
+        """
         if self.phase is not Phase.ATTACHED or now_ns < self._next_ns:
             return None
         return ShmLeaseKeepalive(
@@ -394,7 +414,7 @@ class Attachment:
             stream_id=self.stream_id,
             client_id=self.client_id,
             role=self.wish.role,
-            client_timestamp_ns=now_ns,
+            client_timestamp_ns=stamp_ns,
         )
 
     def on_keepalive_sent(self, now_ns: int) -> None:
@@ -417,6 +437,16 @@ class Attachment:
         return self._lose(LossReason.DRIVER_GONE, "nobody listens on the control stream", now_ns)
 
     # --- inside
+
+    def _on_other_lease(self, response: ShmAttachResponse, now_ns: int) -> list[Effect]:
+        """E40: a driver that answers our question with a lease of another id does not know the one that we hold."""
+        was_asking, self._is_asking_again = self._is_asking_again, False
+        other = response.lease_id
+        if not was_asking or response.code is not ResponseCode.OK or other in (None, self.lease_id):
+            return []
+        self.response = response
+        give_back = Send(self._detach_request())
+        return [*self._lose(LossReason.DRIVER_GONE, "the driver does not know the lease", now_ns), give_back]
 
     def _check_lease(self, now_ns: int) -> list[Effect]:
         if self._duration_ns is not None and now_ns >= self._deadline_ns:

@@ -164,12 +164,11 @@ class ConsumerSession(Session):
             self._perform(self.attachment.on_mapping_failed(now_ns), now_ns)
 
     def on_attach_response(self, response: ShmAttachResponse, now_ns: int, wall_ns: int) -> None:
-        if self.attachment.is_answered_again(response):
-            mapped = self._mapping.epoch
-            if mapped is not None and response.epoch is not None and response.epoch > mapped:
-                self.on_attached(response, now_ns)  # K1: what `_ask_for_epoch` asked
-            return
+        is_answered_again = self.attachment.is_answered_again(response)
         super().on_attach_response(response, now_ns, wall_ns)
+        mapped, epoch = self._mapping.epoch, response.epoch
+        if is_answered_again and epoch is not None and self._may_use_shm and (mapped is None or epoch > mapped):
+            self.on_attached(response, now_ns)  # what `_ask_what_is_current` asked (E40, K1)
 
     def on_lost(self, reason: str) -> None:
         now_ns = self.conductor.clock.monotonic_ns()
@@ -252,8 +251,7 @@ class ConsumerSession(Session):
         if not self._is_greeted and self._mapped is not None:
             self._greet(now_ns)
         if self._mapping.on_tick(now_ns):
-            # §4.9: the epoch after a revoked one did not come. Ask the driver what there is.
-            self._perform(self.attachment.on_mapping_failed(now_ns), now_ns)
+            self._ask_what_is_current()  # E40: the epoch after a revoked one did not come; the lease stays
         if now_ns >= self._next_ns:
             self._next_ns = now_ns + self.config.announce_period_ns
             wall_ns = self.conductor.clock.realtime_ns()
@@ -364,7 +362,7 @@ class ConsumerSession(Session):
         self._ask_what_is_current()
 
     def _ask_what_is_current(self) -> None:
-        self.send(self.attachment.request())
+        self.send(self.attachment.ask_again())
 
     def _is_active(self, now_ns: int, wall_ns: int) -> bool:
         mapped = self._mapped

@@ -240,10 +240,13 @@ class MappingState:
         return effects + (self._map(known) if known is not None and self._is_attached else [])
 
     def on_tick(self, now_ns: int) -> bool:
-        """Whether the wait for the epoch after a revoked one is over without it: then attach again (§4.9)."""
+        """Whether the wait for the epoch after a revoked one was in vain: ask the driver (§4.9, E40).
+
+        Until it answers, with `on_attached`, or a later epoch is announced, the wait goes on and is reported again.
+        """
         if self._beyond is None or now_ns < self._beyond_until_ns:
             return False
-        self._beyond = None
+        self._beyond_until_ns = now_ns + self._window_ns
         return True
 
     # --- inside

@@ -235,8 +235,8 @@ class Producer(ProducerBase):
         version = session.route.meta_version + 1
         if version > MAX_META_VERSION:
             raise LocalProtocolError("meta_version is used up; attach anew")
-        config, now_ns = session.config, session.conductor.clock.monotonic_ns()
-        message = metadata_message(config, self.name, attributes, tags, summary, version, now_ns)
+        stamp_ns = session.stamp_ns(session.conductor.clock.monotonic_ns())
+        message = metadata_message(session.config, self.name, attributes, tags, summary, version, stamp_ns)
         session.route.meta_version = version
         session.conductor.order(lambda now_ns: session.set_metadata(message, summary))
         return version

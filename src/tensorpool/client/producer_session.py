@@ -37,7 +37,6 @@ from tensorpool.errors import (
 from tensorpool.shm import LAYOUT_VERSION, MappedRing
 from tensorpool.wire import Message
 from tensorpool.wire.control import (
-    ClockDomain,
     ConsumerConfig,
     ConsumerHello,
     DataSourceAnnounce,
@@ -148,7 +147,6 @@ class ProducerSession(Session):
         self._mapping: Future[MappedRing] | None = None
         self._description = Description()
         self._activity = ActivityDuty()
-        self._clock_domain = ClockDomain.MONOTONIC  # as announced
         self._next_ns = 0
         self._is_spread = True  # whether the publishing thread knows of what consumers asked for
         self._opener = PrivateStreamOpener(self.config, conductor.clock, self.log, self.counts)
@@ -267,7 +265,6 @@ class ProducerSession(Session):
     def on_announce(self, announce: ShmPoolAnnounce, now_ns: int, wall_ns: int) -> None:
         super().on_announce(announce, now_ns, wall_ns)
         if self.writing is not None and announce.epoch == self.writing.ring.epoch:
-            self._clock_domain = announce.announce_clock_domain
             self._activity.on_announce()
 
     def on_consumer_end(self, notice: ShmLeaseRevoked) -> None:
@@ -418,8 +415,7 @@ class ProducerSession(Session):
             return
         ring = self.writing.ring
         if self._activity.is_due(ring.activity_timestamp_ns, now_ns, self.config.announce_period_ns):
-            is_monotonic = self._clock_domain is ClockDomain.MONOTONIC
-            stamp_ns = now_ns if is_monotonic else self.conductor.clock.realtime_ns()
+            stamp_ns = self.stamp_ns(now_ns)
             ring.refresh_activity(stamp_ns)
             self._activity.on_refreshed(stamp_ns, now_ns)
 

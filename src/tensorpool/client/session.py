@@ -32,7 +32,7 @@ from tensorpool.errors import (
 )
 from tensorpool.logs import get_logger
 from tensorpool.wire import Message
-from tensorpool.wire.control import ShmPoolAnnounce
+from tensorpool.wire.control import ClockDomain, ShmPoolAnnounce
 from tensorpool.wire.driver import (
     ResponseCode,
     ShmAttachResponse,
@@ -90,6 +90,9 @@ class Session:
         self.changed = threading.Condition()
         self.events: deque[StateChange] = deque(maxlen=MAX_EVENTS)
         self.link: Link | None = None
+        self.clock_domain = ClockDomain[
+            self.config.driver.announce_clock_domain
+        ]  # of announces; theirs, once there are
         self._has_dropped = False
         self._pid = os.getpid()
         self.log = get_logger("client", role=wish.role.name, stream=name or wish.stream_id)
@@ -103,6 +106,10 @@ class Session:
     @property
     def is_closed(self) -> bool:
         return self.state is State.CLOSED
+
+    def stamp_ns(self, now_ns: int) -> int:
+        """The time for a message or region, by the clock of the driver's announces (C8)."""
+        return now_ns if self.clock_domain is ClockDomain.MONOTONIC else self.conductor.clock.realtime_ns()
 
     def check_process(self) -> None:
         """Raises Closed in a process that was forked from the one that attached: the conductor runs there."""
@@ -203,6 +210,7 @@ class Session:
 
     def on_announce(self, announce: ShmPoolAnnounce, now_ns: int, wall_ns: int) -> None:
         """A fresh announce of this session's stream."""
+        self.clock_domain = announce.announce_clock_domain
         self._perform(self.attachment.on_announce(announce, now_ns), now_ns)
 
     def do_work(self, now_ns: int) -> int:
@@ -215,10 +223,11 @@ class Session:
             self.conductor.resume_abandoned(attachment)
         if attachment.phase is not lease.Phase.BACKOFF or self._may_ask():
             work = self._perform(attachment.on_tick(now_ns), now_ns)
-        if attachment.phase is lease.Phase.UNATTACHED and self.is_resolved(now_ns) and self._may_ask():
+        is_due = attachment.phase is lease.Phase.UNATTACHED and now_ns >= attachment.next_ns
+        if is_due and self.is_resolved(now_ns) and self._may_ask():
             self.conductor.resume_abandoned(attachment)
             work += self._perform(attachment.start(now_ns), now_ns)
-        keepalive = attachment.keepalive(now_ns)
+        keepalive = attachment.keepalive(now_ns, self.stamp_ns(now_ns))
         if keepalive is not None:
             result = self.link.control.offer(keepalive.encode())
             if result:

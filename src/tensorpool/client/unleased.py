@@ -40,5 +40,5 @@ class Unleased(Attachment):
     def on_tick(self, now_ns: int) -> list[Effect]:
         return []
 
-    def keepalive(self, now_ns: int) -> ShmLeaseKeepalive | None:
+    def keepalive(self, now_ns: int, stamp_ns: int) -> ShmLeaseKeepalive | None:
         return None
