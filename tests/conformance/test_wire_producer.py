@@ -114,10 +114,11 @@ def unused_endpoint() -> Endpoint:
 
 
 def fence(peer: WireConsumer, producer: Producer) -> None:
-    """Return when the producer has handled every hello: it declined a request that came after them."""
+    """Return when the producer does as the hellos ask: it declined a request that came after them."""
     nobody = new_client_id()
     peer.say_hello(producer.stream_id, consumer_id=nobody, descriptor_stream_id=31_000)
     peer.wait_for(ConsumerConfig, consumer_id=nobody)
+    wait_until(lambda: producer._session._is_spread, "the publishing thread knows")
 
 
 def descriptors(peer: WireConsumer, producer: Producer, last: int) -> list[FrameDescriptor]:

@@ -520,7 +520,6 @@ class ProducerSession(Session):
 
     def _spread(self) -> None:
         """Hand the publishing thread a new picture of who wants what."""
-        self._is_spread = True
         consumers = list(self._consumers.values())
         policy = ProgressPolicy.of(heard.hello for heard in consumers if heard.hello is not None)
         progress: list[aeron.Publication] = []
@@ -534,6 +533,7 @@ class ProducerSession(Session):
         descriptors = tuple(heard.descriptors for heard in consumers if heard.descriptors is not None)
         self.route.is_plain = not descriptors
         self.fan_out = FanOut(descriptors, tuple(progress), policy)
+        self._is_spread = True
 
 
 def _asked(hello: ConsumerHello) -> tuple[Endpoint, Endpoint]:
