@@ -9,7 +9,7 @@ Wire §5, §10.1.3; decisions E22-E27.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Final
 
 from tensorpool import aeron
@@ -68,11 +68,11 @@ class PrivateStreamOpener:
         endpoint: Endpoint,
         current: PrivateStream | None,
         rate_hz: int,
-        others: Sequence[PrivateStream],
+        find_others: Callable[[], Sequence[PrivateStream]],
     ) -> PrivateStream | None:
         """A publication for it, the current one if that leads there; None: nothing was asked for, or it is declined.
 
-        `others` are the open streams of all other consumers, and of this consumer's other kind.
+        `find_others` finds the open streams of all other consumers, and of this consumer's other kind.
         """
         if current is not None and current.endpoint == endpoint and not current.publication.is_closed:
             current.set_rate(rate_hz)
@@ -82,7 +82,7 @@ class PrivateStreamOpener:
         if endpoint == NO_STREAM:
             return None
         started_ns = self._clock.monotonic_ns()
-        reason = self._reason_to_decline(endpoint, others, started_ns)
+        reason = self._reason_to_decline(endpoint, find_others(), started_ns)
         if reason is None and link is not None:
             try:
                 return PrivateStream(endpoint, link.publish_private(endpoint), rate_hz)

@@ -477,10 +477,12 @@ class ProducerSession(Session):
 
     def _private(self, endpoint: Endpoint, current: PrivateStream | None, rate: int) -> PrivateStream | None:
         """A publication for it, or None: then the request is declined."""
-        consumers = self._consumers.values()
-        streams = [stream for heard in consumers for stream in (heard.descriptors, heard.control)]
-        others = [stream for stream in streams if stream is not None and stream is not current]
-        return self._opener.open(self.link, endpoint, current, rate, others)
+
+        def find_others() -> list[PrivateStream]:
+            streams = [stream for heard in self._consumers.values() for stream in (heard.descriptors, heard.control)]
+            return [stream for stream in streams if stream is not None and stream is not current]
+
+        return self._opener.open(self.link, endpoint, current, rate, find_others)
 
     def _config_for(self, hello: ConsumerHello, heard: _Heard, *, can_use_shm: bool = True) -> ConsumerConfig:
         descriptors = heard.descriptors.endpoint if heard.descriptors else NO_STREAM

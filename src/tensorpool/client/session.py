@@ -90,9 +90,7 @@ class Session:
         self.changed = threading.Condition()
         self.events: deque[StateChange] = deque(maxlen=MAX_EVENTS)
         self.link: Link | None = None
-        self.clock_domain = ClockDomain[
-            self.config.driver.announce_clock_domain
-        ]  # of announces; theirs, once there are
+        self.clock_domain = ClockDomain[self.config.driver.announce_clock_domain]  # until an announce names it
         self._has_dropped = False
         self._pid = os.getpid()
         self.log = get_logger("client", role=wish.role.name, stream=name or wish.stream_id)
