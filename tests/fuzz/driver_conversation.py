@@ -231,10 +231,11 @@ class Conversation:
         assert len(life._pending) <= MAX_PENDING_ATTACHES
         assert len(life.streams) <= 2 + 4
         borrowers = {(lease.stream_id, lease.client_id) for lease in life.leases if lease.role is Role.CONSUMER}
-        assert life._hello_ns.keys() == life._modes.keys()
-        assert borrowers >= life._hello_ns.keys() >= life._overrides.keys()
-        assert max(len(life._descriptor_ids), len(life._control_ids)) <= len(life._hello_ns)
-        assert all(len(override.payload_fallback_uri) <= URI_BYTES for override in life._overrides.values())
+        private = life.private_streams
+        assert borrowers >= private._borrowers.keys() | private._half_answered.keys()
+        assert max(len(private._descriptor_ids), len(private._control_ids)) <= len(private)
+        overrides = [it.override for it in private._borrowers.values() if it.override is not None]
+        assert all(len(override.payload_fallback_uri) <= URI_BYTES for override in overrides)
         producers = [lease.stream_id for lease in life.leases if lease.role is Role.PRODUCER]
         assert len(producers) == len(set(producers))
         if self.lease is not None:
