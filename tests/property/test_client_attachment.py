@@ -266,10 +266,15 @@ class AttachmentMachine(RuleBasedStateMachine):
             request.correlation_id, lease_id=lease_id, lease_expiry_timestamp_ns=expiry_ns, **(flaw or {})
         )
         self.past_leases.append((lease_id, request.client_id))
-        was_believed, was_pending = self.believed, self.attachment.phase is Phase.ATTACHING
+        was_believed, before = self.believed, self.attachment.phase
         effects = self.attachment.on_attach_response(response, self.now_ns, WALL_NS + self.now_ns)
         self.perform(effects)
-        if not was_pending or request.correlation_id != self.requests[-1].correlation_id:
+        if before is Phase.ABANDONED:
+            assert self.attachment.phase in (Phase.ABANDONED, Phase.DETACHING, Phase.CLOSED)
+            is_given_back = self.attachment.phase is Phase.DETACHING
+            assert is_given_back == (lease_id in self.given_back), "a grant that comes late is given back"
+            assert is_given_back or flaw is not None or is_late
+        elif before is not Phase.ATTACHING or request.correlation_id != self.requests[-1].correlation_id:
             assert self.believed is was_believed, "an answer without a question is nothing"
         elif flaw is not None:
             assert self.believed is None
