@@ -74,12 +74,14 @@ class Answers:
         """What it sends meanwhile."""
         self._link.said.clear()
         act()
+        self.session.serve_consumers()
         return list(self._link.said)
 
     def to(self, consumer_id: int = 1, now_ns: int = 0, **wish: Any) -> ConsumerConfig:
         """The answer to a hello."""
         self._link.said.clear()
         self.session.on_hello(hello(consumer_id, **HALF | wish), now_ns)
+        self.session.serve_consumers()
         (answer,) = self._link.said
         assert isinstance(answer, ConsumerConfig)
         return answer

@@ -118,7 +118,6 @@ def fence(peer: WireConsumer, producer: Producer) -> None:
     nobody = new_client_id()
     peer.say_hello(producer.stream_id, consumer_id=nobody, descriptor_stream_id=31_000)
     peer.wait_for(ConsumerConfig, consumer_id=nobody)
-    wait_until(lambda: producer._session._is_spread, "the publishing thread knows")
 
 
 def descriptors(peer: WireConsumer, producer: Producer, last: int) -> list[FrameDescriptor]:

@@ -149,6 +149,7 @@ class ProducerSession(Session):
         self._activity = ActivityDuty()
         self._next_ns = 0
         self._is_spread = True  # whether the publishing thread knows of what consumers asked for
+        self._answers: list[ConsumerConfig] = []  # that go out once it does
         self._opener = PrivateStreamOpener(self.config, conductor.clock, self.log, self.counts)
 
     # --- asked by the user's side
@@ -287,8 +288,7 @@ class ProducerSession(Session):
         if self.link is None or not self.attachment.is_attached:
             return work
         self._keep_active(now_ns)
-        if not self._is_spread:
-            self._spread()
+        self.serve_consumers()
         if now_ns >= self._next_ns:
             self._next_ns = now_ns + self.config.announce_period_ns
             self._tell(now_ns)
@@ -302,6 +302,14 @@ class ProducerSession(Session):
         return super().is_restless or self.progress.is_waiting(self.fan_out)
 
     # --- consumers
+
+    def serve_consumers(self) -> None:
+        """Do what consumers asked for since the last turn, then answer them: an answer is true when it is sent."""
+        if not self._is_spread:
+            self._spread()
+        for answer in self._answers:
+            self.send(answer)
+        self._answers.clear()
 
     def on_hello(self, hello: ConsumerHello, now_ns: int) -> None:
         if len(self._consumers) >= MAX_CONSUMERS and hello.consumer_id not in self._consumers:
@@ -318,10 +326,10 @@ class ProducerSession(Session):
             self._next_ns = 0
             self._description.welcome()
         if hello.expected_layout_version not in (0, LAYOUT_VERSION):  # C20
-            self.send(self._config_for(hello, heard, can_use_shm=False))
+            self._answers.append(self._config_for(hello, heard, can_use_shm=False))
         elif _asked(hello) != (NO_STREAM, NO_STREAM):
             if self._is_relay:
-                self.send(self._config_for(hello, heard))
+                self._answers.append(self._config_for(hello, heard))
             else:
                 self._assign(hello, heard)
         self._is_spread = False
@@ -352,7 +360,7 @@ class ProducerSession(Session):
                 heard.control = self._private(control, heard.control, 0)
         is_declined = (descriptors.channel and not heard.descriptors) or (control.channel and not heard.control)
         if is_declined:  # here alone: without this answer the consumer would wait on a stream without a publisher
-            self.send(self._config_for(hello, heard))
+            self._answers.append(self._config_for(hello, heard))
         self._is_spread = False
 
     def on_qos_consumer(self, qos: QosConsumer, now_ns: int) -> None:
@@ -473,7 +481,7 @@ class ProducerSession(Session):
         if not asks_for_id(control):
             heard.control = self._private(control, heard.control, 0)
         if descriptors.stream_id or control.stream_id:
-            self.send(self._config_for(hello, heard))
+            self._answers.append(self._config_for(hello, heard))
 
     def _private(self, endpoint: Endpoint, current: PrivateStream | None, rate: int) -> PrivateStream | None:
         """A publication for it, or None: then the request is declined."""
