@@ -404,7 +404,13 @@ class Site:
                         producer.once()
                 return False
 
-            wait_until(is_there, f"{consumer.name} sees the last frame of {[p.last for p in mine]}")
+            try:
+                wait_until(is_there, f"{consumer.name} sees the last frame of {[p.last for p in mine]}")
+            except AssertionError as error:
+                stories = [
+                    f"{it.name}: {it.total} frames, last {it.last}, {it.journal()[-20:]}" for it in (consumer, *mine)
+                ]
+                raise AssertionError("\n".join([str(error), *stories])) from None
 
     def shut_down(self) -> None:
         """End the drivers in order; nothing is left in /dev/shm of what they and their clients made."""
