@@ -220,7 +220,7 @@ def test_registries_get_the_names_of_the_drivers_configuration(
 def test_a_log_from_before_is_not_believed(open_desk: Opener) -> None:
     """A provider that joins late judges what it finds by the time at which it joined."""
     desk = open_desk()
-    desk.client.add_subscription(desk.place.channel, desk.place.stream_id)  # keeps in the log what it does not read
+    unread = desk.client.add_subscription(desk.place.channel, desk.place.stream_id)  # keeps in the log what it leaves
     wait_until(lambda: desk.publication.is_connected, "the log is there")
     desk.announce(7, desk.clock.monotonic_ns())
     _advance(desk, EXPIRY_NS + 1)
@@ -228,6 +228,7 @@ def test_a_log_from_before_is_not_believed(open_desk: Opener) -> None:
     desk.start()
     wait_until(lambda: desk.provider.do_work() or desk.provider.size, "the later stream is known")
     assert desk.provider.counts["announces_too_old"] == 1
+    unread.close()
 
 
 @pytest.mark.spec("DISC-5.2-17")
