@@ -153,6 +153,7 @@ class Scenario:
             self._mute: Process | None = None
             self._client = self._undo.enter_context(self._connect())
             self._lanes: list[Lane] = []
+            self._stopper: Any = None  # a lane, once there is one
             for _ in range(clients // CLIENTS_PER_LANE):
                 self._lanes.append(self._lane())
                 self._pass_time(0.5)  # Python starts, one lane after the other
@@ -287,7 +288,8 @@ class Scenario:
             assert not client.complaints(), f"{client.name}: {client.complaints()}"
 
     def _lane(self) -> Lane:
-        used = {lane.stream_id for lane in self._lanes}
+        # A stream has one lane: leaving it holds all producers of the stream.
+        used = {lane.stream_id for lane in (*self._lanes, self._stopper) if lane is not None}
         free = [stream_id for stream_id in self._site.small if stream_id not in used]
         return Lane(self._site, self._chance.choice(free), CLIENTS_PER_LANE - 1, self._chance.getrandbits(32))
 
