@@ -5,11 +5,15 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
 import pytest
 
+from tensorpool.clock import ManualClock
 from tensorpool.driver.authority import MAX_CLAIMS, MAX_WORDS, Authority, probe, probe_answer
 from tensorpool.driver.config import DriverConfig
 from tensorpool.driver.lifecycle import CreateEpoch, Lifecycle, Send
+from tensorpool.driver.rivals import Rivals
+from tensorpool.logs import get_logger
 from tensorpool.wire.control import ShmPoolAnnounce
 from tensorpool.wire.driver import ResponseCode, Role, ShmAttachRequest, ShmAttachResponse
 from tests.support.driver_client import attach_request
@@ -182,3 +186,17 @@ def test_an_attach_that_waits_for_memory_is_refused_when_its_stream_is_claimed(l
     refused = answer(lifecycle.on_claim(STREAM, LATER_NS))
     assert (refused.correlation_id, refused.code) == (request.correlation_id, ResponseCode.REJECTED)
     assert lifecycle.on_claim(STREAM, LATER_NS) == []
+
+
+def test_an_announce_of_another_driver_refuses_the_attach_that_waits(lifecycle: Lifecycle) -> None:
+    """From the bytes of the announce to the refusal: `Rivals` hands the claim on."""
+    clock = ManualClock(monotonic_ns=START_NS)
+    rivals = Rivals(lifecycle.config, clock, lifecycle, get_logger("driver"))
+    rivals.on_start()
+    clock.advance(LATER_NS - START_NS)
+    request = attach_request(STREAM, Role.PRODUCER)
+    lifecycle.on_attach(request, LATER_NS)
+    theirs = msgspec.structs.replace(of_theirs(), announce_timestamp_ns=LATER_NS)
+    refused = answer(rivals.take(theirs.encode(), is_before=False) or [])
+    assert (refused.correlation_id, refused.code) == (request.correlation_id, ResponseCode.REJECTED)
+    assert rivals.failure is None, "a driver that has served for long stays"

@@ -90,7 +90,7 @@ class RenewedPublication:
         self.holders = sample.describe(self._aeron_dir, standing, self.holders)
 
     def renew(self, now_ns: int) -> None:
-        """Give up the session, whoever has not read it, and open another."""
+        """Give up the session, even where a subscriber has not read all of it, and open another."""
         old = self.publication
         self.publication = self._open()
         self._sessions.append(self.publication.session_id)

@@ -173,7 +173,7 @@ class ConsumerSession(Session):
     def on_lost(self, reason: str) -> None:
         now_ns = self.conductor.clock.monotonic_ns()
         self._follow(self._mapping.on_lease_lost(reason), now_ns)
-        self._may_use_shm = True  # what was told was told to the id of that lease
+        self._may_use_shm = True  # the order not to use it named the id of that lease
         self._fallback_if_rejected = self.fallback_uri = None
         self._leave_private()
         if self.link is not None and not self.is_ending:
@@ -348,7 +348,7 @@ class ConsumerSession(Session):
         self._perform(effects, now_ns)
 
     def _ask_for_epoch(self, now_ns: int) -> None:
-        """K1: a descriptor told of a later epoch. Ask the driver, at most once in an announce period, which it is.
+        """K1: a descriptor named a later epoch. Ask the driver, at most once in an announce period, which it is.
 
         The question is the attach request once more: a driver answers it with the lease that we hold and what is
         current (E2), or refuses it, which changes nothing. The next announce comes in any case.
@@ -371,7 +371,7 @@ class ConsumerSession(Session):
         )
 
     def _apply_rate(self) -> None:
-        """§11, E26: our own rate; where we have none and were told to limit it, the configured one."""
+        """§11, E26: our own rate; where we have none and a supervisor limits us, the configured one."""
         rate_hz = self.preferences.max_rate_hz or self.config.policies.rate_limited_default_hz
         self.reception.set_rate(rate_hz if self.mode is Mode.RATE_LIMITED else 0)
 

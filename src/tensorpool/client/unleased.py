@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Reading without a driver: nobody grants leases, so there is none to ask for, to keep or to lose.
+"""Reading without a driver: no process grants leases, so there is none to ask for, to keep or to lose.
 
 For producers that own their regions and announce them by themselves. Holds no clock and does no IO. Wire §10.1, §15.12.
 """
