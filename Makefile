@@ -1,15 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
-# make demo   the main job, end to end            make test          everything that CI checks
-# make setup  only prepare .venv                  make test-native   the C++ core alone, plain and under TSan and ASan
+# make demo   the main job, end to end            make quick         decisions, bytes, memory: two minutes, with coverage
+# make setup  only prepare .venv                  make test          everything that CI checks: ten minutes
+# make check  linters and types                   make soak          hours: chaos, long fuzzing, mutants, the scenario
+#                                                 make test-native   the C++ core alone, plain and under TSan and ASan
 # make bench  our figures on this machine         make bench-peers   the same next to iceoryx2, zmq, zenoh, …
 # make conformance  which test asserts which requirement                    make lock   pin the dependencies anew
-# make mutants      known mistakes, each noticed by the tests that claim its requirement: some minutes
+# make mutants      known mistakes, each noticed by the tests that claim its requirement: many minutes
 #
 # A fresh machine needs make, gcc/g++, cmake, Java 17 and some python3. Nothing outside this folder is touched.
 
 SHELL := /bin/bash
 .DELETE_ON_ERROR:
-.PHONY: setup demo test check test-native bench bench-peers stubs conformance mutants lock clean
+.PHONY: setup demo quick test soak check spark-archive test-native bench bench-peers stubs conformance configuration mutants lock clean
 
 UV_VERSION := 0.13.7
 UV := .uv/bin/uv
@@ -24,9 +26,30 @@ setup: .venv/.installed
 demo: setup
 	$(PY) -m tensorpool demo
 
+# Tests mostly wait, for timers and other processes: two workers a core.
+PYTEST := $(PY) -m pytest --numprocesses 4 --dist loadfile --no-loadscope-reorder
+SOAK ?= 60
+
+# The levels of tests: tests/levels.py.
+quick: setup
+	$(PYTEST) -m quick --cov --cov-report=
+	.venv/bin/coverage report --sort=-cover | tail -n 22
+
 test: setup
-	$(MAKE) --jobs 2 --output-sync=target check test-native
-	$(PY) -m pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder
+	.ci/stage "checks, native tests, class archive" \
+	    $(MAKE) --jobs 2 --output-sync=target check test-native spark-archive
+	.ci/stage "pytest" $(PYTEST)
+
+soak: setup spark-archive
+	.ci/stage "tests of the soak level" $(PY) -m pytest -m soak
+	TENSORPOOL_SOAK=$(SOAK) .ci/stage "random tests, $(SOAK) times as long" \
+	    $(PY) -m pytest --timeout 7200 tests/property tests/fuzz tests/fault
+	.ci/stage "torn reads" $(PY) -m benchmarks.torn_reads
+	.ci/stage "bridge on bad networks" $(PY) -m benchmarks.bridge_soak
+	.ci/stage "bridge under kills" $(PY) -m benchmarks.bridge_soak --kills
+	.ci/stage "scenario" $(PY) -m benchmarks.scenario
+	.ci/stage "mutants of the slot protocol" $(PY) -m tests.native.mutants
+	.ci/stage "mutants" $(PY) -m tests.mutants
 
 bench: setup
 	$(PY) -m benchmarks.core
@@ -37,6 +60,7 @@ bench-peers: setup .venv/.bench
 check: setup
 	.venv/bin/ruff check .
 	.venv/bin/ruff format --check .
+	.venv/bin/clang-format --dry-run --Werror $(filter %.hpp %.cpp,$(NATIVE)) $(wildcard tests/native/*.hpp tests/native/*.cpp)
 	.venv/bin/mypy
 	.venv/bin/lint-imports --no-cache
 
@@ -51,7 +75,7 @@ $(UV):
 	$(UV) pip sync --quiet --python $(PY) --require-hashes requirements.lock
 	@touch $@
 
-NATIVE := CMakeLists.txt $(wildcard native/*.hpp native/*.cpp)
+NATIVE := CMakeLists.txt $(wildcard native/*.hpp native/bindings/*)
 
 .venv/.installed: .venv/.locked pyproject.toml $(NATIVE)
 	$(UV) pip install --quiet --python $(PY) --no-deps --no-build-isolation --editable .
@@ -77,6 +101,14 @@ stubs: setup
 # Which test asserts which requirement: docs/conformance.md, generated and checked in; a test fails when it drifts.
 conformance: setup
 	$(PY) -m tests.conformance.matrix
+
+# Spark's classes in a form that Java starts from in half the time; kept in build/ until Java or Spark change.
+spark-archive: setup
+	$(PY) -m tests.support.jvm
+
+# Every key of every configuration file: docs/configuration.md, generated and checked in; a test fails when it drifts.
+configuration: setup
+	$(PY) -m tests.settings_reference
 
 # Every row of tests/mutants/mutants.tsv in a scratch copy of the source; never in this folder.
 mutants: setup

@@ -65,7 +65,7 @@ void publish(aeron::Publication& publication, Frames frames, const Shared& share
     for (std::uint64_t number = 0; !shared.is_over(); ++number) {
         const std::uint8_t* const frame = frames.at(number);
         for (std::size_t offset = 0; offset < frames.frame_bytes && !shared.is_over();) {
-            const std::size_t head = kHeadBytes + (offset == 0 ? kSlotBytes : 0);
+            const std::size_t head = kHeadBytes + (offset == 0 ? kHeaderSlotBytes : 0);
             const std::size_t most = offset == 0 ? frames.first_bytes : frames.chunk_bytes;
             const std::size_t length = std::min(most, frames.frame_bytes - offset);
             const std::int64_t result = publication.claim(head + length, [&](std::uint8_t* to) {

@@ -5,11 +5,11 @@
     bare Aeron   one publication and one subscription, native, with the same media drivers, chunks and channel settings
     pyzmq TCP    PUSH to PULL;  zenoh TCP: a publisher and a callback
 
-Each measurement runs in fresh processes, alone, for a window after a warm-up. A round visits every size, MTU and way,
-in an order that shifts from round to round; a figure is the median over the rounds, a ratio the median of the rounds'
-ratios. CPU is that of all processes of the way, media drivers included, in seconds per GiB delivered.
+Each measurement runs in fresh processes, alone, for a window after a warm-up. A round visits every size, MTU and
+transport, in an order that shifts from round to round; a figure is the median over the rounds, a ratio the median of
+the rounds' ratios. CPU is that of all processes of the transport, media drivers included, in seconds per GiB delivered.
 
-    python -m benchmarks.bridge [--quick] [--rounds N] [--sizes 640,4096] [--mtus 1408] [--ways bare,tensorpool]
+    python -m benchmarks.bridge [--quick] [--rounds N] [--sizes 640,4096] [--mtus 1408] [--transports bare,tensorpool]
                                 [--json FILE] [--sweep]
 
 `--sweep` measures bare Aeron alone under several settings of channels and media driver.
@@ -36,7 +36,7 @@ from typing import Any
 
 import msgspec
 
-from benchmarks.bridge_ways import (
+from benchmarks.bridge_transports import (
     Job,
     Settings,
     Shared,
@@ -59,7 +59,7 @@ TICKS = os.sysconf("SC_CLK_TCK")
 
 type Start = tuple[Callable[..., None], str]
 
-WAYS: dict[str, list[Start]] = {  # what is started, in this order, and on which host
+TRANSPORTS: dict[str, list[Start]] = {  # what is started, in this order, and on which host
     OURS: [
         (run_host, "a"),
         (run_host, "b"),
@@ -122,18 +122,18 @@ class Reading(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Figures:
-    """What was measured: a reading for way, size, MTU and round."""
+    """What was measured: a reading for transport, size, MTU and round."""
 
     def __init__(self) -> None:
         self.readings: dict[tuple[str, str, str], dict[int, Reading]] = {}
         self.failed: list[str] = []
         self.wrong = 0
 
-    def add(self, way: str, size: str, mtu: str, turn: int, reading: Reading) -> None:
-        self.readings.setdefault((way, size, mtu), {})[turn] = reading
+    def add(self, transport: str, size: str, mtu: str, turn: int, reading: Reading) -> None:
+        self.readings.setdefault((transport, size, mtu), {})[turn] = reading
 
-    def median(self, field: str, way: str, size: str, mtu: str) -> float | None:
-        rounds = self.readings.get((way, size, mtu))
+    def median(self, field: str, transport: str, size: str, mtu: str) -> float | None:
+        rounds = self.readings.get((transport, size, mtu))
         return statistics.median(getattr(reading, field) for reading in rounds.values()) if rounds else None
 
     def ratio(self, size: str, mtu: str, rival: str) -> float | None:
@@ -242,45 +242,62 @@ def _folder(bare_aeron: Path) -> Iterator[str]:
 
 def visit(
     figures: Figures,
-    way: str,
+    transport: str,
     size: str,
     mtu: str,
     turn: int,
     plan: Plan,
     bare_aeron: Path,
     settings: Settings,
-    told: bool,
+    with_counters: bool,
 ) -> None:
     try:
         with _folder(bare_aeron) as folder:
             mtu_bytes = MTUS.get(mtu, 1408)
             job = Job(size=SIZES[size], mtu=mtu_bytes, ports=_free_ports(), folder=folder, settings=settings)
-            processes = Processes(WAYS[BARE if way in SWEEP else way], job)
+            processes = Processes(TRANSPORTS[BARE if transport in SWEEP else transport], job)
             try:
                 reading = processes.measure(plan, job.size)
-                figures.add(way, size, mtu, turn, reading)
+                figures.add(transport, size, mtu, turn, reading)
             finally:
                 figures.wrong += processes.shared.wrong.value
                 said = processes.close()
-                if told:
+                if with_counters:
                     parts = {name: round(cpu_s, 2) for name, cpu_s in reading.parts.items()}
-                    print(f"\n{way}, {size}, {mtu}:", parts, *said, sep="\n  ", file=sys.stderr)
+                    print(f"\n{transport}, {size}, {mtu}:", parts, *said, sep="\n  ", file=sys.stderr)
     except Exception as error:
-        figures.failed.append(f"{way}, {size}, {mtu}, round {turn + 1}: {type(error).__name__}: {error}")
+        figures.failed.append(f"{transport}, {size}, {mtu}, round {turn + 1}: {type(error).__name__}: {error}")
 
 
-def measure(ways: list[str], sizes: list[str], mtus: list[str], plan: Plan, told: bool) -> Figures:
+def is_over_udp(transport: str) -> bool:
+    """Whether the MTU matters to it; settings of the sweep are bare Aeron's."""
+    return transport not in TRANSPORTS or transport in OVER_UDP
+
+
+def measure(transports: list[str], sizes: list[str], mtus: list[str], plan: Plan, with_counters: bool) -> Figures:
     figures = Figures()
-    jobs = [(way, size, mtu) for size in sizes for mtu in mtus for way in ways if way not in WAYS or way in OVER_UDP]
-    jobs += [(way, size, "") for size in sizes for way in ways if way in WAYS and way not in OVER_UDP]
+    jobs = [
+        (transport, size, mtu) for size in sizes for mtu in mtus for transport in transports if is_over_udp(transport)
+    ]
+    jobs += [(transport, size, "") for size in sizes for transport in transports if not is_over_udp(transport)]
     with tempfile.TemporaryDirectory(prefix="tensorpool-bridge-bench-") as folder:
         bare_aeron = build_bare_aeron(Path(folder))
         for turn in range(plan.rounds):
             shifted = [*jobs[turn % len(jobs) :], *jobs[: turn % len(jobs)]]
-            for number, (way, size, mtu) in enumerate(shifted):
-                text = f"round {turn + 1}, {number + 1}/{len(jobs)}: {way}, {size} {mtu}"
+            for number, (transport, size, mtu) in enumerate(shifted):
+                text = f"round {turn + 1}, {number + 1}/{len(jobs)}: {transport}, {size} {mtu}"
                 print(f"\r{text:<78}", end="", file=sys.stderr, flush=True)
-                visit(figures, way, size, mtu, turn, plan, bare_aeron, SWEEP.get(way, Settings()), told)
+                visit(
+                    figures,
+                    transport,
+                    size,
+                    mtu,
+                    turn,
+                    plan,
+                    bare_aeron,
+                    SWEEP.get(transport, Settings()),
+                    with_counters,
+                )
     print("\r" + " " * 78 + "\r", end="", file=sys.stderr)
     return figures
 
@@ -292,15 +309,15 @@ FIELDS = {
 }
 
 
-def report(figures: Figures, ways: list[str], sizes: list[str], mtus: list[str]) -> Iterator[str]:
+def report(figures: Figures, transports: list[str], sizes: list[str], mtus: list[str]) -> Iterator[str]:
     for size in sizes:
         for field, (unit, form) in FIELDS.items():
             yield _row(f"{size}, {unit}", [f"MTU {mtu}" for mtu in mtus])
-            for way in ways:
-                columns = mtus if way not in WAYS or way in OVER_UDP else [""]
-                values = [figures.median(field, way, size, mtu) for mtu in columns]
-                yield _row(f"  {way}", ["-" if value is None else form.format(value) for value in values])
-        for rival in (way for way in ways if way != OURS and OURS in ways):
+            for transport in transports:
+                columns = mtus if is_over_udp(transport) else [""]
+                values = [figures.median(field, transport, size, mtu) for mtu in columns]
+                yield _row(f"  {transport}", ["-" if value is None else form.format(value) for value in values])
+        for rival in (transport for transport in transports if transport != OURS and OURS in transports):
             ratios = [figures.ratio(size, mtu, rival) for mtu in mtus]
             yield _row(f"  {OURS} / {rival}", ["-" if ratio is None else f"{ratio:.2f}" for ratio in ratios])
         yield ""
@@ -316,7 +333,7 @@ def main() -> int:
     parser.add_argument("--rounds", type=int, help=f"by default {FULL.rounds}")
     parser.add_argument("--sizes", help="only frames of so many KiB, such as 640")
     parser.add_argument("--mtus", help="only these MTUs, such as 1408,65504")
-    parser.add_argument("--ways", help=f"only those whose names begin so, of: {', '.join(WAYS)}")
+    parser.add_argument("--transports", help=f"only those whose names begin so, of: {', '.join(TRANSPORTS)}")
     parser.add_argument("--sweep", action="store_true", help="bare Aeron under several settings")
     parser.add_argument("--counters", action="store_true", help="print what the bridges counted")
     parser.add_argument("--json", type=Path, help="also write every round's figures to this file")
@@ -328,13 +345,17 @@ def main() -> int:
     sizes = [name for name, size in SIZES.items() if size in kib]
     wanted = {int(part) for part in options.mtus.split(",")} if options.mtus else set(MTUS.values())
     mtus = [name for name, mtu in MTUS.items() if mtu in wanted]
-    starts = options.ways.split(",") if options.ways else [""]
-    ways = [way for way in (SWEEP if options.sweep else WAYS) if any(way.startswith(start) for start in starts)]
-    if not (sizes and mtus and ways):
+    starts = options.transports.split(",") if options.transports else [""]
+    transports = [
+        transport
+        for transport in (SWEEP if options.sweep else TRANSPORTS)
+        if any(transport.startswith(start) for start in starts)
+    ]
+    if not (sizes and mtus and transports):
         parser.error(f"nothing to measure; sizes are {', '.join(SIZES)}, MTUs {', '.join(map(str, MTUS.values()))}")
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # an end that cleans up
-    figures = measure(ways, sizes, mtus, plan, options.counters)
-    for line in report(figures, ways, sizes, mtus):
+    figures = measure(transports, sizes, mtus, plan, options.counters)
+    for line in report(figures, transports, sizes, mtus):
         print(line)
     misses = 0
     for size in sizes:
@@ -350,8 +371,8 @@ def main() -> int:
         print(f"WRONG   {figures.wrong} frames whose stamps disagree")
     if options.json:
         rounds = [
-            {"way": way, "size": size, "mtu": mtu, "round": turn, **msgspec.structs.asdict(reading)}
-            for (way, size, mtu), readings in figures.readings.items()
+            {"transport": transport, "size": size, "mtu": mtu, "round": turn, **msgspec.structs.asdict(reading)}
+            for (transport, size, mtu), readings in figures.readings.items()
             for turn, reading in readings.items()
         ]
         document = {"plan": msgspec.structs.asdict(plan), "rounds": rounds, "failed": figures.failed}

@@ -71,7 +71,7 @@ def soak(hosts: Crossing, seconds: float, chance: random.Random) -> dict[str, An
 
 
 def kill(hosts: Crossing, seconds: float, chance: random.Random) -> dict[str, Any]:
-    """Everybody but the consumer, again and again."""
+    """Kills every process except the consumer, again and again."""
     chaos = BridgeChaos(hosts, chance)
     chaos.run(seconds)
     return chaos.settle()

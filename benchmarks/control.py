@@ -22,7 +22,7 @@ import click
 import msgspec
 
 from tensorpool import aeron
-from tensorpool.control import Commander, Service, host_standard, make_event
+from tensorpool.control import Commander, Service, add_common_commands, make_event
 from tests.support.processes import Process, private_directory, wait_until
 
 TAG = "service:bench:1"
@@ -63,8 +63,8 @@ def turned(service: Service, seconds: float) -> Share:
         inside_ns += time.thread_time_ns() - entered_ns
         time.sleep(TURN_S)
     elapsed = time.monotonic() - begun
-    heard = service.counts["other_tag"] - before
-    return Share((time.process_time() - cpu) / elapsed * 100, inside_ns / 1e7 / elapsed, heard / elapsed)
+    received = service.counts["other_tag"] - before
+    return Share((time.process_time() - cpu) / elapsed * 100, inside_ns / 1e7 / elapsed, received / elapsed)
 
 
 def garbage(service: Service, seconds: float) -> tuple[int, int, int, float]:
@@ -116,7 +116,7 @@ def measure(aeron_dir: str, seconds: float, rate: float) -> None:
     """All of it, at one media driver."""
     client = aeron.connect(aeron_dir)
     service = Service("bench", "1")
-    host_standard(service, status=dict, drain=lambda: None)
+    add_common_commands(service, status=dict, drain=lambda: None)
     service.bind(client)
     idle = turned(service, seconds)
     arguments = [sys.executable, "-c", SENDER, aeron_dir, str(rate)]

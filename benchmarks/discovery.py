@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """A registry as its fleet grows: memory, CPU, and the time of a query, from 100 streams to 10,000 of 50 drivers.
 
-A registry in a process of its own hears announces that this process makes for drivers that are not there: every stream
+A registry in a process of its own receives announces that this process sends for invented drivers: every stream
 once a second, with a name and tags. Queries by name, by tag (one stream in a hundred) and for the first thousand are
 timed from request to answer over IPC. Memory and CPU are the registry process's own, its Aeron client included.
 
@@ -43,7 +43,7 @@ QUERIES = 200
 
 
 def stream_messages(driver: int, stream_id: int) -> tuple[bytes, list[bytes]]:
-    """An announce, whose timestamp is filled in later, and what is told about it."""
+    """An announce, whose timestamp is filled in later, and its metadata messages."""
     path = f"shm:file?path=/dev/shm/tensorpool/tensorpool-bench/default/{stream_id}/1794803188555446106"
     announce = ShmPoolAnnounce(
         stream_id=stream_id,
@@ -91,9 +91,9 @@ class Fleet:
         while self._next < due:
             index = self._next % len(self._streams)
             publication = self._publications[self._streams[index][0]]
-            announce, told = self._messages[index]
+            announce, metadata = self._messages[index]
             stamp = time.monotonic_ns().to_bytes(8, "little")
-            for data in (announce[:24] + stamp + announce[32:], *told):
+            for data in (announce[:24] + stamp + announce[32:], *metadata):
                 while not publication.offer(data):
                     time.sleep(0)
             self._next += 1

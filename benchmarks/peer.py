@@ -2,8 +2,8 @@
 """What a peer of the comparison is, and what its two processes do: one writes frames, the other visits them.
 
 A frame is an array of uint64 whose first and last word carry the time at which the writer began to publish it
-(CLOCK_MONOTONIC, nanoseconds), so that every frame that arrives tells its latency and whether it is whole. The writer
-takes its frames from arrays of its own, in turn, as a program does whose camera fills a few buffers: getting the
+(CLOCK_MONOTONIC, nanoseconds), so that every frame that arrives shows its latency and whether it is complete. The
+writer takes its frames from arrays of its own, in turn, as a program does whose camera fills a few buffers: getting the
 bytes from there into the transport is the peer's business and part of every figure.
 """
 
@@ -40,7 +40,7 @@ memcpy.restype = None
 def new_frame(size: int) -> Frame:
     """An array in ordinary memory that begins a page.
 
-    Some processors copy at a tenth of their speed between certain distances from a page: nobody meets them by chance.
+    Some processors copy at a tenth of their speed between certain distances from a page: the benchmark avoids them.
     """
     room = np.zeros(size + PAGE_BYTES, np.uint8)
     begin = -room.ctypes.data % PAGE_BYTES
@@ -146,7 +146,7 @@ class Reader(Protocol):
 
 
 class Peer(Protocol):
-    """A way to bring frames from one process to another."""
+    """Carries frames from one process to another."""
 
     name: str
     package: str | None  # its distribution on PyPI, if it is not the standard library
@@ -197,7 +197,7 @@ def run_reader(peer: Peer, shared: Any, size: int, depth: int, commands: Connect
 
 @contextlib.contextmanager
 def _telling(commands: Connection) -> Iterator[None]:
-    """Tells the runner what went wrong before the process ends of it."""
+    """Reports an error to the runner before it ends the process."""
     try:
         yield
     except Exception as error:

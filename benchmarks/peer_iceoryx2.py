@@ -3,7 +3,7 @@
 
 Two modes of one transport. Polling: the reader spins on `receive`, which takes a core for itself. Event: the writer
 notifies after every sample and the reader sleeps in its listener, then takes all that is there. Everything it makes
-carries a prefix of its own, so that what it leaves behind in /dev/shm can be told apart and removed.
+carries a prefix of its own, so that what it leaves behind in /dev/shm can be recognised and removed.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 
 Its Python binding writes a shared buffer only from bytes or a bytearray, and hands a received one out only as a copy
 in bytes. To spare it a copy that is not its own, the writer's arrays lie on bytearrays; the copy on the reading side
-has no way around it.
+offers no alternative.
 """
 
 from __future__ import annotations

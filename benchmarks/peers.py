@@ -106,8 +106,8 @@ class Pair:
             self._writer.send(phase)
             writer_share = self._expect(self._writer, phase.total_s + READY_S)
             sight = self._expect(self._reader, phase.total_s + READY_S)
-        everybody = sight.cpu + writer_share + host.share
-        return sight, everybody, (_busy_s() - busy_s) / (time.monotonic() - started_s) - everybody
+        total_cpu = sight.cpu + writer_share + host.share
+        return sight, total_cpu, (_busy_s() - busy_s) / (time.monotonic() - started_s) - total_cpu
 
     def close(self) -> None:
         for process in self._processes:
@@ -183,16 +183,16 @@ def _visit(figures: Figures, peer: Peer, name: str, size: int, plan: Plan, folde
                 sight, _ = _run(figures, peer, pair, Phase(seconds=plan.throughput_s, copying=copying))
                 metric = "throughput copying" if copying else "throughput touching"
                 figures.add(metric, name, peer.name, sight.per_second)
-            sight, everybody = _run(figures, peer, pair, Phase(seconds=plan.latency_s, rate_hz=RATE_HZ))
+            sight, total_cpu = _run(figures, peer, pair, Phase(seconds=plan.latency_s, rate_hz=RATE_HZ))
             percentiles = np.percentile(np.array(sight.latencies_ns), (50, 99)) / 1e3
             figures.add("latency p50", name, peer.name, float(percentiles[0]))
             figures.add("latency p99", name, peer.name, float(percentiles[1]))
             if name == CPU_SIZE:
                 figures.add("CPU at 200 Hz, reader", name, peer.name, sight.cpu)
-                figures.add("CPU at 200 Hz, all", name, peer.name, everybody)
-                sight, everybody = _run(figures, peer, pair, Phase(seconds=plan.idle_s, rate_hz=0))
+                figures.add("CPU at 200 Hz, all", name, peer.name, total_cpu)
+                sight, total_cpu = _run(figures, peer, pair, Phase(seconds=plan.idle_s, rate_hz=0))
                 figures.add("CPU idle, reader", name, peer.name, sight.cpu)
-                figures.add("CPU idle, all", name, peer.name, everybody)
+                figures.add("CPU idle, all", name, peer.name, total_cpu)
         finally:
             pair.close()
     except Exception as error:
@@ -200,12 +200,12 @@ def _visit(figures: Figures, peer: Peer, name: str, size: int, plan: Plan, folde
 
 
 def _run(figures: Figures, peer: Peer, pair: Pair, phase: Phase) -> tuple[Sight, float]:
-    sight, everybody, others = pair.run(phase)
+    sight, total_cpu, others = pair.run(phase)
     figures.others.append(others)
     figures.wrong[peer.name] = figures.wrong.get(peer.name, 0) + sight.wrong
     if sight.frames == 0 and phase.rate_hz != 0:
         raise RuntimeError("the reader received nothing")
-    return sight, everybody
+    return sight, total_cpu
 
 
 def _memcpy_rate(size: int, seconds: float) -> float:
@@ -261,8 +261,8 @@ def main() -> int:
     versions = {peer.name: version(peer) for peer in chosen}
     for peer in chosen:
         release = versions[peer.name]
-        told = f"MISSING: pip install {peer.package}" if release is None else f"{release:<8} {peer.says}"
-        print(f"{peer.name:<22}{told}")
+        status = f"MISSING: pip install {peer.package}" if release is None else f"{release:<8} {peer.says}"
+        print(f"{peer.name:<22}{status}")
     print()
     present = [peer for peer in chosen if versions[peer.name] is not None]
     figures = measure(present, sizes, plan)

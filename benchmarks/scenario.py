@@ -97,7 +97,9 @@ class Lane:
         self.rate_hz = rate_hz
         self.began_s = time.monotonic()
         largest = {site.huge: 12 * MIB}.get(stream_id, 3 * MIB if stream_id in site.large else 12 << 10)
-        self._produce = lambda: site.produce(stream_id, rate_hz=rate_hz, largest=largest, seed=seed, patience_s=60.0)
+        self._produce: Callable[[], Producing] = lambda: site.produce(
+            stream_id, rate_hz=rate_hz, largest=largest, seed=seed, patience_s=60.0
+        )
         self.producer: Producing = self._produce()
         self.consumers: list[Consuming] = [self._consume() for _ in range(consumers)]
 
@@ -127,7 +129,13 @@ class Lane:
         endings = []
         for consumer in self.consumers:
             endings.append(consumer.end())
-            audit(consumer, truth, endings[-1])
+            try:
+                audit(consumer, truth, endings[-1])
+            except AssertionError as error:
+                writers = [producer for producer in self.site.producers if producer.stream_id == self.stream_id]
+                for each in (consumer, *writers):
+                    error.add_note(f"{each.name}: {each.book.frames()}, {each.journal()[-40:]}")
+                raise
         self.producer.end()
         return endings
 
@@ -296,7 +304,7 @@ class Scenario:
     # --- looking
 
     def _look(self) -> None:
-        """Nobody complains, no turn of the driver failed, no lane has been silent for too long."""
+        """No process reported an error, no turn of the driver failed, and no lane has been silent for too long."""
         assert not self._site.driver.has_ended, "the driver ended"
         assert not events_of(self._site.log, "turn_failed"), events_of(self._site.log, "turn_failed")[:3]
         for lane in (*self._lanes, self._stopper, *filter(None, self._visits.values())):
@@ -328,7 +336,7 @@ class Scenario:
         got: list[bool] = []
 
         def is_received() -> bool:
-            producer.publish(frame)  # again and again: a descriptor before the consumer's image reaches nobody
+            producer.publish(frame)  # again and again: a descriptor before the consumer's image is lost
             received = consumer.poll()
             if received is not None:
                 got.append(bool((received.array == frame).all()))

@@ -36,13 +36,13 @@ QUERIES_PER_S: Final = 10
 BATCH: Final = 2000
 KNOWN_LEASES: Final = 64
 GIANT_BYTES: Final = 4 * 2**20 // 8  # as long as a message can be in a term of 4 MiB
-# Template and schema of a header: nothing tells a notice of the driver's end from a forged one.
+# Template and schema of a header: a forged notice of the driver's end looks like a real one.
 _SHUTDOWN_KEY: Final = struct.pack("<2H", ShmDriverShutdown.TEMPLATE_ID, ShmDriverShutdown.SCHEMA_ID)
 RESPONSES: Final = ("aeron:ipc?term-length=1m", 1499)
 
 
 class Eavesdropper:
-    """Learns leases from the requests and answers that anybody on the control stream can read."""
+    """Learns leases from the requests and answers that every subscriber of the control stream receives."""
 
     def __init__(self, streams: Collection[int]) -> None:
         self.leases: list[Lease] = []
@@ -62,8 +62,8 @@ class Eavesdropper:
     def _note(self, answer: ShmAttachResponse, data: bytes) -> None:
         asked = self._asked.pop(answer.correlation_id, None)
         if asked is not None and answer.stream_id in self._streams:  # and not one of our own inventions
-            heard = Heard(answer, data, 0, 0, 0)
-            self.leases = [*self.leases[1 - KNOWN_LEASES :], Lease(asked.client_id, asked.role, answer, 0, heard)]
+            received = Heard(answer, data, 0, 0, 0)
+            self.leases = [*self.leases[1 - KNOWN_LEASES :], Lease(asked.client_id, asked.role, answer, 0, received)]
 
 
 def batch(chance: random.Random, leases: list[Lease]) -> Iterator[bytes]:
@@ -145,9 +145,14 @@ def _words(endpoint: Endpoint) -> tuple[str, int]:
     return endpoint.channel, endpoint.stream_id
 
 
+def _wait_for_end(is_over: threading.Event) -> None:
+    sys.stdin.read()
+    is_over.set()
+
+
 def main(kind: str, config_path: str, aeron_dir: str, seed: str = "1") -> None:
     is_over = threading.Event()
-    threading.Thread(target=lambda: (sys.stdin.read(), is_over.set()), daemon=True).start()
+    threading.Thread(target=_wait_for_end, args=(is_over,), daemon=True).start()
     config = DriverConfig.load(config_path)
     if kind == "mute":
         subscribe(config, aeron_dir, is_over)

@@ -36,9 +36,11 @@ import pyarrow.parquet as pq
 from pyspark.sql import DataFrame, SparkSession
 
 import tensorpool as tp
-from tensorpool.cli.pattern import Scene
+from tensorpool.cli.test_pattern import Scene
+from tensorpool.lake import maintenance
+from tensorpool.lake.direct_recorder import DirectRecorder
+from tensorpool.lake.recorder import RecorderBase
 from tensorpool.spark import session
-from tensorpool.spark.lake import maintenance
 from tensorpool.spark.recorder import Recorder, Settings
 
 GIB = 1 << 30
@@ -49,8 +51,14 @@ STREAM_ID = 20_000
 ATTACH_S = 180.0  # gigabytes of memory are allocated meanwhile
 
 LIVE_SHAPE, LIVE_HZ = SHAPES["640 KiB"], 800  # 500 MiB/s
-# The recorder's mode and codec, and the slots of the ring: 5 s, or 1.3.
-LIVE = (("tail", "zstd", 4096), ("tail", "none", 4096), ("tail", "zstd", 1024), ("batches", "none", 4096))
+# The recorder's engine and codec, and the slots of the ring: 5 s, or 1.3.
+LIVE = (
+    ("spark", "zstd", 4096),
+    ("direct", "zstd", 4096),
+    ("spark", "none", 4096),
+    ("direct", "none", 4096),
+    ("direct", "zstd", 1024),
+)
 KEPT_BYTES, TRIM_EVERY_S = 4 * GIB, 5.0  # of a live recording
 CALM_HZ, CALM_S, CALM_TRIGGER = 100, 20.0, "200 milliseconds"
 
@@ -65,7 +73,7 @@ CONF = {
 
 
 # What is measured; it may say itself how many seconds it took, and of how many of the processors.
-type Way = Callable[[SparkSession, Site, Path], tuple[float, float] | None]
+type Candidate = Callable[[SparkSession, Site, Path], tuple[float, float] | None]
 
 
 class Site:
@@ -89,7 +97,7 @@ class Site:
         self.pool.__exit__(*error)
 
 
-# --- a ring that stands still, read by everybody
+# --- a ring that stands still, read by each candidate
 
 
 def fill(client: tp.Client, shape: tuple[int, ...], frames: int) -> tp.Producer:
@@ -126,7 +134,7 @@ def to_parquet(codec: str) -> Callable[[SparkSession, Site, Path], None]:
     return run
 
 
-def plain(codec: str) -> Way:
+def plain(codec: str) -> Candidate:
     def run(spark: SparkSession, site: Site, folder: Path) -> tuple[float, float]:
         """Its start is not counted, as Spark's is not."""
         folder.mkdir()
@@ -184,7 +192,7 @@ def record_plainly(settings: dict[str, Any], path: str, codec: str, pipe: Connec
         pipe.send("done")
 
 
-PATHS: dict[str, Way] = {
+PATHS: dict[str, Candidate] = {
     "source → noop": to_noop,
     "recorder none": to_lake("none"),
     "recorder zstd": to_lake("zstd"),
@@ -252,7 +260,7 @@ def camera(site: Site, shape: tuple[int, ...], rate_hz: float) -> Iterator[Calla
     ours, theirs = context.Pipe()
     process = context.Process(target=film, args=(site.settings, shape, rate_hz, theirs), daemon=True)
     process.start()
-    theirs.close()  # so that a camera that fails is heard of
+    theirs.close()  # so that the end of a failed camera is noticed
     ours.recv()
 
     def end() -> int:
@@ -283,7 +291,7 @@ def film(settings: dict[str, Any], shape: tuple[int, ...], rate_hz: float, pipe:
             time.sleep(max(0.0, began_s + count / rate_hz - time.monotonic()))
             producer.publish(pictures[count % 16])
             count += 1
-        with suppress(BrokenPipeError):  # nobody wants to know
+        with suppress(BrokenPipeError):  # the reader has ended
             pipe.send(producer.stats.published)
             pipe.poll(60)
 
@@ -297,7 +305,7 @@ def measure_batches(spark: SparkSession, site: Site) -> float:
         durations = [report["durationMs"]["triggerExecution"] for report in query.recentProgress[5:]]
     finally:
         query.stop()
-    return statistics.median(durations)
+    return float(statistics.median(durations))
 
 
 def measure_latency(spark: SparkSession, site: Site, seconds: float) -> dict[str, float]:
@@ -330,20 +338,24 @@ def measure_latency(spark: SparkSession, site: Site, seconds: float) -> dict[str
 
 
 def measure_live(
-    spark: SparkSession, mode: str, codec: str, nslots: int, folder: Path, seconds: float
+    spark: SparkSession, engine: str, codec: str, nslots: int, folder: Path, seconds: float
 ) -> dict[str, Any]:
     """The recorder with its own defaults, the camera at LIVE_HZ."""
     with Site(LIVE_SHAPE, nslots) as site, camera(site, LIVE_SHAPE, LIVE_HZ) as end:
-        settings = Settings(mode=mode, codec=codec, **site.settings)
-        recorder = Recorder(spark, [STREAM_ID], folder / "live", settings=settings)
+        settings, lake = Settings(codec=codec, **site.settings), folder / "live"
+        recorder: RecorderBase
+        if engine == "spark":
+            recorder = Recorder(spark, [STREAM_ID], lake, settings=settings)
+        else:
+            recorder = DirectRecorder([STREAM_ID], lake, settings=settings)
         try:
-            return {"mode": mode, "codec": codec, **_watch(recorder, seconds, end)}
+            return {"engine": engine, "codec": codec, **_watch(recorder, seconds, end)}
         finally:
             recorder.close()
             shutil.rmtree(folder / "live", ignore_errors=True)
 
 
-def _watch(recorder: Recorder, seconds: float, end: Callable[[], int]) -> dict[str, Any]:
+def _watch(recorder: RecorderBase, seconds: float, end: Callable[[], int]) -> dict[str, Any]:
     (depth,) = recorder.depths()
     recorder.start()
     highest, trim_s, until_s = 0, time.monotonic() + TRIM_EVERY_S, time.monotonic() + seconds
@@ -394,7 +406,7 @@ def report(paths: dict[str, Any]) -> None:
 def ratio(paths: dict[str, Any], size: str, ours: str, theirs: str) -> float:
     """Median of the rounds' ratios."""
     pairs = zip(paths[size][ours]["gib_s"], paths[size][theirs]["gib_s"], strict=True)
-    return statistics.median(mine / other for mine, other in pairs)
+    return float(statistics.median(mine / other for mine, other in pairs))
 
 
 def targets(paths: dict[str, Any], live: dict[str, Any]) -> Iterator[tuple[str, float, bool]]:
@@ -412,10 +424,10 @@ def targets(paths: dict[str, Any], live: dict[str, Any]) -> Iterator[tuple[str, 
         share = live["latency"]["within_1s"]
         yield "rows within 1 s at 100 Hz of 640 KiB, share, at least 0.99", share, share >= 0.99
         yield "frames missed meanwhile, 0", live["latency"]["gaps"], live["latency"]["gaps"] == 0
-    for told in (told for told in live.get("recorder", []) if told["mode"] == "tail" and told["ring_s"] > 4):
-        offered = f"{told['offered_mib_s']:.0f} MiB/s on a ring of {told['ring_s']:.1f} s"
-        words = f"frames lost, {told['mode']} {told['codec']}, {offered}, 0"
-        yield words, told["lost"], told["lost"] == 0 and told["adds_up"]
+    for result in (result for result in live.get("recorder", []) if result["ring_s"] > 4):
+        offered = f"{result['offered_mib_s']:.0f} MiB/s on a ring of {result['ring_s']:.1f} s"
+        words = f"frames lost, {result['engine']} {result['codec']}, {offered}, 0"
+        yield words, result["lost"], result["lost"] == 0 and result["adds_up"]
 
 
 def main() -> int:
@@ -443,19 +455,19 @@ def main() -> int:
             live["batch_ms"] = measure_batches(spark, site)
             print(f"micro-batch           {live['batch_ms']:.0f} ms")
             live["latency"] = measure_latency(spark, site, min(CALM_S, live_s))
-            told = live["latency"]
+            result = live["latency"]
             print(
-                f"publish to row        p50 {told['p50_ms']:.0f} ms, p99 {told['p99_ms']:.0f} ms, "
-                f"{told['within_1s']:.2%} within 1 s, {told['gaps']} missed of {told['frames']}"
+                f"publish to row        p50 {result['p50_ms']:.0f} ms, p99 {result['p99_ms']:.0f} ms, "
+                f"{result['within_1s']:.2%} within 1 s, {result['gaps']} missed of {result['frames']}"
             )
         live["recorder"] = []
-        for mode, codec, nslots in LIVE[: 2 if options.quick else len(LIVE)]:
-            told = measure_live(spark, mode, codec, nslots, folder, live_s)
-            live["recorder"].append(told)
+        for engine, codec, nslots in LIVE[: 2 if options.quick else len(LIVE)]:
+            result = measure_live(spark, engine, codec, nslots, folder, live_s)
+            live["recorder"].append(result)
             print(
-                f"recorder {mode} {codec:<7}{told['offered_mib_s']:.0f} MiB/s for {live_s:.0f} s: "
-                f"{told['lost']} of {told['frames'] + told['lost']} frames lost, ring of {told['ring_s']:.1f} s, "
-                f"highest lag {told['highest_lag_s']:.1f} s"
+                f"recorder {engine} {codec:<7}{result['offered_mib_s']:.0f} MiB/s for {live_s:.0f} s: "
+                f"{result['lost']} of {result['frames'] + result['lost']} frames lost, "
+                f"ring of {result['ring_s']:.1f} s, highest lag {result['highest_lag_s']:.1f} s"
             )
     spark.stop()
     verdicts = list(targets(paths, live))

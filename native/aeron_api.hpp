@@ -98,8 +98,8 @@ using ErrorHandler = void (*)(void*, int, const char*);
 using ImageHandler = void (*)(void*, Sub*, Image*);
 using Notification = void (*)(void*);
 using FragmentHandler = Action (*)(void*, const std::uint8_t*, std::size_t, Header*);
-using CounterVisitor = void (*)(std::int64_t, std::int32_t, std::int32_t, const std::uint8_t*, std::size_t,
-                                const char*, std::size_t, void*);
+using CounterVisitor = void (*)(std::int64_t, std::int32_t, std::int32_t, const std::uint8_t*, std::size_t, const char*,
+                                std::size_t, void*);
 using LogFunction = void (*)(const char*);
 
 // X(result, name without "aeron_", parameters)
@@ -130,9 +130,11 @@ using LogFunction = void (*)(const char*);
     X(int, async_add_publication_poll, (Pub**, Async*)) \
     X(int, async_add_exclusive_publication, (Async**, Client*, const char*, std::int32_t)) \
     X(int, async_add_exclusive_publication_poll, (XPub**, Async*)) \
-    X(int, async_add_subscription, (Async**, Client*, const char*, std::int32_t, ImageHandler, void*, ImageHandler, void*)) \
+    X(int, async_add_subscription, \
+      (Async**, Client*, const char*, std::int32_t, ImageHandler, void*, ImageHandler, void*)) \
     X(int, async_add_subscription_poll, (Sub**, Async*)) \
-    X(int, async_add_counter, (Async**, Client*, std::int32_t, const std::uint8_t*, std::size_t, const char*, std::size_t)) \
+    X(int, async_add_counter, \
+      (Async**, Client*, std::int32_t, const std::uint8_t*, std::size_t, const char*, std::size_t)) \
     X(int, async_add_counter_poll, (CounterHandle**, Async*)) \
     X(std::int64_t, publication_offer, (Pub*, const std::uint8_t*, std::size_t, void*, void*)) \
     X(std::int64_t, publication_offerv, (Pub*, const IoVec*, std::size_t, void*, void*)) \
@@ -206,13 +208,25 @@ inline Api load(const std::vector<std::string>& paths) {
         names += (names.empty() ? "" : ", ") + path;
     }
     std::string missing;
-#define TENSORPOOL_RESOLVE(result, name, parameters)                                     \
-    api.name = reinterpret_cast<result(*) parameters>(api.find("aeron_" #name));         \
+#define TENSORPOOL_RESOLVE(result, name, parameters) \
+    api.name = reinterpret_cast<result(*) parameters>(api.find("aeron_" #name)); \
     if (api.name == nullptr) missing += (missing.empty() ? "aeron_" : ", aeron_") + std::string(#name);
     TENSORPOOL_AERON_FUNCTIONS(TENSORPOOL_RESOLVE)
 #undef TENSORPOOL_RESOLVE
     if (!missing.empty()) throw LoadError(names + ": not a usable Aeron, these symbols are missing: " + missing);
     return api;
+}
+
+// Aeron as this process uses it: the first call of load_once() decides from where.
+inline Api process_api{};
+
+inline void load_once(const std::vector<std::string>& paths) {
+    if (process_api.libraries.empty()) process_api = load(paths);
+}
+
+inline const Api& loaded_api() {
+    if (process_api.libraries.empty()) throw LoadError("Aeron is not loaded; call load_aeron first");
+    return process_api;
 }
 
 }  // namespace tensorpool::aeron

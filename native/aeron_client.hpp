@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Aeron's C client behind objects that cannot be misused into a crash. Aeron frees a publication, subscription or
-// counter when it is closed and all of them when the client is; here every call passes a Gate first, so that use
+// counter when it is closed and all of them when the client is; here every call passes a CloseGate first, so that use
 // after close is an exception, a close inside a handler or from another thread takes effect when the last call has
 // left, and nothing of the parent process is touched after a fork. Callbacks of Aeron's own thread only append to
 // queues: no user code runs there. Aeron's errors are collected, never printed, and never end the process.
@@ -22,7 +22,7 @@
 #include <vector>
 
 #include "aeron_api.hpp"
-#include "gate.hpp"
+#include "close_gate.hpp"
 #include "wake.hpp"
 
 namespace tensorpool::aeron {
@@ -109,7 +109,7 @@ struct ImageEvents {
         ImageConstants constants{};
         if (api.image_constants(image, &constants) < 0) return;
         const std::lock_guard lock(mutex);
-        if (queue.size() == kMaxEvents) queue.pop_front();  // a subscription that nobody polls
+        if (queue.size() == kMaxEvents) queue.pop_front();  // the subscription is not polled
         queue.push_back({available, constants.session_id, constants.correlation_id,
                          available ? constants.join_position : api.image_position(image), monotonic_ns(),
                          constants.source_identity ? constants.source_identity : ""});
@@ -127,8 +127,8 @@ struct ImageEvents {
     }
 };
 
-// The connection to a media driver. Its resources each stay inside its gate for as long as they live, so it is torn
-// down by whoever closes the last of them.
+// The connection to a media driver. Each of its resources stays inside its gate for as long as it lives, so closing the
+// last of them tears the client down.
 class ClientCore : public std::enable_shared_from_this<ClientCore> {
 public:
     ClientCore(const Api& api, const ClientOptions& options) : api_(api), dir_(options.dir) {
@@ -164,10 +164,31 @@ public:
 
     const Api& api() const noexcept { return api_; }
     const std::string& dir() const noexcept { return dir_; }
-    Gate& gate() noexcept { return gate_; }
+    CloseGate& gate() noexcept { return gate_; }
     Client* raw() const noexcept { return client_; }
     void leave() {
         if (gate_.leave()) tear_down();
+    }
+
+    // The media driver sent events (images that came or went, answers to requests) faster than Aeron's thread of this
+    // process read them, as when the process stood still for seconds. Aeron reports that and goes on without those
+    // events: an image may be missing for good. Only a new client knows the media driver's state again.
+    bool has_missed_events() const noexcept { return has_missed_events_.load(std::memory_order_relaxed); }
+
+    void expect_polls() noexcept { expects_polls_.store(true, std::memory_order_relaxed); }
+
+    // Called before every poll; false: this process stood still for so long that the media driver may have ended the
+    // client and lent its counters to others. A poll would write positions into those, and their readers would miss
+    // everything up to there. Aeron's own thread notices a moment later, which may be after a poll of another thread.
+    // Only of a client whose owner polls it all the time can a long pause tell that (`expect_polls`).
+    bool may_poll() noexcept {
+        if (!expects_polls_.load(std::memory_order_relaxed)) return !has_missed_events();
+        const std::uint64_t now_ns = monotonic_ns();
+        const std::uint64_t before_ns = last_poll_ns_.load(std::memory_order_relaxed);
+        last_poll_ns_.store(now_ns, std::memory_order_relaxed);
+        if (before_ns != 0 && now_ns > before_ns + kStoodStillNs)
+            has_missed_events_.store(true, std::memory_order_relaxed);
+        return !has_missed_events();
     }
 
     // True once closed by us, by a fork, or by Aeron itself (the media driver died or timed this client out).
@@ -211,8 +232,13 @@ public:
         while (true) {
             const int done = poll(&handle, async);
             if (done < 0) throw RefusedError(last_error(api_, "cannot add " + what));
-            if (done > 0) return handle;
+            if (done > 0) {
+                last_poll_ns_.store(monotonic_ns(), std::memory_order_relaxed);
+                return handle;
+            }
             if (api_.is_closed(client_)) throw AeronError("cannot add " + what + ": the media driver is gone", 0);
+            if (has_missed_events())
+                throw AeronError("cannot add " + what + ": this process missed events of the media driver", 0);
             if (interrupted()) throw AeronError("adding " + what + " was interrupted", 0);
             const timespec pause{0, 200'000};
             nanosleep(&pause, nullptr);
@@ -220,7 +246,8 @@ public:
     }
 
 private:
-    static constexpr std::size_t kMaxErrors = 64;  // a dead driver can repeat itself without end
+    static constexpr std::uint64_t kStoodStillNs = 4'000'000'000;  // less than the media driver waits for a client
+    static constexpr std::size_t kMaxErrors = 64;                  // a dead driver can repeat itself without end
 
     // How often Aeron's own thread looks for the driver's answers. Since 1.50 only the idle strategy's arguments count.
     void set_idle_sleep(std::uint64_t nanoseconds) {
@@ -239,6 +266,8 @@ private:
 
     static void on_error(void* self, int code, const char* message) {
         auto* const core = static_cast<ClientCore*>(self);
+        if (message && std::strstr(message, "unable to keep up with broadcast"))
+            core->has_missed_events_.store(true, std::memory_order_relaxed);
         const std::lock_guard lock(core->mutex_);
         if (core->errors_.size() < kMaxErrors) core->errors_.push_back({code, message ? message : ""});
     }
@@ -257,9 +286,12 @@ private:
     const std::string dir_;
     Context* context_ = nullptr;
     Client* client_ = nullptr;
-    Gate gate_;
+    CloseGate gate_;
     std::mutex mutex_;
     std::vector<ErrorRecord> errors_;
+    std::atomic<bool> has_missed_events_{false};
+    std::atomic<bool> expects_polls_{false};
+    std::atomic<std::uint64_t> last_poll_ns_{0};  // of any subscription, or when something was added; 0: never
     std::vector<std::weak_ptr<Resource>> resources_;
     std::unordered_map<ImageEvents*, std::shared_ptr<ImageEvents>> images_;
 };
@@ -304,7 +336,7 @@ protected:
         Resource& resource_;
     };
 
-    // For destructors of subclasses: nobody can be inside any more.
+    // For destructors of subclasses: no call can be inside any more.
     void close_now() noexcept {
         if (gate_.shut()) finish();
     }
@@ -312,7 +344,7 @@ protected:
     virtual void tear_down() noexcept = 0;
 
     const Api& api() const noexcept { return client_->api(); }
-    Gate gate_;
+    CloseGate gate_;
     std::shared_ptr<ClientCore> client_;
 
 private:

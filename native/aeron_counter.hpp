@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <memory>
 #include <span>
+#include <stdexcept>
 #include <string>
 #include <vector>
 
@@ -19,11 +20,13 @@ public:
     static std::shared_ptr<Counter> add(const std::shared_ptr<ClientCore>& client, std::int32_t type_id,
                                         std::span<const std::uint8_t> key, const std::string& label,
                                         const Interrupted& interrupted) {
+        if (key.size() > kMaxKeyBytes || label.size() > kMaxLabelBytes)
+            throw std::invalid_argument("a counter's key has at most 112 bytes, its label 380");
         auto counter = std::shared_ptr<Counter>(new Counter(client, label));
         const Api& api = client->api();
         Async* async = nullptr;
-        if (api.async_add_counter(&async, client->raw(), type_id, key.data(), key.size(), label.data(),
-                                  label.size()) < 0)
+        if (api.async_add_counter(&async, client->raw(), type_id, key.data(), key.size(), label.data(), label.size()) <
+            0)
             throw last_error(api, "cannot add " + counter->name());
         counter->counter_ =
             client->await<CounterHandle>(async, api.async_add_counter_poll, counter->name(), interrupted);
@@ -46,6 +49,9 @@ public:
     }
 
 private:
+    static constexpr std::size_t kMaxKeyBytes = 112;
+    static constexpr std::size_t kMaxLabelBytes = 380;
+
     Counter(const std::shared_ptr<ClientCore>& client, const std::string& label)
         : Resource(client, "counter " + label) {}
     void tear_down() noexcept override {

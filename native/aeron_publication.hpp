@@ -64,7 +64,7 @@ public:
         return claim_if(length, [&](std::uint8_t* at) { return fill(at), true; });
     }
 
-    // Likewise, if `fill` says that the message may go; otherwise the range becomes padding, and the result is 0.
+    // Likewise, if `fill` returns true; otherwise the range becomes padding, and the result is 0.
     template <typename Fill>
     std::int64_t claim_if(std::size_t length, Fill&& fill) {
         const Inside inside(*this);
@@ -91,14 +91,15 @@ public:
         const Inside inside(*this);
         return pub_ ? api().publication_is_connected(pub_) : api().exclusive_publication_is_connected(xpub_);
     }
-    // Whether a message would go now. A log whose first reader has just come is connected, and has no room yet: the
-    // media driver moves the limit a moment later.
+    // Whether a message would be accepted now. A log whose first reader has just come is connected, and has no room
+    // yet: the media driver moves the limit a moment later.
     bool has_room() {
         const Inside inside(*this);
         return pub_ ? api().publication_is_connected(pub_) &&
                           api().publication_position_limit(pub_) > api().publication_position(pub_)
                     : api().exclusive_publication_is_connected(xpub_) &&
-                          api().exclusive_publication_position_limit(xpub_) > api().exclusive_publication_position(xpub_);
+                          api().exclusive_publication_position_limit(xpub_) >
+                              api().exclusive_publication_position(xpub_);
     }
     std::int64_t position() {
         const Inside inside(*this);
@@ -129,10 +130,10 @@ private:
 
     void check_length(std::size_t length, std::size_t limit) const {
         if (length > limit)
-            throw std::invalid_argument(name() + ": a message of " + std::to_string(length) +
-                                        " bytes exceeds the limit of " + std::to_string(limit) +
-                                        (limit == constants_.max_payload_length ? " (one fragment)"
-                                                                                : " (term-length / 8)"));
+            throw std::invalid_argument(
+                name() + ": a message of " + std::to_string(length) + " bytes exceeds the limit of " +
+                std::to_string(limit) +
+                (limit == constants_.max_payload_length ? " (one fragment)" : " (term-length / 8)"));
     }
 
     void tear_down() noexcept override {

@@ -12,7 +12,7 @@
 #include <utility>
 
 #include "aeron_client.hpp"
-#include "misuse.hpp"
+#include "local_protocol_error.hpp"
 
 namespace tensorpool::aeron {
 
@@ -41,8 +41,9 @@ public:
         ImageEvents* const images = subscription->images_.get();
         Async* async = nullptr;
         try {
-            if (api.async_add_subscription(&async, client->raw(), channel.c_str(), stream_id, &ImageEvents::on_available,
-                                           images, &ImageEvents::on_unavailable, images) < 0)
+            if (api.async_add_subscription(&async, client->raw(), channel.c_str(), stream_id,
+                                           &ImageEvents::on_available, images, &ImageEvents::on_unavailable,
+                                           images) < 0)
                 throw RefusedError(last_error(api, "cannot add " + subscription->name()));
             subscription->sub_ =
                 client->await<Sub>(async, api.async_add_subscription_poll, subscription->name(), interrupted);
@@ -55,11 +56,12 @@ public:
     }
     ~Subscription() override { close_now(); }
 
-    // Tells the sink which images came and went, then hands it at most `limit` fragments as whole messages; returns
-    // how many fragments were consumed. One thread at a time, and not from inside the sink.
+    // Reports to the sink which images came and went, then hands it at most `limit` fragments as whole messages;
+    // returns how many fragments were consumed. One thread at a time, and not from inside the sink.
     int poll(Sink& sink, std::size_t limit) {
         const Inside inside(*this);
         const Polling polling(*this);
+        require_fresh();
         for (ImageEvent event; images_->take(event);) {
             if (!event.available) forget_session(event.session_id);
             sink.on_image(event);
@@ -78,6 +80,7 @@ public:
     bool has_fragment() {
         const Inside inside(*this);
         const Polling polling(*this);
+        require_fresh();
         bool is_found = false;
         const auto look = [](void* found, const std::uint8_t*, std::size_t, Header*) -> Action {
             *static_cast<bool*>(found) = true;
@@ -103,7 +106,8 @@ private:
     struct Polling {
         explicit Polling(Subscription& subscription) : subscription(subscription) {
             if (subscription.polled_.exchange(true, std::memory_order_acquire))
-                throw Misuse(subscription.name() + " is already being polled; one thread polls a subscription");
+                throw LocalProtocolError(subscription.name() +
+                                         " is already being polled; one thread polls a subscription");
             ++handler_depth();
         }
         ~Polling() {
@@ -120,6 +124,11 @@ private:
           images_(client->retain_images()),
           channel_(channel),
           stream_id_(stream_id) {}
+
+    void require_fresh() {
+        if (!client_->may_poll())
+            throw AeronError(name() + ": this process stood still and missed events of the media driver", 0);
+    }
 
     // After a stop nothing more is consumed: ABORT leaves the fragment in the log, also on the other images.
     static Action on_fragment(void* self, const std::uint8_t* data, std::size_t length, Header* header) {
@@ -158,7 +167,7 @@ private:
         return kBreak;
     }
 
-    // One assembler per session that ever fragmented, gone with its image: memory is bounded by the live images.
+    // One assembler per session that sent fragments, deleted with its image: memory is bounded by the live images.
     Assembler* assembler_for(std::int32_t session_id) {
         const auto found = assemblers_.find(session_id);
         if (found != assemblers_.end()) return found->second;
@@ -174,7 +183,7 @@ private:
         assemblers_.erase(found);
     }
 
-    // Image callbacks may still come until Aeron says that the close is complete: the queue outlives this object.
+    // Aeron may call the image callbacks until it reports that the close is complete: the queue outlives this object.
     void tear_down() noexcept override {
         for (const auto& [session_id, assembler] : assemblers_)
             api().image_controlled_fragment_assembler_delete(assembler);

@@ -1,14 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
 // Chunks in, frames out: one bridged stream's frames put together and published in a local ring.
 //
-//   chunk ──checks──► frame under assembly ──all chunks──► committed in the local ring, told to consumers
+//   chunk ──checks──► frame under assembly ──all chunks──► committed in the local ring, announced to consumers
 //                            └──conflict, inconsistency, timeout, …──► tombstone ──timeout──► forgotten
 //
-// No IO, and the caller passes the time; only a commit asks the clock, because whoever stood still past the end of its
-// lease writes nothing more. A frame that begins with its chunk 0 is written straight into its slot, which stays
-// in-progress until the frame is whole; any other one into a buffer, and is copied when it is whole. Nothing is allocated for a frame
-// before its size passed every limit, and at most max_inflight frames have a buffer. Every chunk and every frame that is not published is counted under one reason.
-// Bridge §5, §6, §8; decisions G18-G21, G24-G27.
+// Does no IO, and the caller passes the time; only a commit reads the clock, so that a process that was stopped past
+// the end of its lease writes nothing more. A frame whose chunk 0 arrives first is written straight into its slot,
+// which stays in-progress until the frame is whole; any other frame into a buffer, from which it is copied when it is
+// whole. Memory is allocated only for a frame whose size passed every limit, and at most max_inflight frames have a
+// buffer. Every chunk and every frame that is not published is counted under one reason. Bridge §5, §6, §8; decisions
+// G18-G21, G24-G27.
 #pragma once
 
 #include <algorithm>
@@ -21,6 +22,7 @@
 #include <new>
 #include <optional>
 #include <span>
+#include <stdexcept>
 #include <utility>
 #include <vector>
 
@@ -28,44 +30,24 @@
 
 #include "chunk.hpp"
 #include "crc32c.hpp"
+#include "frame_loss.hpp"
 #include "layout.hpp"
-#include "misuse.hpp"
+#include "local_protocol_error.hpp"
+#include "relaxed_counter.hpp"
 #include "ring.hpp"
-#include "tally.hpp"
 #include "tensor.hpp"
 
 namespace tensorpool {
 
-// Why a frame was not published. Reasons that are known before there is a frame count it at its chunk 0.
-enum class FrameLoss : std::uint8_t {
-    NONE = 0,
-    INCONSISTENT,   // its chunks contradict each other or the rules
-    CONFLICT,       // chunks overlap, or repeat with other content
-    TIMEOUT,
-    HEADER,         // its slot header is malformed or contradicts the chunks
-    SOURCE_POOL,    // its pool was not announced
-    SOURCE_STRIDE,  // larger than its pool's stride
-    TOO_LARGE,      // above max_payload_bytes
-    NO_POOL,        // no local pool holds it
-    OUT_OF_ORDER,   // a later frame was published before it was whole
-    EPOCH,          // of another epoch, or under assembly when the epoch changed
-    NO_ANNOUNCE,
-    NO_LEASE,       // there was no local memory to publish it in
-    INFLIGHT,       // too many frames under assembly: the oldest goes
-    CRC,            // its checksum is wrong, or never came
-    PAUSED,
-    COUNT_,
-};
-
-// Where whole frames go.
-class Outlet {
+// Where whole frames go: a ring, and the stream that announces them.
+class FrameTarget {
 public:
-    virtual ~Outlet() = default;
+    virtual ~FrameTarget() = default;
     virtual RingWriter& ring() noexcept = 0;
-    virtual void tell(std::uint64_t seq, std::uint32_t meta_version, std::uint64_t bytes) = 0;
+    virtual void announce(std::uint64_t seq, std::uint32_t meta_version, std::uint64_t bytes) = 0;
 };
 
-// Mapped by itself and given back with its frame: malloc would keep memory of this size for later.
+// A mapping of its own, unmapped with its frame: malloc would keep memory of this size.
 struct Unmap {
     std::size_t bytes = 0;
     void operator()(std::uint8_t* at) const noexcept { munmap(at, bytes); }
@@ -93,11 +75,14 @@ public:
         std::uint32_t stride_bytes;
     };
 
-    Assembler(std::uint32_t stream_id, const AssemblyLimits& limits) : stream_id_(stream_id), limits_(limits) {}
+    Assembler(std::uint32_t stream_id, const AssemblyLimits& limits) : stream_id_(stream_id), limits_(limits) {
+        if (limits.max_inflight == 0 || limits.timeout_ns == 0)
+            throw std::invalid_argument("max_inflight and timeout_ns must be positive");
+    }
 
     // --- what the owner knows
 
-    // The latest announce of the source. Another epoch is a boundary: nothing of the one before is published any more.
+    // The latest announce of the source. A change of epoch drops every frame of the previous one.
     void set_source(std::uint64_t epoch, std::vector<SourcePool> pools) {
         const Busy busy(*this);
         pools_ = std::move(pools);
@@ -114,12 +99,12 @@ public:
     }
 
     // Local memory to publish in until `until_ns`; null: none.
-    void bind(Outlet* outlet, std::uint64_t until_ns) {
+    void bind(FrameTarget* target, std::uint64_t until_ns) {
         const Busy busy(*this);
-        if (outlet == outlet_) return until_ns_ = until_ns, void();
+        if (target == target_) return until_ns_ = until_ns, void();
         for (std::size_t i = frames_.size(); i-- > 0;)
             if (!frames_[i]->buffer) lose(*frames_[i], FrameLoss::NO_LEASE, now_ns_);
-        outlet_ = outlet;
+        target_ = target;
         until_ns_ = until_ns;
     }
 
@@ -136,11 +121,11 @@ public:
         now_ns_ = now_ns;
         if (!limits_.needs_checksum || epoch_ != epoch || (published_ && seq <= *published_)) return;
         checksums_.push_back({seq, payload_length, crc});
-        if (checksums_.size() > 4 * limits_.max_inflight) checksums_.erase(checksums_.begin());
+        if (checksums_.size() > std::size_t{4} * limits_.max_inflight) checksums_.erase(checksums_.begin());
         if (Frame* const frame = find(seq); frame != nullptr && frame->is_whole()) finish(*frame);
     }
 
-    // Drops what waited too long. Returns how many frames that were.
+    // Drops the frames that waited too long; returns how many.
     std::size_t expire(std::uint64_t now_ns) {
         const Busy busy(*this);
         now_ns_ = now_ns;
@@ -187,9 +172,9 @@ public:
     std::size_t inflight() const noexcept { return inflight_.get(); }
     std::optional<std::uint64_t> published() const noexcept { return published_; }
     std::optional<std::uint64_t> epoch() const noexcept { return epoch_; }
-    // The highest epoch that chunks or the owner told of, and when a chunk of it came last.
+    // The highest epoch of all chunks and of set_source(), and when its last chunk came.
     std::uint64_t newest_epoch() const noexcept { return newest_epoch_; }
-    std::uint64_t heard_ns() const noexcept { return heard_ns_; }
+    std::uint64_t last_chunk_ns() const noexcept { return last_chunk_ns_; }
     bool is_lost(std::uint64_t seq) const noexcept { return is_tomb(seq); }
 
     std::uint64_t frames() const noexcept { return frames_out_.get(); }
@@ -204,11 +189,11 @@ public:
     std::uint64_t drops(ChunkDrop drop) const noexcept { return chunk_drops_[static_cast<std::size_t>(drop)].get(); }
     std::uint64_t losses(FrameLoss loss) const noexcept { return losses_[static_cast<std::size_t>(loss)].get(); }
 
-    // One thread at a time; an intake holds it during a poll.
+    // One thread at a time; a chunk router holds it during a poll.
     struct Busy {
         explicit Busy(Assembler& assembler) : assembler(assembler) {
             if (assembler.busy_.exchange(true, std::memory_order_acquire))
-                throw Misuse("this assembler is being fed by another thread; one thread uses it at a time");
+                throw LocalProtocolError("this assembler is being fed by another thread; one thread uses it at a time");
         }
         ~Busy() { assembler.busy_.store(false, std::memory_order_release); }  // pairs with the exchange above
         Busy(const Busy&) = delete;
@@ -242,7 +227,7 @@ private:
         std::vector<std::uint32_t> starts;
         std::map<std::uint32_t, Piece> pieces;
         std::vector<bool> known;  // indices that are, or were, in `pieces`
-        alignas(8) std::array<std::uint8_t, kSlotBytes> image;
+        alignas(8) std::array<std::uint8_t, kHeaderSlotBytes> image;
 
         bool is_whole() const noexcept { return received == count && bytes == payload_length; }
     };
@@ -263,11 +248,11 @@ private:
     ChunkDrop judge(const ArrivedChunk& chunk) noexcept {
         if (chunk.length > limits_.max_chunk_bytes) return ChunkDrop::CHUNK_SIZE;
         if (!epoch_) return ChunkDrop::NO_ANNOUNCE;
-        if (chunk.epoch > newest_epoch_) {  // §8: whatever is older is over, although its pools are not known yet
+        if (chunk.epoch > newest_epoch_) {  // §8: older epochs are over, although its pools are not known yet
             newest_epoch_ = chunk.epoch;
             lose_all(FrameLoss::EPOCH);
         }
-        if (chunk.epoch == newest_epoch_) heard_ns_ = now_ns_;
+        if (chunk.epoch == newest_epoch_) last_chunk_ns_ = now_ns_;
         if (chunk.epoch != *epoch_ || chunk.epoch != newest_epoch_) return ChunkDrop::EPOCH;
         if (is_paused_) return ChunkDrop::PAUSED;
         if (published_ && chunk.seq <= *published_) return ChunkDrop::LATE;
@@ -285,7 +270,7 @@ private:
     // The frame that is being written in a slot of the bound ring.
     Frame* in_slot(std::uint32_t index) const noexcept {
         for (const std::unique_ptr<Frame>& frame : frames_)
-            if (!frame->buffer && outlet_->ring().geometry().index_of(frame->seq) == index) return frame.get();
+            if (!frame->buffer && target_->ring().geometry().index_of(frame->seq) == index) return frame.get();
         return nullptr;
     }
 
@@ -293,7 +278,7 @@ private:
         return std::any_of(tombs_.begin(), tombs_.end(), [seq](const Tomb& tomb) { return tomb.seq == seq; });
     }
 
-    // The first chunk of a frame that came. Null: the frame is refused.
+    // Begins a frame with the first of its chunks to arrive. Null: the frame is refused.
     Frame* begin(const ArrivedChunk& chunk) {
         const FrameLoss refusal = refuse(chunk);
         if (refusal != FrameLoss::NONE) return bury(chunk.seq, refusal, now_ns_), nullptr;
@@ -308,7 +293,7 @@ private:
         frame->first_ns = now_ns_;
         frame->count = chunk.count;
         frame->payload_length = chunk.payload_length;
-        RingWriter& ring = outlet_->ring();
+        RingWriter& ring = target_->ring();
         const std::uint32_t index = ring.geometry().index_of(chunk.seq);
         if (chunk.index == 0 && in_slot(index) == nullptr) {
             frame->pool = ring.open_image(chunk.seq, chunk.payload_length);
@@ -324,20 +309,21 @@ private:
         return frames_.back().get();
     }
 
-    // What stands against a frame as far as its first chunk tells; before anything is allocated for it (G21).
+    // Whether the first chunk already shows that the frame is refused; before anything is allocated for it (G21).
     FrameLoss refuse(const ArrivedChunk& chunk) noexcept {
         if (chunk.payload_length > limits_.max_payload_bytes) return FrameLoss::TOO_LARGE;
         if (chunk.payload_length > largest_source_) return FrameLoss::SOURCE_STRIDE;
-        if (outlet_ == nullptr) return FrameLoss::NO_LEASE;
-        if (chunk.seq < outlet_->ring().next_seq()) return FrameLoss::OUT_OF_ORDER;
-        if (chunk.payload_length > outlet_->ring().geometry().largest_stride_bytes()) return FrameLoss::NO_POOL;
+        if (target_ == nullptr) return FrameLoss::NO_LEASE;
+        if (chunk.seq < target_->ring().next_seq()) return FrameLoss::OUT_OF_ORDER;
+        if (chunk.payload_length > target_->ring().geometry().largest_stride_bytes()) return FrameLoss::NO_POOL;
         const FrameLoss fault = fault_of(chunk);
         return fault != FrameLoss::NONE || chunk.index != 0 ? fault : check_header(chunk.header.data(), chunk);
     }
 
     // Rules between the fields of one chunk that concern the whole frame.
     static FrameLoss fault_of(const ArrivedChunk& chunk) noexcept {
-        const bool is_inside = chunk.offset <= chunk.payload_length && chunk.length <= chunk.payload_length - chunk.offset;
+        const bool is_inside =
+            chunk.offset <= chunk.payload_length && chunk.length <= chunk.payload_length - chunk.offset;
         const bool is_sized = chunk.payload_length == 0 ? chunk.count == 1  // G26
                                                         : chunk.length > 0 && chunk.count <= chunk.payload_length;
         const bool is_first_at_0 = chunk.index != 0 || chunk.offset == 0;
@@ -365,7 +351,8 @@ private:
 
     // Streams keep their shape: what was parsed once is compared from then on.
     bool is_same_layout(const std::uint8_t* image) const noexcept {
-        return is_layout_known_ && std::memcmp(image + slot::kHeaderLength, layout_bytes_.data(), layout_bytes_.size()) == 0;
+        return is_layout_known_ &&
+               std::memcmp(image + slot::kHeaderLength, layout_bytes_.data(), layout_bytes_.size()) == 0;
     }
 
     void add(Frame& frame, const ArrivedChunk& chunk) {
@@ -381,11 +368,11 @@ private:
             }
         }
         if (loss == FrameLoss::NONE && chunk.index == 0 && frame.received > 0)
-            loss = check_header(chunk.header.data(), chunk);  // of the first chunk that came it was checked by begin
+            loss = check_header(chunk.header.data(), chunk);  // begin() checked that of the first chunk to arrive
         if (loss == FrameLoss::NONE) loss = place(frame, chunk);
         if (loss != FrameLoss::NONE) return lose(frame, loss, now_ns_);
-        if (chunk.index == 0) std::memcpy(frame.image.data(), chunk.header.data(), kSlotBytes);
-        if (frame.is_streamed && chunk.length >= kStreamedChunkBytes)  // the ring's fences stand around all chunks
+        if (chunk.index == 0) std::memcpy(frame.image.data(), chunk.header.data(), kHeaderSlotBytes);
+        if (frame.is_streamed && chunk.length >= kStreamedChunkBytes)  // open_image and commit_image have the fences
             copy_streaming(frame.at + chunk.offset, chunk.payload.data(), chunk.length);
         else
             copy_racing(frame.at + chunk.offset, chunk.payload.data(), chunk.length);
@@ -402,7 +389,8 @@ private:
         std::uint32_t length = 0;
         if (chunk.index < frame.starts.size()) {
             offset = frame.starts[chunk.index];
-            length = (chunk.index + 1 < frame.starts.size() ? frame.starts[chunk.index + 1] : frame.contiguous_bytes) - offset;
+            length = (chunk.index + 1 < frame.starts.size() ? frame.starts[chunk.index + 1] : frame.contiguous_bytes) -
+                     offset;
         } else if (frame.known.empty() || !frame.known[chunk.index]) {
             return std::nullopt;
         } else {
@@ -412,19 +400,21 @@ private:
             length = same->second.length;
         }
         if (offset != chunk.offset || length != chunk.length) return false;
-        if (chunk.index == 0 && std::memcmp(frame.image.data(), chunk.header.data(), kSlotBytes) != 0) return false;
+        if (chunk.index == 0 && std::memcmp(frame.image.data(), chunk.header.data(), kHeaderSlotBytes) != 0)
+            return false;
         return length == 0 || std::memcmp(frame.at + offset, chunk.payload.data(), length) == 0;
     }
 
-    // Takes note of a chunk that is new; nothing may lie where it goes.
+    // Records a new chunk; CONFLICT where it overlaps another one.
     static FrameLoss place(Frame& frame, const ArrivedChunk& chunk) {
         const std::uint32_t end = chunk.offset + chunk.length;
         if (chunk.index == frame.starts.size() && chunk.offset == frame.contiguous_bytes) {
             if (!frame.pieces.empty() && frame.pieces.begin()->first < end) return FrameLoss::CONFLICT;
             frame.starts.push_back(chunk.offset);
             frame.contiguous_bytes = end;
-            for (auto next = frame.pieces.begin(); next != frame.pieces.end() && next->first == frame.contiguous_bytes &&
-                                                   next->second.index == frame.starts.size();
+            for (auto next = frame.pieces.begin();
+                 next != frame.pieces.end() && next->first == frame.contiguous_bytes &&
+                 next->second.index == frame.starts.size();
                  next = frame.pieces.erase(next)) {
                 frame.starts.push_back(next->first);
                 frame.contiguous_bytes = next->first + next->second.length;
@@ -457,8 +447,8 @@ private:
                 return lose(frame, FrameLoss::CRC, now_ns_);
         }
         const std::uint64_t now_ns = std::max(now_ns_, monotonic_ns());
-        if (outlet_ == nullptr || now_ns >= until_ns_) return lose(frame, FrameLoss::NO_LEASE, now_ns_);
-        RingWriter& ring = outlet_->ring();
+        if (target_ == nullptr || now_ns >= until_ns_) return lose(frame, FrameLoss::NO_LEASE, now_ns_);
+        RingWriter& ring = target_->ring();
         if (frame.seq < ring.next_seq()) return lose(frame, FrameLoss::OUT_OF_ORDER, now_ns_);
         if (frame.buffer) {
             const std::uint32_t index = ring.geometry().index_of(frame.seq);
@@ -472,9 +462,10 @@ private:
             copy_payload(RingGeometry::payload(pool, index), frame.at, frame.payload_length,
                          is_streamed(ring, frame.pool, frame.payload_length));
         }
-        count_published(frame, now_ns);  // before anybody can have seen it
+        count_published(frame, now_ns);  // before a consumer can see the frame
         ring.commit_image(frame.seq, frame.pool, frame.image.data());
-        outlet_->tell(frame.seq, load<std::uint32_t>(frame.image.data() + slot::kMetaVersion), frame.payload_length);
+        target_->announce(frame.seq, load<std::uint32_t>(frame.image.data() + slot::kMetaVersion),
+                          frame.payload_length);
         advance_to(frame);
     }
 
@@ -522,7 +513,7 @@ private:
         while (!frames_.empty()) lose(*frames_.back(), loss, now_ns_);
     }
 
-    // G18: what is dropped does not rise again. What is left of it may come when even its tombstone is gone; then it is
+    // G18: a dropped frame stays dropped. Its remaining chunks may arrive after its tombstone has expired; the frame is
     // not counted a second time.
     void bury(std::uint64_t seq, FrameLoss loss, std::uint64_t now_ns) {
         if (tombs_.size() >= kMaxTombs) tombs_.erase(tombs_.begin());
@@ -534,7 +525,8 @@ private:
 
     void remove(Frame& frame) {
         if (last_ == &frame) last_ = nullptr;
-        const auto found = std::find_if(frames_.begin(), frames_.end(), [&](const auto& each) { return each.get() == &frame; });
+        const auto found =
+            std::find_if(frames_.begin(), frames_.end(), [&](const auto& each) { return each.get() == &frame; });
         if (frame.buffer) buffered_bytes_.set(buffered_bytes_.get() - frame.payload_length);
         spare_ = std::move(*found);
         frames_.erase(found);
@@ -557,11 +549,11 @@ private:
 
     std::optional<std::uint64_t> epoch_;  // of the latest announce
     std::uint64_t newest_epoch_ = 0;
-    std::uint64_t heard_ns_ = 0;
+    std::uint64_t last_chunk_ns_ = 0;
     std::vector<SourcePool> pools_;
     std::uint32_t largest_source_ = 0;
 
-    Outlet* outlet_ = nullptr;
+    FrameTarget* target_ = nullptr;
     std::uint64_t until_ns_ = 0;
     bool is_paused_ = false;
 
@@ -577,10 +569,11 @@ private:
     std::array<std::uint8_t, slot::kTail - slot::kHeaderLength> layout_bytes_;
     bool is_layout_known_ = false;
 
-    Tally inflight_, buffered_bytes_;
-    Tally chunks_, frames_out_, bytes_out_, in_place_, duplicates_, unseen_, assembly_ns_, longest_assembly_ns_;
-    std::array<Tally, static_cast<std::size_t>(ChunkDrop::COUNT_)> chunk_drops_;
-    std::array<Tally, static_cast<std::size_t>(FrameLoss::COUNT_)> losses_;
+    RelaxedCounter inflight_, buffered_bytes_;
+    RelaxedCounter chunks_, frames_out_, bytes_out_, in_place_, duplicates_, unseen_, assembly_ns_,
+        longest_assembly_ns_;
+    std::array<RelaxedCounter, static_cast<std::size_t>(ChunkDrop::COUNT_)> chunk_drops_;
+    std::array<RelaxedCounter, static_cast<std::size_t>(FrameLoss::COUNT_)> losses_;
     std::atomic<bool> busy_{false};
 };
 

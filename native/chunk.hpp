@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-// BridgeFrameChunk (schema 902, template 1) on the wire: how one is written, and what can be wrong with one that arrived.
-// Bridge §5.1, §5.2, §11; decisions A6, G1, G21.
+// BridgeFrameChunk (schema 902, template 1) on the wire: how a sender encodes it, and how a receiver decodes and checks
+// it. Bridge §5.1, §5.2, §11; decisions A6, G1, G21.
 #pragma once
 
+#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <span>
@@ -11,8 +12,8 @@
 
 namespace tensorpool {
 
-inline constexpr std::uint32_t kMaxChunks = 65'535;                       // §5.2
-inline constexpr std::uint32_t kMaxChunkBytes = 65'535;                   // §11
+inline constexpr std::uint32_t kMaxChunks = 65'535;                        // §5.2
+inline constexpr std::uint32_t kMaxChunkBytes = 65'535;                    // §11
 inline constexpr std::uint32_t kMaxBridgedBytes = std::uint32_t{1} << 30;  // §11
 inline constexpr std::size_t kChunkHeadBytes = 8 + 41 + 4 + 4;  // message header, block, the lengths of two varData
 inline constexpr std::uint64_t kChunkHeader = 0x0001'0386'0001'0029;  // block 41, template 1, schema 902, version 1
@@ -29,9 +30,9 @@ struct ChunkPlace {
     std::uint32_t payload_length = 0;  // of the whole frame
 };
 
-// One that leaves: the part that is not payload.
+// A chunk to send: the part that is not payload.
 struct ChunkHead : ChunkPlace {
-    std::size_t head_bytes() const noexcept { return kChunkHeadBytes + (index == 0 ? kSlotBytes : 0); }
+    std::size_t head_bytes() const noexcept { return kChunkHeadBytes + (index == 0 ? kHeaderSlotBytes : 0); }
     std::size_t message_bytes() const noexcept { return head_bytes() + length; }
 
     // Everything but headerBytes and payloadBytes; returns where each of them goes.
@@ -50,7 +51,7 @@ struct ChunkHead : ChunkPlace {
         store<std::uint32_t>(at + 40, length);
         store<std::uint32_t>(at + 44, payload_length);
         store<std::uint8_t>(at + 48, index == 0 ? 1 : 0);
-        const std::uint32_t header_bytes = index == 0 ? kSlotBytes : 0;
+        const std::uint32_t header_bytes = index == 0 ? kHeaderSlotBytes : 0;
         store<std::uint32_t>(at + 49, header_bytes);
         std::uint8_t* const header = at + 53;
         store<std::uint32_t>(header + header_bytes, length);
@@ -77,7 +78,12 @@ enum class ChunkDrop : std::uint8_t {
     COUNT_,
 };
 
-// One that arrived, as it stands in a message.
+// As counters name them.
+inline constexpr std::array<const char*, static_cast<std::size_t>(ChunkDrop::COUNT_)> kChunkDropNames{
+    "",       "foreign",    "malformed",   "unknown_stream", "chunk_count", "chunk_index",   "header",
+    "length", "chunk_size", "no_announce", "epoch",          "late",        "dropped_frame", "paused"};
+
+// A chunk that arrived, as it stands in a message.
 struct ArrivedChunk : ChunkPlace {
     bool has_header = false;
     std::span<const std::uint8_t> header;
@@ -90,7 +96,7 @@ struct ArrivedChunk : ChunkPlace {
         const auto head = load<std::uint64_t>(at);
         if (head != kChunkHeader)  // A6: of version 1 only this block is known
             return (head ^ kChunkHeader) >> 16 == 0 || (head >> 16 & 0xffff'ffff) == 0x0386'0001 ? ChunkDrop::MALFORMED
-                                                                                           : ChunkDrop::FOREIGN;
+                                                                                                 : ChunkDrop::FOREIGN;
         if (message.size() < kChunkHeadBytes) return ChunkDrop::MALFORMED;
         stream_id = load<std::uint32_t>(at + 8);
         epoch = load<std::uint64_t>(at + 12);
@@ -111,7 +117,8 @@ struct ArrivedChunk : ChunkPlace {
         payload = message.subspan(second + 4);
         if (count == 0 || count > kMaxChunks) return ChunkDrop::CHUNK_COUNT;
         if (index >= count) return ChunkDrop::CHUNK_INDEX;
-        if (has_header != (index == 0) || header.size() != (has_header ? kSlotBytes : 0)) return ChunkDrop::HEADER;
+        if (has_header != (index == 0) || header.size() != (has_header ? kHeaderSlotBytes : 0))
+            return ChunkDrop::HEADER;
         if (payload.size() != length) return ChunkDrop::LENGTH;
         if (length > kMaxChunkBytes) return ChunkDrop::CHUNK_SIZE;
         if (payload_length > kMaxBridgedBytes || seq > kMaxSeq) return ChunkDrop::MALFORMED;

@@ -58,13 +58,13 @@ inline void streaming_fence() noexcept {}
 
 #elif defined(__x86_64__)
 
-// From here to about a MiB glibc moves bytes by `rep movsb`, which Zen 3 and 4 do at a tenth of their speed where the
-// target begins a few bytes after the source, counted within a page: an array of malloc's easily does so to a slot.
+// From here to about a MiB glibc copies with `rep movsb`. Zen 3 and 4 run it at a tenth of their speed where the target
+// begins a few bytes after the source, counted within a page, as a slot often does after an array from malloc.
 inline constexpr std::size_t kBlocksFromBytes = std::size_t{2} << 10;
 
 inline bool has_avx2() noexcept { return __builtin_cpu_supports("avx2"); }
 
-// Lines that a reader of the slot's last frame has in its cache are asked for ahead of time: 20 % of a frame of 640 KiB.
+// Prefetches the lines that a reader of the slot's last frame has in its cache: saves 20 % for a frame of 640 KiB.
 __attribute__((target("avx2,prfchw"))) inline void copy_blocks_avx2(std::uint8_t* to, const std::uint8_t* from,
                                                                     std::size_t bytes) noexcept {
     constexpr std::size_t kAhead = 2048;

@@ -15,7 +15,7 @@
 namespace tensorpool {
 
 inline std::uint32_t crc32c_by_table(std::uint32_t state, const std::uint8_t* at, std::size_t bytes) noexcept {
-    static constexpr auto table = [] {
+    static constexpr auto kTable = [] {
         std::array<std::uint32_t, 256> entries{};
         for (std::uint32_t i = 0; i < 256; ++i) {
             std::uint32_t value = i;
@@ -24,7 +24,7 @@ inline std::uint32_t crc32c_by_table(std::uint32_t state, const std::uint8_t* at
         }
         return entries;
     }();
-    for (std::size_t i = 0; i < bytes; ++i) state = state >> 8 ^ table[(state ^ at[i]) & 0xff];
+    for (std::size_t i = 0; i < bytes; ++i) state = state >> 8 ^ kTable[(state ^ at[i]) & 0xff];
     return state;
 }
 

@@ -7,7 +7,7 @@
 #include <cstddef>
 #include <cstdint>
 
-#include "tally.hpp"
+#include "relaxed_counter.hpp"
 
 namespace tensorpool {
 
@@ -30,17 +30,17 @@ enum class Drop : std::uint8_t {
     BAD_STRIDES,
     BAD_PROGRESS,
     // the producer's side
-    NO_POOL,   // larger than every pool's stride (§9)
-    DETACHED,  // published while there was no lease, or no memory, to publish with
-    ABANDONED,  // given up after its progress was told: its seq is not used again
+    NO_POOL,    // larger than every pool's stride (§9)
+    DETACHED,   // published while there was no lease, or no memory, to publish with
+    ABANDONED,  // given up after its progress was reported: its seq is not used again
     // frames that a consumer knows of by their seq alone
     GAP,           // its descriptor never came
-    RESYNC,        // passed over to catch up: more than max_outstanding_seq_gap behind
+    RESYNC,        // skipped to catch up: more than max_outstanding_seq_gap behind
     UNMAPPED,      // published while the consumer had its epoch not, or not yet, mapped
     EPOCH_ENDED,   // committed, but not yet seen when the epoch ended
-    RATE_LIMITED,  // passed over to keep to max_rate_hz
-    SKIPPED,       // passed over by somebody who asked for the newest frame
-    // a frame against the rules of the ones before it
+    RATE_LIMITED,  // skipped to keep to max_rate_hz
+    SKIPPED,       // skipped because the caller asked for the newest frame
+    // a frame that contradicts the one before it
     BAD_TIMESTAMP,  // §15.7: slot and descriptor carry a time, and one of them went back
     COUNT_,
 };
@@ -56,8 +56,8 @@ inline constexpr bool is_late(Drop drop) noexcept {
 inline constexpr bool is_gap(Drop drop) noexcept { return drop == Drop::GAP || drop == Drop::RESYNC; }
 
 // How many frames were dropped for each reason. The reading thread counts; any thread may ask.
-struct DropTallies : std::array<Tally, kDropCount> {
-    Tally& of(Drop drop) noexcept { return (*this)[static_cast<std::size_t>(drop)]; }
+struct DropCounters : std::array<RelaxedCounter, kDropCount> {
+    RelaxedCounter& of(Drop drop) noexcept { return (*this)[static_cast<std::size_t>(drop)]; }
     std::uint64_t count(Drop drop) const noexcept { return (*this)[static_cast<std::size_t>(drop)].get(); }
 };
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Which EventMessages of a shared stream are for a service: decided on the bytes as they lie in the log, so that the
-// traffic of all others costs neither an allocation nor a call into Python. Service Control 5, 5.1; decision H7.
+// Which EventMessages of a shared stream are for a service: decided on the bytes in the log, so that messages for other
+// services cost neither an allocation nor a call into Python. Service Control 5, 5.1; decision H7.
 #pragma once
 
 #include <algorithm>
@@ -12,6 +12,8 @@
 #include <string_view>
 #include <utility>
 #include <vector>
+
+#include "aeron_subscription.hpp"
 
 namespace tensorpool {
 
@@ -27,7 +29,8 @@ public:
         std::uint64_t over_rate = 0;  // mine, but more than were admitted
     };
 
-    EventFilter(std::uint16_t schema_id, std::vector<std::string> tags) : schema_id_(schema_id), tags_(std::move(tags)) {}
+    EventFilter(std::uint16_t schema_id, std::vector<std::string> tags)
+        : schema_id_(schema_id), tags_(std::move(tags)) {}
 
     // Whether the message is for us, and still among the number that may be admitted.
     bool admits(std::span<const std::uint8_t> message) noexcept {
@@ -70,6 +73,20 @@ private:
     const std::uint16_t schema_id_;
     const std::vector<std::string> tags_;
     Counts counts_;
+};
+
+// Hands on the messages that a filter admits, and every image event.
+class FilteredSink final : public aeron::Sink {
+public:
+    FilteredSink(EventFilter& filter, aeron::Sink& next) : filter_(filter), next_(next) {}
+    bool on_message(std::span<const std::uint8_t> message, const aeron::MessageInfo& info) override {
+        return !filter_.admits(message) || next_.on_message(message, info);
+    }
+    void on_image(const aeron::ImageEvent& event) override { next_.on_image(event); }
+
+private:
+    EventFilter& filter_;
+    aeron::Sink& next_;
 };
 
 }  // namespace tensorpool

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Where things are in a region file: constants and unaligned little-endian access, nothing else.
+// Offsets and sizes in a region file, and unaligned little-endian access.
 // Wire §6, §7.1, §8.1, §8.2, §9; decisions A1, A2, A7, A8.
 #pragma once
 
@@ -13,9 +13,9 @@ namespace tensorpool {
 static_assert(std::endian::native == std::endian::little, "§15.1: regions are little-endian; this host is not");
 static_assert(sizeof(void*) == 8, "regions exceed 4 GiB: a 64-bit host is needed");
 
-inline constexpr std::size_t kSuperblockBytes = 64;  // §6: a constant, never derived from a blockLength
-inline constexpr std::size_t kSlotBytes = 256;       // §8.1
-inline constexpr int kMaxDims = 8;                   // §8.2
+inline constexpr std::size_t kSuperblockBytes = 64;   // §6: a constant, never derived from a blockLength
+inline constexpr std::size_t kHeaderSlotBytes = 256;  // §8.1
+inline constexpr int kMaxDims = 8;                    // §8.2
 
 // Byte offsets inside a 256-byte header slot. dims and strides are packed and unaligned (A2).
 namespace slot {
@@ -44,9 +44,9 @@ inline constexpr std::size_t kTail = 147;  // pad to the end of the slot
 inline constexpr std::uint32_t kEmbeddedLength = 192;
 inline constexpr std::uint64_t kEmbeddedHeader = 0x0001'0384'0034'00B8;
 
-static_assert(slot::kStrides + 4 * kMaxDims == slot::kTail);
-static_assert(slot::kEmbedded + kEmbeddedLength == kSlotBytes);
-static_assert(slot::kTail + 109 == kSlotBytes);
+static_assert(slot::kStrides + std::size_t{4} * kMaxDims == slot::kTail);
+static_assert(slot::kEmbedded + kEmbeddedLength == kHeaderSlotBytes);
+static_assert(slot::kTail + 109 == kHeaderSlotBytes);
 
 template <typename T>
 inline T load(const std::uint8_t* at) noexcept {

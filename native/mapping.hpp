@@ -1,16 +1,18 @@
 // SPDX-License-Identifier: Apache-2.0
 // A mapped file: unmapped when the last view of it is gone, never before. Only tensorpool.shm creates one.
 //
-// Large files are mapped where huge pages could be: a tmpfs that was collapsed into them (see collapse()) is then mapped
-// by 2 MiB instead of 4 KiB in every process, which makes copies faster, and faults and unmapping next to free.
+// Large files are mapped at addresses where huge pages can begin: a tmpfs file that collapse() gave huge pages is then
+// mapped by 2 MiB instead of 4 KiB in every process, which makes copies faster, and faults and unmapping next to free.
 #pragma once
 
 #include <algorithm>
+#include <atomic>
 #include <cerrno>
 #include <cstddef>
 #include <cstdint>
 #include <cstdio>
 #include <span>
+#include <stdexcept>
 #include <system_error>
 
 #include <sys/mman.h>
@@ -26,7 +28,7 @@
 
 namespace tensorpool {
 
-// What the kernel gathers small pages into, 2 MiB with pages of 4 KiB; 0 where it does not.
+// The size of the kernel's transparent huge pages, 2 MiB with pages of 4 KiB; 0 where it has none.
 inline std::size_t transparent_huge_page_bytes() noexcept {
     static const std::size_t bytes = []() -> std::size_t {
         constexpr unsigned long kMost = 32ul << 20;  // kernels with pages of 64 KiB have 512 MiB, which no ring fills
@@ -59,7 +61,7 @@ public:
     Mapping(const Mapping&) = delete;
     Mapping& operator=(const Mapping&) = delete;
 
-    // Takes about 0.1 s per GiB. Only for whoever destroys the object: views of it would dangle.
+    // Takes about 0.1 s per GiB. Only for the destruction of the object: views of it would dangle.
     void unmap() noexcept {
         if (data_ != nullptr) munmap(data_, length_);
         data_ = nullptr;
@@ -68,9 +70,9 @@ public:
     std::span<std::uint8_t> bytes() const noexcept { return {data_, length_}; }
     bool is_writable() const noexcept { return writable_; }
 
-    // Brings the pages of [begin, end) in, so that the first frame costs no faults. Slow: fresh memory comes at 0.5 to
-    // 2.5 GiB/s for each thread, so call without locks, and from several threads for different parts. In pieces: the
-    // kernel holds the address space's lock during each, and every other thread that maps, unmaps or faults waits for it.
+    // Brings the pages of [begin, end) in, so that the first frame costs no faults. Slow: the kernel provides 0.5 to
+    // 2.5 GiB/s of new memory for each thread, so call without locks, and from several threads for different parts. In
+    // pieces: during each, the kernel holds the address space's lock, for which all threads that map or fault wait.
     void prefault(std::size_t begin = 0, std::size_t end = SIZE_MAX) {
         end = std::min(end, length_);
         std::size_t at = begin;
@@ -91,11 +93,11 @@ public:
         }
     }
 
-    // Gives [begin, end) of a new tmpfs file huge pages, as far as the kernel has any, and says how many bytes are in
-    // them: where there are none, or there is no room, nothing is lost. `begin` is where a huge page may begin. The
-    // kernel gathers what is there, so each gets a small page first; what is missing is zeroed at once, which is faster
-    // than prefault(). In one call: at its begin the kernel waits for a worker on every processor, which takes long where
-    // all are busy; the address space's lock it takes for one huge page at a time.
+    // Gives [begin, end) of a new tmpfs file huge pages, as far as the kernel has any, and returns how many bytes are
+    // in them; the file stays usable where it has none. `begin` is where a huge page may begin. The kernel only extends
+    // pages that exist, so each huge page gets a small one first; the rest is zeroed at once, which is faster than
+    // prefault(). In one call: at its start the kernel waits for a worker on every processor, which takes long where
+    // all are busy; it takes the address space's lock for one huge page at a time.
     std::size_t collapse(std::size_t begin = 0, std::size_t end = SIZE_MAX) noexcept {
 #if defined(__linux__)
         const std::size_t page = transparent_huge_page_bytes();
@@ -121,10 +123,24 @@ public:
         if (mlock(data_, length_) != 0) throw std::system_error(errno, std::generic_category(), "mlock");
     }
 
+    // Loads with acquire and stores with release an aligned u64 that processes share. Throws std::invalid_argument for
+    // an offset that is not a multiple of 8 inside the mapping, and for a store into a read-only one.
+    std::uint64_t load_u64(std::size_t offset) const { return word(offset).load(std::memory_order_acquire); }
+    void store_u64(std::size_t offset, std::uint64_t value) const {
+        if (!writable_) throw std::invalid_argument("the mapping is read-only");
+        word(offset).store(value, std::memory_order_release);
+    }
+
 private:
-    // Where `length` bytes are free that begin where a huge page may; null: anywhere will do. Only a hint for mmap, which
-    // maps elsewhere when another thread is faster. MAP_FIXED would need no hint, but where it fails, the kernel may
-    // have unmapped what was there, and nobody knows whose mapping is there by then.
+    std::atomic_ref<std::uint64_t> word(std::size_t offset) const {
+        if (offset % 8 != 0 || length_ < 8 || offset > length_ - 8)
+            throw std::invalid_argument("offset must be a multiple of 8 inside the mapping");
+        return std::atomic_ref(*reinterpret_cast<std::uint64_t*>(data_ + offset));
+    }
+
+    // A free address for `length` bytes where a huge page may begin; null: any address. Only a hint for mmap, which
+    // maps elsewhere when another thread takes the address first. MAP_FIXED would need no hint, but where it fails, the
+    // kernel may have unmapped what was there, and another thread may have mapped something there since.
     static void* free_aligned(std::size_t length) noexcept {
         const std::size_t page = transparent_huge_page_bytes();
         if (page == 0 || length < page || length > SIZE_MAX - page) return nullptr;

@@ -12,7 +12,7 @@
 
 namespace tensorpool::aeron {
 
-// Numbers, booleans, enumerations and durations are all one machine word to the setters.
+// The setters take numbers, booleans, enumerations and durations alike in one machine word.
 using Setting = std::variant<std::int64_t, std::string>;
 
 class MediaDriver {
@@ -42,14 +42,12 @@ public:
 private:
     void apply(const std::string& name, const Setting& value) {
         void* const setter = api_.find("aeron_driver_context_set_" + name);
-        if (setter == nullptr)
-            throw std::invalid_argument("this Aeron has no media driver setting '" + name + "'");
-        const int result =
-            std::holds_alternative<std::string>(value)
-                ? reinterpret_cast<int (*)(DriverContext*, const char*)>(setter)(context_,
-                                                                                 std::get<std::string>(value).c_str())
-                : reinterpret_cast<int (*)(DriverContext*, std::int64_t)>(setter)(context_,
-                                                                                  std::get<std::int64_t>(value));
+        if (setter == nullptr) throw std::invalid_argument("this Aeron has no media driver setting '" + name + "'");
+        const int result = std::holds_alternative<std::string>(value)
+                               ? reinterpret_cast<int (*)(DriverContext*, const char*)>(setter)(
+                                     context_, std::get<std::string>(value).c_str())
+                               : reinterpret_cast<int (*)(DriverContext*, std::int64_t)>(setter)(
+                                     context_, std::get<std::int64_t>(value));
         if (result < 0) throw last_error(api_, "media driver setting " + name);
     }
 
@@ -63,7 +61,7 @@ private:
     const Api& api_;
     DriverContext* context_ = nullptr;
     Driver* driver_ = nullptr;
-    Gate gate_;
+    CloseGate gate_;
 };
 
 }  // namespace tensorpool::aeron

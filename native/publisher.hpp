@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // A producer's stream: slot, copy, commit, descriptor and wake-up in one call.
 //
-// The descriptor goes out after the commit (§10.2.1) and never holds the producer up: a log that is full, or that nobody
-// reads, costs the descriptor, which consumers count as a gap. Wire §8.3, §10.2.1, §15.18; decision A20.
+// The descriptor is sent after the commit (§10.2.1) and never delays the producer: where the log is full or has no
+// subscriber, the descriptor is lost, and consumers count a gap. Wire §8.3, §10.2.1, §15.18; decision A20.
 #pragma once
 
 #include <atomic>
@@ -14,8 +14,8 @@
 
 #include "aeron_publication.hpp"
 #include "descriptor.hpp"
+#include "relaxed_counter.hpp"
 #include "ring.hpp"
-#include "tally.hpp"
 
 namespace tensorpool {
 
@@ -29,7 +29,7 @@ public:
           epoch_(epoch),
           with_publish_time_(with_publish_time) {}
 
-    // The writer is held until the descriptor is out, so that descriptors leave in the order of their frames. Nothing
+    // The writer is held until the descriptor is sent, so that descriptors are in the order of their frames. Nothing
     // throws after the commit: a caller that saw an exception would publish the frame again.
 
     // False: no pool holds it, and `seq` stays free.
@@ -51,8 +51,8 @@ public:
         announce(seq, meta_version, trace_id);
     }
 
-    // A frame that was committed to the ring itself: see RingWriter::commit_image.
-    void tell(std::uint64_t seq, std::uint32_t meta_version, std::uint64_t bytes) noexcept {
+    // Announces a frame that RingWriter::commit_image committed.
+    void announce_committed(std::uint64_t seq, std::uint32_t meta_version, std::uint64_t bytes) noexcept {
         announce(seq, meta_version, 0);
         bytes_.add(bytes);
     }
@@ -60,9 +60,13 @@ public:
     // §15.7: where descriptors carry a time, too, the frames' own may not go back. Throws before anything is written.
     void check_time(std::uint64_t timestamp_ns) const {
         if (with_publish_time_ && is_time(timestamp_ns) && timestamp_ns < last_time_ns_)
-            throw std::invalid_argument("timestamp_ns " + std::to_string(timestamp_ns) + " goes back: the frame before has " +
-                                        std::to_string(last_time_ns_));
+            throw std::invalid_argument("timestamp_ns " + std::to_string(timestamp_ns) +
+                                        " goes back: the frame before has " + std::to_string(last_time_ns_));
     }
+
+    // When the lease may be over: from then on the caller publishes nothing.
+    void set_until_ns(std::uint64_t until_ns) noexcept { until_ns_.set(until_ns); }
+    std::uint64_t until_ns() const noexcept { return until_ns_.get(); }
 
     RingWriter& writer() noexcept { return writer_; }
     void add_bytes(std::uint64_t bytes) noexcept { bytes_.add(bytes); }
@@ -72,7 +76,7 @@ public:
     std::uint64_t unheard() const noexcept { return unheard_.get(); }
     std::uint64_t back_pressured() const noexcept { return back_pressured_.get(); }
     bool is_broken() const noexcept { return is_broken_.load(std::memory_order_relaxed); }
-    bool is_choked() const { return publication_->is_connected() && !publication_->has_room(); }
+    bool is_back_pressured() const { return publication_->is_connected() && !publication_->has_room(); }
 
 private:
     static bool is_time(std::uint64_t timestamp_ns) noexcept {  // B26
@@ -99,7 +103,8 @@ private:
                 back_pressured_.add();
         } catch (const std::exception&) {
             unheard_.add();
-            is_broken_.store(true, std::memory_order_relaxed);  // the media driver is gone; the frame itself stands in the ring
+            is_broken_.store(true,
+                             std::memory_order_relaxed);  // the media driver is gone; the frame itself is in the ring
         }
         writer_.wake(now_ns);
     }
@@ -110,7 +115,7 @@ private:
     const std::uint64_t epoch_;
     const bool with_publish_time_;
     std::uint64_t last_time_ns_ = 0;
-    Tally bytes_, unheard_, back_pressured_;
+    RelaxedCounter bytes_, unheard_, back_pressured_, until_ns_;
     std::atomic<bool> is_broken_{false};
 };
 

@@ -16,9 +16,9 @@
 
 #include "copy.hpp"
 #include "drops.hpp"
-#include "misuse.hpp"
+#include "local_protocol_error.hpp"
+#include "relaxed_counter.hpp"
 #include "seqlock.hpp"
-#include "tally.hpp"
 #include "tensor.hpp"
 #include "wake.hpp"
 
@@ -37,7 +37,7 @@ public:
     RingGeometry(std::span<std::uint8_t> header, std::vector<Pool> pools, std::uint32_t nslots)
         : header_(header), pools_(std::move(pools)), mask_(nslots - 1) {
         if (!std::has_single_bit(nslots)) throw std::invalid_argument(text("nslots", nslots, "a power of two"));
-        require("header ring", header_, nslots, kSlotBytes);
+        require("header ring", header_, nslots, kHeaderSlotBytes);
         if (pools_.empty()) throw std::invalid_argument("a ring needs at least one payload pool");
         for (const Pool& pool : pools_) {
             if (pool.stride_bytes < 64 || !std::has_single_bit(pool.stride_bytes))
@@ -60,7 +60,7 @@ public:
     std::uint32_t largest_stride_bytes() const noexcept { return pools_.back().stride_bytes; }
 
     std::uint8_t* slot(std::uint32_t index) const noexcept {
-        return header_.data() + kSuperblockBytes + std::size_t{index} * kSlotBytes;
+        return header_.data() + kSuperblockBytes + std::size_t{index} * kHeaderSlotBytes;
     }
     static std::size_t payload_offset(const Pool& pool, std::uint32_t index) noexcept {
         return kSuperblockBytes + std::size_t{index} * pool.stride_bytes;  // B21: past the superblock
@@ -120,7 +120,7 @@ public:
     struct Busy {
         explicit Busy(RingWriter& writer) : writer_(writer) {
             if (writer_.busy_.exchange(true, std::memory_order_acquire))
-                throw Misuse("this ring is being written by another thread; a ring has one writer");
+                throw LocalProtocolError("this ring is being written by another thread; a ring has one writer");
         }
         ~Busy() { writer_.busy_.store(false, std::memory_order_release); }  // pairs with the exchange above
         Busy(const Busy&) = delete;
@@ -145,8 +145,7 @@ public:
         std::uint8_t* const slot = geometry_.slot(index);
         CommitWord word(slot);
         word.begin(seq);
-        const bool streaming =
-            prefers_streaming(bytes.size(), std::size_t{geometry_.nslots()} * pool.stride_bytes);
+        const bool streaming = prefers_streaming(bytes.size(), std::size_t{geometry_.nslots()} * pool.stride_bytes);
         copy_payload(RingGeometry::payload(pool, index), bytes.data(), bytes.size(), streaming);
         write_header(slot, layout, pool, index, timestamp_ns, meta_version);
         word.commit(seq);
@@ -178,7 +177,7 @@ public:
         return commit(Busy(*this), timestamp_ns, meta_version);
     }
     std::uint64_t commit(const Busy&, std::uint64_t timestamp_ns, std::uint32_t meta_version) {
-        if (!is_claimed()) throw Misuse("no claim is open on this ring");
+        if (!is_claimed()) throw LocalProtocolError("no claim is open on this ring");
         const std::uint32_t index = geometry_.index_of(claim_seq_);
         std::uint8_t* const slot = geometry_.slot(index);
         streaming_fence();  // the owner of the claim may have used streaming stores or DMA (§8.3)
@@ -189,16 +188,17 @@ public:
         return claim_seq_;
     }
 
-    // `is_told`: others have heard of this seq already, so it is not used again.
-    void abandon(bool is_told = false) {
+    // `is_known`: consumers have received progress of this seq, so it is not used again.
+    void abandon(bool is_known = false) {
         const Busy busy(*this);
-        if (!is_claimed()) throw Misuse("no claim is open on this ring");
+        if (!is_claimed()) throw LocalProtocolError("no claim is open on this ring");
         set_claimed(false);
-        if (is_told) next_seq_.set(claim_seq_ + 1);
+        if (is_known) next_seq_.set(claim_seq_ + 1);
     }
 
-    // A frame that arrives in pieces and with its header made elsewhere (Bridge §6). Opens its slot, beside whatever else
-    // is open, and returns the pool's index, or npos when none fits. A slot that is never committed stays in-progress.
+    // For a frame that arrives in pieces, with a header from another host (Bridge §6). Opens its slot, beside other
+    // open ones, and returns the pool's index, or npos when none fits. A slot that is never committed stays
+    // in-progress.
     std::size_t open_image(std::uint64_t seq, std::uint64_t payload_bytes) {
         const Busy busy(*this);
         check_next(seq);
@@ -209,18 +209,18 @@ public:
         return pool_index;
     }
 
-    // Commits what open_image opened. `image` is a whole slot header; where the payload lies is ours to say.
+    // Commits what open_image opened. `image` is a whole slot header, in which pool and payload slot are replaced.
     void commit_image(std::uint64_t seq, std::size_t pool_index, const std::uint8_t* image) {
         const Busy busy(*this);
         check_next(seq);
         const std::uint32_t index = geometry_.index_of(seq);
         std::uint8_t* const slot = geometry_.slot(index);
-        std::uint8_t own[kSlotBytes];
-        std::memcpy(own, image, kSlotBytes);
+        std::uint8_t own[kHeaderSlotBytes];
+        std::memcpy(own, image, kHeaderSlotBytes);
         store<std::uint32_t>(own + slot::kPayloadSlot, index);
         store<std::uint16_t>(own + slot::kPoolId, geometry_.pools()[pool_index].pool_id);
         streaming_fence();
-        copy_racing(slot + 8, own + 8, kSlotBytes - 8);
+        copy_racing(slot + 8, own + 8, kHeaderSlotBytes - 8);
         CommitWord(slot).commit(seq);
         finish(seq);
     }
@@ -236,8 +236,8 @@ public:
 private:
     std::size_t open(std::uint64_t seq, const TensorLayout& layout) const {
         if (is_claimed())
-            throw Misuse("frame " + std::to_string(claim_seq_) +
-                                   " is claimed and not committed; commit or abandon it first");
+            throw LocalProtocolError("frame " + std::to_string(claim_seq_) +
+                                     " is claimed and not committed; commit or abandon it first");
         check_next(seq);
         return geometry_.pool_for(layout.extent_bytes);
     }
@@ -252,7 +252,7 @@ private:
     // Bytes 8..255; the commit word is only ever stored atomically (B2).
     static void write_header(std::uint8_t* slot, const TensorLayout& layout, const Pool& pool, std::uint32_t index,
                              std::uint64_t timestamp_ns, std::uint32_t meta_version) noexcept {
-        std::uint8_t image[kSlotBytes];
+        std::uint8_t image[kHeaderSlotBytes];
         store<std::uint32_t>(image + slot::kValuesLenBytes, static_cast<std::uint32_t>(layout.extent_bytes));
         store<std::uint32_t>(image + slot::kPayloadSlot, index);
         store<std::uint16_t>(image + slot::kPoolId, pool.pool_id);
@@ -260,7 +260,7 @@ private:
         store<std::uint64_t>(image + slot::kTimestampNs, timestamp_ns);
         store<std::uint32_t>(image + slot::kMetaVersion, meta_version);
         write_tensor_header(image, layout);
-        copy_racing(slot + 8, image + 8, kSlotBytes - 8);
+        copy_racing(slot + 8, image + 8, kHeaderSlotBytes - 8);
     }
 
     void finish(std::uint64_t seq) noexcept {
@@ -270,7 +270,7 @@ private:
     void set_claimed(bool is_claimed) noexcept { claimed_.store(is_claimed, std::memory_order_relaxed); }
 
     RingGeometry geometry_;
-    Tally next_seq_, written_, no_pool_drops_;
+    RelaxedCounter next_seq_, written_, no_pool_drops_;
     std::atomic<std::uint64_t> last_wake_ns_{0};
     std::atomic<bool> claimed_{false};
     std::uint64_t claim_seq_ = 0;
@@ -298,10 +298,11 @@ public:
     explicit RingReader(RingGeometry geometry) : geometry_(std::move(geometry)) {}
 
     const RingGeometry& geometry() const noexcept { return geometry_; }
-    const DropTallies& drops() const noexcept { return drops_; }  // for any thread; NONE: frames that were read
+    const DropCounters& drops() const noexcept { return drops_; }  // for any thread; NONE: frames that were read
 
     void check_own(const SlotFrame& frame) const {
-        if (frame.reader != id_) throw Misuse("frame " + std::to_string(frame.seq) + " was read by another reader");
+        if (frame.reader != id_)
+            throw LocalProtocolError("frame " + std::to_string(frame.seq) + " was read by another reader");
     }
 
     // §15.18, B3: copy the slot, re-check the commit word, then parse the copy.
@@ -393,8 +394,8 @@ private:
 
     Drop read_held(std::uint64_t seq, std::uint64_t seen, const CommitWord& word, SlotFrame& out) {
         const std::uint32_t index = geometry_.index_of(seq);
-        alignas(64) std::uint8_t image[kSlotBytes];
-        copy_racing(image, geometry_.slot(index), kSlotBytes);
+        alignas(64) std::uint8_t image[kHeaderSlotBytes];
+        copy_racing(image, geometry_.slot(index), kHeaderSlotBytes);
         if (word.recheck() != seen) return Drop::OVERWRITTEN;
 
         const auto values_len = load<std::uint32_t>(image + slot::kValuesLenBytes);
@@ -450,7 +451,7 @@ private:
 
     RingGeometry geometry_;
     const std::uint64_t id_ = next_id();
-    DropTallies drops_;
+    DropCounters drops_;
     std::shared_ptr<const TensorLayout> layout_;
     std::uint8_t layout_bytes_[kLayoutBytes];
 };

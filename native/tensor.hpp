@@ -8,6 +8,8 @@
 #include <array>
 #include <cstdint>
 #include <limits>
+#include <span>
+#include <stdexcept>
 
 #include "drops.hpp"
 #include "layout.hpp"
@@ -157,6 +159,36 @@ private:
     }
 };
 
+// A layout from a caller's numbers; throws std::invalid_argument, with the reason, for one that no frame can have.
+inline TensorLayout checked_layout(int dtype, int major_order, std::span<const std::int32_t> dims,
+                                   std::span<const std::int32_t> strides, int progress_unit,
+                                   std::uint32_t progress_stride_bytes) {
+    if (dims.size() > kMaxDims) throw std::invalid_argument("a tensor has at most 8 dimensions");
+    if (!strides.empty() && strides.size() != dims.size())
+        throw std::invalid_argument("strides must be as many as dims, or none");
+    const auto fits = [](int value, int high) { return value >= 0 && value <= high; };
+    if (!fits(dtype, 0x7fff) || !fits(major_order, 0x7fff) || !fits(progress_unit, 0xff))
+        throw std::invalid_argument("dtype, major_order and progress_unit are the numbers of the specification");
+    TensorLayout layout;
+    layout.dtype = static_cast<std::int16_t>(dtype);
+    layout.major_order = static_cast<std::int16_t>(major_order);
+    layout.ndims = static_cast<std::uint8_t>(dims.size());
+    layout.progress_unit = static_cast<std::uint8_t>(progress_unit);
+    layout.progress_stride_bytes = progress_stride_bytes;
+    std::copy(dims.begin(), dims.end(), layout.dims.begin());
+    std::copy(strides.begin(), strides.end(), layout.strides.begin());
+    switch (layout.resolve()) {
+        case Drop::NONE: return layout;
+        case Drop::BAD_NDIMS: throw std::invalid_argument("a tensor has 1 to 8 dimensions; reshape a scalar to (1,)");
+        case Drop::BAD_DTYPE: throw std::invalid_argument("dtype is not one that a frame can carry");
+        case Drop::BAD_MAJOR_ORDER: throw std::invalid_argument("major_order is 1 (row) or 2 (column)");
+        case Drop::BAD_DIMS: throw std::invalid_argument("dims must not be negative and a frame stays below 4 GiB");
+        case Drop::BAD_STRIDES:
+            throw std::invalid_argument("strides must be positive, without overlap, and follow major_order");
+        default: throw std::invalid_argument("progress_stride_bytes must be the real distance of rows or columns");
+    }
+}
+
 // Reads bytes 60..146 of a slot image. The caller still has to check lengths against the pool.
 inline Drop parse_tensor_header(const std::uint8_t* image, TensorLayout& out) noexcept {
     if (load<std::uint32_t>(image + slot::kHeaderLength) != kEmbeddedLength ||
@@ -183,7 +215,7 @@ inline void write_tensor_header(std::uint8_t* image, const TensorLayout& layout)
     store<std::uint8_t>(image + slot::kPadAlign, 0);
     store<std::uint8_t>(image + slot::kProgressUnit, layout.progress_unit);
     store<std::uint32_t>(image + slot::kProgressStride, layout.progress_stride_bytes);
-    std::memset(image + slot::kDims, 0, kSlotBytes - slot::kDims);
+    std::memset(image + slot::kDims, 0, kHeaderSlotBytes - slot::kDims);
     for (std::size_t i = 0; i < layout.ndims; ++i) {
         store<std::int32_t>(image + slot::kDims + 4 * i, layout.dims[i]);
         store<std::int32_t>(image + slot::kStrides + 4 * i, layout.strides[i]);

@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-// Sleeping until a slot is committed, without a word that readers would have to write.
+// Sleeping until a slot is committed, in memory that readers cannot write.
 //
 // A reader sleeps in FUTEX_WAIT on the low half of the commit word it expects to change; its read-only mapping is
-// enough. The writer cannot see sleepers, and a wake-up costs about half a microsecond even when nobody sleeps, so it
-// wakes at most once per kWakeEveryNs. A reader therefore keeps polling for kGraceNs after each frame before it
-// sleeps: what the writer leaves unannounced inside its window falls into the reader's. Peers that never wake
-// anybody are met by bounded sleeps.
+// enough. The writer cannot see sleepers, and a wake-up costs about half a microsecond even when no reader sleeps, so
+// it wakes at most once per kWakeEveryNs. A reader therefore keeps polling for kGraceNs after each frame before it
+// sleeps: kGraceNs is longer, so it sees the frames for which the writer skips the wake-up. Sleeps are bounded, because
+// writers of other implementations may never wake readers.
 #pragma once
 
 #include <cerrno>
@@ -28,11 +28,11 @@ inline constexpr std::uint64_t kGraceNs = 80'000;
 inline constexpr std::uint64_t kLongestSleepNs = 2'000'000;
 inline constexpr std::uint64_t kLongestIdleSleepNs = 50'000'000;
 
-// How long to sleep at a time after having waited so long already: a producer that wakes nobody is then noticed at most a
-// quarter of its own interval late, and a stream that stands still costs next to nothing.
+// How long to sleep at a time after having waited so long already: the frame of a producer that sends no wake-ups is
+// seen at most a quarter of its interval late, and an idle stream costs next to nothing.
 inline std::uint64_t bounded_sleep_ns(std::uint64_t waited_ns) noexcept {
     const std::uint64_t quarter_ns = waited_ns / 4;
-    return quarter_ns < kLongestSleepNs ? kLongestSleepNs
+    return quarter_ns < kLongestSleepNs       ? kLongestSleepNs
            : quarter_ns > kLongestIdleSleepNs ? kLongestIdleSleepNs
                                               : quarter_ns;
 }

@@ -5,41 +5,56 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, settings
+from xdist.scheduler import LoadFileScheduling
 
 from tensorpool import aeron
-from tensorpool.client import Client
-from tensorpool.control import Commander
+from tests.levels import SOAK, level_of
+from tests.support.patience import PATIENT
 from tests.support.processes import private_directory
 
 SPARK_TIMEOUT_S = 400  # a JVM takes its time to start on a loaded machine
 
-settings.register_profile("patient", settings(), deadline=None, suppress_health_check=[HealthCheck.too_slow])
-settings.load_profile("patient")  # an example that stands still for a moment is none that fails
+# On a busy machine an example may take any time.
+settings.register_profile(
+    "patient", settings(max_examples=100 * SOAK), deadline=None, suppress_health_check=[HealthCheck.too_slow]
+)
+settings.load_profile("patient")
 
-LONG = ("tests/spark", "tests/fault", "tests/examples", "tests/integration", "tests/cli/test_demo.py")
+LONG = ("tests/spark", "tests/lake", "tests/fault", "tests/examples", "tests/integration", "tests/cli/test_demo.py")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """What takes longest begins first: a long file that begins last is waited for by everybody.
-
-    Tests that start a Spark have more time than the others.
-    """
+    """Mark each test with its level, begin with the files that take longest, and give tests with Spark more time."""
     items.sort(key=lambda item: not item.nodeid.startswith(LONG))
     for item in items:
+        item.add_marker(level_of(item))
         if "quick_jvm" in getattr(item, "fixturenames", ()) and item.get_closest_marker("timeout") is None:
             item.add_marker(pytest.mark.timeout(SPARK_TIMEOUT_S))
 
 
 @pytest.fixture(scope="session", autouse=True)
 def patience() -> Iterator[None]:
-    """Whoever names no time waits for a minute: whether something comes about is tested, not how soon."""
+    """A call that names no timeout waits for a minute: tests ask whether something happens, not how soon."""
     with pytest.MonkeyPatch.context() as patch:
-        for method in (Client.producer, Client.consumer, Client.watch, Client.discover, Commander.send):
-            patch.setitem(method.__kwdefaults__, "timeout", 60.0)
+        for name, value in PATIENT.items():
+            patch.setenv(name, value)
         yield
+
+
+class OneSpark(LoadFileScheduling):  # type: ignore[misc]
+    """A file's tests run in one worker, and so do all of tests/spark: they share a session, which is a JVM."""
+
+    def _split_scope(self, nodeid: str) -> str:
+        return "tests/spark" if nodeid.startswith("tests/spark/") else str(super()._split_scope(nodeid))
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> OneSpark:
+    return OneSpark(config, log)
 
 
 @pytest.fixture

@@ -27,7 +27,7 @@ from tensorpool.errors import ConfigError
     ],
 )
 def test_a_channel_is_taken_apart(channel: str, media: str, parameters: dict[str, str]) -> None:
-    """Media and parameters; parameters that nobody knows pass."""
+    """Media and parameters; parameters that Aeron does not know pass."""
     uri = check_channel("k", channel)
     assert (uri.media, uri.parameters, uri.is_spy) == (media, parameters, False)
     assert check_channel("k", f"aeron-spy:{channel}").is_spy
@@ -115,3 +115,45 @@ def test_channels_that_meet_on_a_stream_id_must_agree(one: str, other: str, is_r
         check_endpoints({"a": Endpoint(one, 1), "b": Endpoint(other, 1)})
     assert (caught.value.key, caught.value.value) == ("b", other)
     assert "the parameters of a" in caught.value.accepted
+
+
+@pytest.mark.parametrize(
+    "channel", ["aeron:ipc", "aeron:ipc?alias=a=b|term-length=4m", "aeron-spy:aeron:udp?endpoint=h:1|mtu=8k"]
+)
+def test_a_channel_is_written_as_it_was_read(channel: str) -> None:
+    """Parameters stay in their order."""
+    assert str(check_channel("k", channel)) == channel
+
+
+def test_parameters_are_replaced_added_or_kept() -> None:
+    """`with_parameters` decides over the channel, `with_defaults` the channel over them; the original stays."""
+    uri = check_channel("k", "aeron:ipc?term-length=4m|alias=x")
+    assert str(uri.with_parameters({"term-length": "64k", "mtu": "8k"})) == "aeron:ipc?term-length=64k|alias=x|mtu=8k"
+    assert uri.with_defaults({"term-length": "64k", "mtu": "8k"}).parameters == {
+        "term-length": "4m",
+        "alias": "x",
+        "mtu": "8k",
+    }
+    assert str(uri.with_only(("alias", "ttl", "term-length"))) == "aeron:ipc?alias=x|term-length=4m"
+    assert str(uri.with_only(())) == "aeron:ipc"
+    assert str(uri) == "aeron:ipc?term-length=4m|alias=x"
+
+
+def test_a_channel_may_decide_itself_whether_aeron_skips_it() -> None:
+    """On any media."""
+    assert check_channel("k", "aeron:ipc").for_subscription().parameters == {"tether": "false"}
+    udp = check_channel("k", "aeron:udp?endpoint=h:1|tether=true")
+    assert udp.for_subscription() == udp
+
+
+def test_only_logs_over_ipc_are_sized_and_freed_early() -> None:
+    """A channel's own time limit stays, its size does not."""
+    uri = check_channel("k", "aeron:ipc?term-length=4m|untethered-window-limit-timeout=1s")
+    assert uri.for_publication().parameters == uri.parameters
+    assert uri.for_publication("64k").parameters == {**uri.parameters, "term-length": "64k"}
+    assert check_channel("k", "aeron:ipc").for_publication("64k").parameters == {
+        "term-length": "64k",
+        "untethered-window-limit-timeout": "100ms",
+    }
+    udp = check_channel("k", "aeron:udp?endpoint=h:1")
+    assert udp.for_publication("64k") == udp

@@ -13,6 +13,7 @@ import msgspec
 import pytest
 
 from tensorpool.bridge.config import BridgeSection
+from tensorpool.cli.main import COMMANDS
 from tensorpool.control.config import ControlConfig
 from tensorpool.discovery.config import DiscoverySection, RegistrySection
 from tensorpool.driver.config import DriverSection, PoliciesSection, ShmSection
@@ -58,6 +59,50 @@ def test_links_between_documents_lead_somewhere(page: Path) -> None:
         if not linked.exists() or (anchor and linked.suffix == ".md" and anchor not in anchors(linked)):
             broken.append(target)
     assert not broken
+
+
+@pytest.mark.parametrize(
+    ("word", "anchor"),
+    [
+        ("stream", "stream"),
+        ("frame", "frame"),
+        ("epoch", "epoch"),
+        ("lease", "lease"),
+        ("ring", "header-ring"),
+        ("slot", "slot"),
+        ("lake", "lake"),
+    ],
+)
+def test_the_readme_links_a_term_where_it_is_first_used(word: str, anchor: str) -> None:
+    """The first use of a term of ours, in singular or plural, is a link to its entry in the glossary."""
+    text = _CODE.sub("", (ROOT / "README.md").read_text())
+    first = re.search(rf"\b{word}s?\b(?![^(]*\))", text)
+    assert first is not None
+    linked = text[first.start() - 1 : first.end()] + f"](docs/glossary.md#{anchor})"
+    assert text[first.start() - 1 :].startswith(linked), text[first.start() - 40 : first.end() + 40]
+
+
+def test_the_readme_lists_every_command() -> None:
+    """Its table has each command of the command line once, and no other."""
+    table = re.search(r"^## Commands$(.*?)^## ", (ROOT / "README.md").read_text(), re.MULTILINE | re.DOTALL)
+    assert table is not None
+    rows = [line.split("|")[1] for line in table[1].splitlines() if line.startswith("| `")]
+    listed = [name for row in rows for name in re.findall(r"`tensorpool ([\w-]+)`", row)]
+    assert sorted(listed) == sorted(COMMANDS)
+
+
+def test_the_hooks_before_a_commit_run_the_checks_of_make() -> None:
+    """.pre-commit-config.yaml fetches nothing and has each command of `make check`."""
+    config = (ROOT / ".pre-commit-config.yaml").read_text()
+    assert re.findall(r"repo: (.+)", config) == ["local"]
+    hooks = re.findall(r"entry: (.+)", config)
+    check = re.search(r"^check:.*\n((?:\t.+\n)+)", (ROOT / "Makefile").read_text(), re.MULTILINE)
+    assert check is not None
+    tools = [line.split()[:2] for line in check[1].splitlines()]
+    assert tools
+    for tool in tools:
+        assert any(hook.startswith(" ".join(tool).removesuffix(" --check")) for hook in hooks), tool
+    assert set(re.findall(r"language: (.+)", config)) == {"system"}
 
 
 @cache

@@ -3,10 +3,12 @@
 
 from __future__ import annotations
 
+import tomllib
+
 import pytest
 
 import tensorpool
-from tests.support.processes import run_script
+from tests.support.processes import ROOT, Process, run_script
 
 
 def test_every_public_name_is_there_and_nothing_else() -> None:
@@ -15,7 +17,15 @@ def test_every_public_name_is_there_and_nothing_else() -> None:
         assert getattr(tensorpool, name).__name__ == name
     assert set(dir(tensorpool)) == set(tensorpool.__all__)
     with pytest.raises(AttributeError, match="no attribute 'nothing'"):
-        tensorpool.nothing  # noqa: B018
+        tensorpool.nothing  # type: ignore[attr-defined]  # noqa: B018
+
+
+def test_the_version_is_that_of_the_installed_package() -> None:
+    """`tensorpool.__version__`, `tensorpool --version` and the project's own file agree."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    assert tensorpool.__version__ == project["version"]
+    with Process("-m", "tensorpool", "--version") as process:
+        assert process.finish() == (0, f"{project['version']}\n")
 
 
 def test_importing_tensorpool_loads_nothing_heavy() -> None:

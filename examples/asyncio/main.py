@@ -34,7 +34,7 @@ async def watchdog(client: tp.Client) -> None:
 
 
 async def forever(client: tp.Client) -> None:
-    """Ends only because somebody cancels it; its lease goes with it."""
+    """Ends only when its task is cancelled, which also returns its lease."""
     try:
         async with client.aio.consumer(STREAM) as consumer:
             async for frame in consumer:

@@ -44,14 +44,14 @@ def main() -> None:
                 with producer.claim(SHAPE, np.uint8) as slot:  # published at the end of the block
                     camera.read_into(slot.array)
             except TimeoutError as error:
-                print(f"given up: {error}")  # nobody sees that frame, and its seq is used again
+                print(f"given up: {error}")  # no consumer sees that frame, and its seq is used again
                 continue
             frame = consumer.poll(timeout=1.0)
             if frame is not None and frame.seq % 10 == 0:
                 bright = int(frame.array[0, :, 0].argmax())
                 print(f"frame {frame.seq}: bright column {bright}")
         print(f"published {producer.stats.published}, received {consumer.stats.received}, lost {consumer.stats.lost}")
-        while (metadata := consumer.metadata()) is None:  # told once a second, on a stream of its own
+        while (metadata := consumer.metadata()) is None:  # sent once a second, on a stream of its own
             time.sleep(0.01)
         print(f"lens {metadata.attributes['lens']}, tags {', '.join(metadata.tags)}")
 

@@ -15,10 +15,10 @@ from pathlib import Path
 import numpy as np
 
 import tensorpool as tp
+from tensorpool.lake import Lake
+from tensorpool.lake.pictures import contact_sheet
 from tensorpool.spark import session
 from tensorpool.spark.functions import frames_to_numpy, to_training_set, with_metadata
-from tensorpool.spark.lake import Lake
-from tensorpool.spark.pictures import contact_sheet
 from tensorpool.spark.recorder import Recorder, Settings
 
 PER_PART, PARTS, RATE_HZ = 40, ("disc", "bar", "disc", "bar", "disc", "bar"), 150
@@ -64,14 +64,14 @@ print(f"recorded {sum(file.frames for file in lake.files())} frames, {lost} lost
 
 # %% Look at it
 contact_sheet(lake, folder / "belt.png", count=12)
-print(f"drawn {(folder / 'belt.png').name}")
+print(f"wrote {(folder / 'belt.png').name}")
 
 # %% Every frame with what the camera said about it, small, scaled, and split by blocks of neighbours
 recording = spark.read.format("tensorpool.lake")
 frames = recording.load(str(lake.path))
-told = recording.option("table", "metadata").load(str(lake.path))
+metadata = recording.option("table", "metadata").load(str(lake.path))
 examples = to_training_set(
-    with_metadata(frames, told), label="metadata.part", size=(12, 16), scale="standard", block=4
+    with_metadata(frames, metadata), label="metadata.part", size=(12, 16), scale="standard", block=4
 ).toArrow()
 
 

@@ -41,7 +41,7 @@ spark = session("local[2]", **QUICK)
 frames = (
     spark.readStream.format("tensorpool")
     .option("streams", "camera/front")
-    .option("aeronDir", pool.aeron_dir)  # a driver that is not where everybody's is
+    .option("aeronDir", pool.aeron_dir)  # the embedded driver's, not the default directory
     .option("shm.base_dir", pool.config.shm.base_dir)
     .load()
 )
@@ -65,7 +65,7 @@ query = seen.writeStream.format("memory").queryName("seen").trigger(processingTi
 
 # %% Wait for some, and look at them
 while sum(progress.numInputRows for progress in query.recentProgress) < WANTED:
-    query.awaitTermination(0.2)  # comes back after a while; raises what made the query fail
+    query.awaitTermination(1)  # comes back after a while; raises what made the query fail
 query.stop()
 table = spark.table("seen").orderBy("seq").toPandas()
 missing = int((table["seq"].diff().dropna() - 1).sum())

@@ -21,24 +21,25 @@ ADDRESSES = {"camera_host": "10.0.0.1/24", "gpu_host": "10.0.0.2/24"}
 class Host:
     """A network namespace; its drivers keep their files in a folder of its own, as if it were another machine."""
 
-    def __init__(self, name, folder):
+    def __init__(self, name: str, folder: str) -> None:
         self.name = name
         self.namespace = f"{name}_{os.getpid()}"
         self.environment = os.environ | {"AERON_DIR": f"{folder}/{name}-aeron", "SHM_BASE_DIR": f"{folder}/{name}-shm"}
         subprocess.run(["ip", "netns", "add", self.namespace], check=True)
         self.ip("link", "set", "lo", "up")
 
-    def ip(self, *words):
+    def ip(self, *words: str) -> None:
         subprocess.run(["ip", "-n", self.namespace, *words], check=True)
 
-    def run(self, *words):
+    def run(self, *words: str) -> subprocess.Popen[str]:
         """`tensorpool …` on this host."""
         command = ["ip", "netns", "exec", self.namespace, sys.executable, "-m", "tensorpool", *words]
         return subprocess.Popen(command, env=self.environment, stdout=subprocess.PIPE, text=True)
 
-    def serve(self, service, ready):
+    def serve(self, service: str, ready: str) -> subprocess.Popen[str]:
         """A service with its file, once it says that it is ready."""
         process = self.run(service, "--config", f"{FILES}/{self.name}/{service}.toml", "--log-level", "error")
+        assert process.stdout is not None
         while (line := process.stdout.readline()) and ready not in line:
             pass
         if not line:
@@ -47,7 +48,7 @@ class Host:
         return process
 
 
-def main(folder, undo):
+def main(folder: str, undo: contextlib.ExitStack) -> None:
     hosts = []
     for name in ADDRESSES:
         hosts.append(Host(name, folder))
@@ -58,7 +59,7 @@ def main(folder, undo):
         host.ip("addr", "add", ADDRESSES[host.name], "dev", "eth0")
         host.ip("link", "set", "eth0", "up")
 
-    def end(process):
+    def end(process: subprocess.Popen[str]) -> None:
         process.send_signal(signal.SIGTERM)
         process.communicate(timeout=60)
 

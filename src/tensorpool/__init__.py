@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """tensorpool: zero-copy exchange of large tensors between processes.
 
-The public names, re-exported; nothing is defined here. They are imported at first use, so that a command that needs one
-of them does not pay for all.
+The public names, re-exported, and `__version__`; nothing is defined here. They are imported at first use, so that a
+command that needs one of them does not pay for all.
 """
 
 from typing import TYPE_CHECKING
@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from tensorpool.channel import Endpoint
     from tensorpool.client import (
         Client,
+        ClockPair,
         Consumer,
         ConsumerStats,
         DropReason,
@@ -44,12 +45,15 @@ if TYPE_CHECKING:
         TensorPoolError,
         TransportError,
     )
+    from tensorpool.lake.opening import open
+    from tensorpool.version import __version__ as __version__
     from tensorpool.wire.control import Dtype
 
 __all__ = [
     "AttachPending",
     "AttachRefused",
     "Client",
+    "ClockPair",
     "Closed",
     "ConfigError",
     "Consumer",
@@ -80,18 +84,20 @@ __all__ = [
     "TransportError",
     "connect",
     "local",
+    "open",
 ]
 
 _CLIENT = """
-    Client Consumer ConsumerStats DropReason Frame Metadata Producer ProducerStats Progress Slot State StateChange
-    connect
+    Client ClockPair Consumer ConsumerStats DropReason Frame Metadata Producer ProducerStats Progress Slot State
+    StateChange connect
 """
 _HOMES = (
     dict.fromkeys(__all__, "tensorpool.errors")
     | dict.fromkeys(("Driver", "DriverConfig"), "tensorpool.driver")
     | dict.fromkeys(("Local", "local"), "tensorpool.embedded")
     | dict.fromkeys(_CLIENT.split(), "tensorpool.client")
-    | {"Dtype": "tensorpool.wire.control", "Endpoint": "tensorpool.channel"}
+    | {"Dtype": "tensorpool.wire.control", "Endpoint": "tensorpool.channel", "__version__": "tensorpool.version"}
+    | {"open": "tensorpool.lake.opening"}
 )
 
 

@@ -14,7 +14,7 @@ from tensorpool.wire.control import Dtype
 
 SUPERBLOCK_BYTES: int = 64
 
-SLOT_BYTES: int = 256
+HEADER_SLOT_BYTES: int = 256
 
 MAX_DIMS: int = 8
 
@@ -61,13 +61,13 @@ class DropReason(enum.IntEnum):
     """published while the producer had no lease"""
 
     ABANDONED = 17
-    """given up after its progress was told"""
+    """given up after its progress was reported"""
 
     GAP = 18
     """its descriptor never came"""
 
     RESYNC = 19
-    """passed over to catch up after max_outstanding_seq_gap"""
+    """skipped to catch up after max_outstanding_seq_gap"""
 
     UNMAPPED = 20
     """published while the consumer did not have its epoch mapped"""
@@ -76,10 +76,10 @@ class DropReason(enum.IntEnum):
     """committed, but not yet seen when the epoch ended"""
 
     RATE_LIMITED = 22
-    """passed over to keep to max_rate_hz"""
+    """skipped to keep to max_rate_hz"""
 
     SKIPPED = 23
-    """passed over by somebody who asked for the newest frame"""
+    """skipped because the caller asked for the newest frame"""
 
     BAD_TIMESTAMP = 24
     """its capture or publish time went back, though it has both"""
@@ -105,7 +105,7 @@ class Mapping:
     def is_writable(self) -> bool: ...
 
     def prefault(self, begin: int = 0, end: int = 18446744073709551615) -> None:
-        """Bring the pages of [begin, end) in; the GIL is released meanwhile."""
+        """Bring the pages of [begin, end) in, without the GIL."""
 
     def collapse(self, begin: int = 0, end: int = 18446744073709551615) -> int:
         """
@@ -197,9 +197,9 @@ class RingWriter:
     def commit(self, timestamp_ns: int = 0, meta_version: int = 0) -> None:
         """Commit the open claim."""
 
-    def abandon(self, is_told: bool = False) -> None:
+    def abandon(self, is_known: bool = False) -> None:
         """
-        Give the open claim up: readers drop the slot. The seq may be used again unless others were told of it.
+        Give the open claim up: readers drop the slot. Its seq may be used again, unless consumers know of it.
         """
 
     def wake(self) -> None:
@@ -339,6 +339,61 @@ class OfferResult:
 
     ADMIN_ACTION: OfferResult = ...
 
+class Publication:
+    def offer(self, message: Buffer) -> OfferResult:
+        """Append a message to the log, fragmented where it exceeds the MTU."""
+
+    def offerv(self, parts: Sequence[Buffer]) -> OfferResult:
+        """Gather the parts into one message."""
+
+    def try_claim(self, message: Buffer) -> OfferResult:
+        """
+        Write a message of one fragment straight into the log: claim, fill and commit in one call.
+        """
+
+    def offer_descriptor(self, stream_id: int, epoch: int, seq: int, timestamp_ns: int | None = None, meta_version: int | None = None, trace_id: int = 0) -> OfferResult:
+        """Encode a FrameDescriptor straight into the log."""
+
+    def close(self) -> None: ...
+
+    def revoke(self) -> None:
+        """
+        Close it without waiting for subscribers that have not read its log; a plain close before Aeron 1.48.
+        """
+
+    @property
+    def is_closed(self) -> bool: ...
+
+    @property
+    def is_connected(self) -> bool: ...
+
+    @property
+    def has_room(self) -> bool:
+        """
+        Whether a message would be accepted now: there is a subscriber, and the log is not full.
+        """
+
+    @property
+    def position(self) -> int: ...
+
+    @property
+    def channel(self) -> str: ...
+
+    @property
+    def stream_id(self) -> int: ...
+
+    @property
+    def session_id(self) -> int: ...
+
+    @property
+    def max_message_length(self) -> int: ...
+
+    @property
+    def max_payload_length(self) -> int: ...
+
+    @property
+    def term_buffer_length(self) -> int: ...
+
 class MessageInfo:
     """What a subscription saw of a message besides its bytes."""
 
@@ -376,61 +431,6 @@ class ImageEvent:
     @property
     def source(self) -> str: ...
 
-class Publication:
-    def offer(self, message: Buffer) -> OfferResult:
-        """Append a message to the log, fragmented where it exceeds the MTU."""
-
-    def offerv(self, parts: Sequence[Buffer]) -> OfferResult:
-        """Gather the parts into one message."""
-
-    def try_claim(self, message: Buffer) -> OfferResult:
-        """
-        Write a message of one fragment straight into the log: claim, fill and commit in one call.
-        """
-
-    def offer_descriptor(self, stream_id: int, epoch: int, seq: int, timestamp_ns: int | None = None, meta_version: int | None = None, trace_id: int = 0) -> OfferResult:
-        """Encode a FrameDescriptor straight into the log."""
-
-    def close(self) -> None: ...
-
-    def revoke(self) -> None:
-        """
-        Close it without waiting for subscribers that have not read its log; a plain close before Aeron 1.48.
-        """
-
-    @property
-    def is_closed(self) -> bool: ...
-
-    @property
-    def is_connected(self) -> bool: ...
-
-    @property
-    def has_room(self) -> bool:
-        """
-        Whether a message would go now: somebody reads, and the log is not full.
-        """
-
-    @property
-    def position(self) -> int: ...
-
-    @property
-    def channel(self) -> str: ...
-
-    @property
-    def stream_id(self) -> int: ...
-
-    @property
-    def session_id(self) -> int: ...
-
-    @property
-    def max_message_length(self) -> int: ...
-
-    @property
-    def max_payload_length(self) -> int: ...
-
-    @property
-    def term_buffer_length(self) -> int: ...
-
 class Subscription:
     def poll(self, handler: Callable[[bytes, MessageInfo], object], limit: int = 10) -> int:
         """
@@ -467,7 +467,7 @@ class EventFilter:
 
     def poll(self, subscription: Subscription, handler: Callable[[bytes, MessageInfo], object], limit: int, allowance: int) -> int:
         """
-        As Subscription.poll, for messages of ours, of which at most `allowance` pass; what does not pass is counted.
+        As Subscription.poll, for messages to this service, of which at most `allowance` are handled; all others are counted.
         """
 
     @property
@@ -536,6 +536,17 @@ class Client:
     @property
     def is_closed(self) -> bool:
         """True after close, after a fork, and when the media driver is gone."""
+
+    def expect_polls(self) -> None:
+        """
+        Subscriptions are polled all the time from now on: after a pause of four seconds a poll raises.
+        """
+
+    @property
+    def has_missed_events(self) -> bool:
+        """
+        True when this process was too slow for the media driver's events: connect anew.
+        """
 
     @property
     def dir(self) -> str: ...
@@ -611,7 +622,7 @@ class LateFrames:
     @property
     def count(self) -> int: ...
 
-class Feed:
+class DescriptorFeed:
     """
     A consumer's stream in one epoch: descriptors in, validated frames out.
     """
@@ -634,11 +645,11 @@ class Feed:
 
     def finish(self) -> int | None:
         """
-        No more frames; the next seq that is not accounted for, or None where none was heard of.
+        No more frames; the next seq that is not accounted for, or None where no frame was announced.
         """
 
     def discard(self, subscription: Subscription) -> None:
-        """Pass over everything that was told before now."""
+        """Skip every descriptor that was sent before now."""
 
     def refuse(self, frame: ReceivedFrame, reason: DropReason) -> None:
         """Count the frame, which was handed out last, as dropped instead."""
@@ -651,11 +662,11 @@ class Feed:
 
     def set_throttled(self, is_throttled: bool) -> None:
         """
-        Whether the publisher leaves descriptors out for us: then they are no gaps.
+        Whether the publisher leaves descriptors out for this consumer: then they are no gaps.
         """
 
     def set_switching(self) -> None:
-        """Pass over seqs that are not higher, until the first that is."""
+        """Skip seqs that are not higher, until the first that is."""
 
     def forget(self, attention: int) -> None: ...
 
@@ -691,18 +702,18 @@ class Feed:
     def last_seq_seen(self) -> int | None: ...
 
 class FrameSource:
-    """What a consumer reads from, as one: every frame costs one call."""
+    """What a consumer reads from, in one object: each frame costs one call."""
 
-    def __init__(self, feed: Feed, descriptors: Subscription, mapped: object, type: type[FrameBase]) -> None:
+    def __init__(self, feed: DescriptorFeed, descriptors: Subscription, mapped: object, type: type[FrameBase]) -> None:
         """
-        `mapped` is the epoch that the feed reads, `type` what its frames are handed out as.
+        `mapped` is the epoch that the feed reads, `type` the class of its frames.
         """
 
     def next(self) -> Any:
         """The next frame that can be delivered, or None. Never waits."""
 
     @property
-    def feed(self) -> Feed: ...
+    def feed(self) -> DescriptorFeed: ...
 
     @property
     def descriptors(self) -> Subscription: ...
@@ -717,14 +728,14 @@ class ReceptionBase:
 
     @property
     def source(self) -> FrameSource | None:
-        """What poll needs, as one."""
+        """What poll reads from; None: nothing is mapped."""
 
     @source.setter
     def source(self, source: FrameSource | None, /) -> None: ...
 
 class ConsumerBase:
     """
-    What every loop calls of a consumer; what is not there yet is waited for by `_poll` and `_next`.
+    What every loop calls of a consumer; the subclass's `_poll` and `_next` wait for frames that have not arrived yet.
     """
 
     def __iter__(self) -> Self: ...
@@ -762,7 +773,7 @@ class FramePublisher:
     @property
     def until_ns(self) -> int:
         """
-        After this (CLOCK_MONOTONIC) a producer writes nothing: the lease may be over. Whoever publishes asks.
+        When the lease may be over (CLOCK_MONOTONIC). The caller of publish and commit checks it.
         """
 
     @until_ns.setter
@@ -772,14 +783,14 @@ class FramePublisher:
     def bytes(self) -> int: ...
 
     @property
-    def is_choked(self) -> bool:
+    def is_back_pressured(self) -> bool:
         """
-        Whether a descriptor would be lost now though somebody listens: the log is full, or not yet open.
+        Whether a descriptor would be lost now though there are subscribers: the log is full, or not yet open.
         """
 
     @property
     def unheard(self) -> int:
-        """Descriptors for which nobody listened."""
+        """Descriptors that were sent while there was no subscriber."""
 
     @property
     def back_pressured(self) -> int:
@@ -790,9 +801,7 @@ class FramePublisher:
         """Whether the media driver is gone."""
 
 class Route:
-    """
-    Where a producer's frames go, and how: set by its session, used by publish.
-    """
+    """Where a producer's frames go: set by its session, used by publish."""
 
     def __init__(self) -> None: ...
 
@@ -819,20 +828,20 @@ class Route:
 
 class ProducerBase:
     """
-    What every loop calls of a producer; what it cannot do itself goes to `_publish`.
+    What every loop calls of a producer; other calls go to the subclass's `_publish`.
     """
 
     def __init__(self, route: Route) -> None: ...
 
     def publish(self, array: numpy.typing.ArrayLike, *, timestamp_ns: int | None = None, meta_version: int | None = None, trace_id: int = 0, parents: Iterable[int] = (), seq: int | None = None, dtype: numpy.typing.DTypeLike | Dtype | None = None, shape: tuple[int, ...] | None = None, keep_strides: bool = False) -> int | None:
         """
-        Copy an array into shared memory and tell everybody; its seq, or None: dropped and counted.
+        Copy an array into shared memory and announce it to all consumers; its seq, or None: dropped and counted.
 
         >>> producer.publish(np.zeros((480, 640), np.uint8), trace_id=7, parents=[3, 5])     # doctest: +SKIP
 
         `timestamp_ns` is when it was captured (CLOCK_MONOTONIC; now by default), `meta_version` the metadata that
-        applies (what `set_metadata` set last). Strided and Fortran-ordered arrays go without an extra copy; strided ones
-        arrive contiguous, or with `keep_strides` as they are, in one block with what lies between their rows.
+        applies (what `set_metadata` set last). Strided and Fortran-ordered arrays go without an extra copy; strided
+        ones arrive contiguous, or with `keep_strides` as they are, in one block with what lies between their rows.
         `dtype=Dtype.BIT` takes packed bytes and the `shape` of the bits, `dtype=Dtype.BYTES` any bytes. Raises
         LocalProtocolError for what no frame can carry, Closed after close().
         """
@@ -854,7 +863,7 @@ class ChunkPlan:
     def largest_bytes(self) -> int:
         """The largest payload that can be carried."""
 
-class Sending(enum.Enum):
+class SendResult(enum.Enum):
     """What became of a frame so far."""
 
     SENT = 0
@@ -864,7 +873,7 @@ class Sending(enum.Enum):
     """the log has no room now: resume"""
 
     NOT_CONNECTED = 2
-    """nobody listens: given up"""
+    """there is no subscriber: given up"""
 
     TORN = 3
     """its producer has overwritten it: given up"""
@@ -877,17 +886,17 @@ class FrameSender:
 
     def __init__(self, reader: RingReader, publication: Publication, stream_id: int, epoch: int, plan: ChunkPlan, max_payload_bytes: int, with_crc32c: bool = False) -> None: ...
 
-    def send(self, frame: SlotFrame, patience_ns: int = 0) -> Sending:
+    def send(self, frame: SlotFrame, patience_ns: int = 0) -> SendResult:
         """
         Begin a frame; wait at most `patience_ns` for room at a time, without the GIL.
         """
 
-    def resume(self, patience_ns: int = 0) -> Sending:
+    def resume(self, patience_ns: int = 0) -> SendResult:
         """Go on with the frame that had no room."""
 
-    def pump(self, feed: Feed, descriptors: Subscription, others: Sequence[Subscription], patience_ns: int, for_ns: int) -> Sending | None:
+    def pump(self, feed: DescriptorFeed, descriptors: Subscription, others: Sequence[Subscription], patience_ns: int, for_ns: int) -> SendResult | None:
         """
-        Send what the feed brings, and sleep while it brings nothing, without the GIL; until the time is over, one of the others has something, the feed needs its owner, it is stopped, or a frame is not sent: then why.
+        Send the frames of the feed, and sleep while there is none, without the GIL; until the time is over, one of the others has a message, the feed needs its owner, it is stopped, or a frame is not sent: then why.
         """
 
     def set_stopped(self, is_stopped: bool) -> None:
@@ -906,7 +915,7 @@ class FrameSender:
 
     @property
     def began_ns(self) -> int:
-        """When the frame was begun that was begun last, by the monotonic clock."""
+        """When the last frame was begun, by the monotonic clock."""
 
     @property
     def crc32c(self) -> int:
@@ -952,7 +961,7 @@ class Assembler:
         """The sender's checksum of a frame."""
 
     def expire(self, now_ns: int) -> int:
-        """Drop what waited too long; how many frames that were."""
+        """Drop frames that waited too long; how many there were."""
 
     def is_lost(self, seq: int) -> bool:
         """Whether this frame was dropped lately."""
@@ -966,10 +975,10 @@ class Assembler:
 
     @property
     def newest_epoch(self) -> int:
-        """The highest that announce or chunks told of."""
+        """The highest epoch of the announce and of all chunks."""
 
     @property
-    def heard_ns(self) -> int:
+    def last_chunk_ns(self) -> int:
         """When the last chunk of the newest epoch came."""
 
     @property
@@ -991,7 +1000,7 @@ class Assembler:
     def counts(self) -> dict[tuple[str, str], int]:
         """(what, reason): how many; for any thread."""
 
-class Intake:
+class ChunkRouter:
     """
     The payload stream of a bridge: each chunk goes to the assembler of its stream.
     """
@@ -1007,7 +1016,7 @@ class Intake:
 
     def pump(self, subscription: Subscription, others: Sequence[Subscription], limit: int, for_ns: int) -> int:
         """
-        Take what comes, and sleep while nothing does, without the GIL; until one of the others has something.
+        Take chunks as they come, and sleep while there are none, without the GIL; until one of the others has a message.
         """
 
     def take(self, message: Buffer, now_ns: int) -> None:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Aeron channels as text: taken apart and checked without asking Aeron, so that a typo never becomes a default.
+"""Aeron channels: parsed, checked and edited without asking Aeron, so that a typo never becomes a default.
 
 Wire §15.11; decisions A14, F4.
 """
@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Mapping
-from typing import Final
+from collections.abc import Mapping, Sequence
+from typing import Final, Self
 
 import msgspec
 
 from tensorpool.errors import ConfigError
+
+WINDOW_LIMIT: Final = "100ms"  # after which Aeron skips an untethered subscriber that does not poll
 
 
 class Endpoint(msgspec.Struct, frozen=True):
@@ -22,28 +24,79 @@ class Endpoint(msgspec.Struct, frozen=True):
     channel: str
     stream_id: int
 
+    @property
+    def uri(self) -> ChannelUri:
+        """The channel in its parts. Raises ConfigError for one that was never checked and is malformed."""
+        return check_channel("channel", self.channel)
+
+    @property
+    def place(self) -> tuple[tuple[str | None, ...], int]:
+        """Equal for two endpoints whose subscribers receive the same messages."""
+        return self.uri.address, self.stream_id
+
 
 class ChannelUri(msgspec.Struct, frozen=True):
-    """An Aeron channel in its parts; made by `check_channel`."""
+    """A parsed Aeron channel; made by `check_channel`, turned into text by `str`."""
 
     media: str
     parameters: Mapping[str, str]
     is_spy: bool = False
 
+    def __str__(self) -> str:
+        prefix = "aeron-spy:" if self.is_spy else ""
+        text = "|".join(f"{name}={value}" for name, value in self.parameters.items())
+        return f"{prefix}aeron:{self.media}{'?' if text else ''}{text}"
+
+    @property
+    def is_ipc(self) -> bool:
+        return self.media == "ipc"
+
     @property
     def address(self) -> tuple[str | None, ...]:
-        """Where it leads. All of IPC is one place."""
-        names = ("endpoint", "control", "interface") if self.media == "udp" else ()
+        """The host, port and interface of a UDP channel; the same for every IPC channel."""
+        names = () if self.is_ipc else ("endpoint", "control", "interface")
         return (self.media, *map(self.parameters.get, names))
 
     @property
     def terms(self) -> dict[str, str | int]:
-        """What the publishers of one stream have to agree on; sizes in bytes, however they were written."""
+        """The parameters that all publishers of one stream must agree on; sizes in bytes, however they were written."""
         agreed = {name: text for name, text in self.parameters.items() if name not in ("alias", "tags")}
         return {name: text if (size := _size(text)) is None else size for name, text in agreed.items()}
 
+    def with_parameters(self, parameters: Mapping[str, str]) -> Self:
+        """The same channel with these parameters set or replaced.
+
+        >>> str(check_channel("key", "aeron:ipc?alias=x").with_parameters({"term-length": "64k"}))
+        'aeron:ipc?alias=x|term-length=64k'
+        """
+        return msgspec.structs.replace(self, parameters={**self.parameters, **parameters})
+
+    def with_defaults(self, parameters: Mapping[str, str]) -> Self:
+        """The same channel with these parameters where it does not set them itself."""
+        return self.with_parameters({name: text for name, text in parameters.items() if name not in self.parameters})
+
+    def with_only(self, names: Sequence[str]) -> Self:
+        """The same channel without any other parameters than these, in this order."""
+        kept = {name: self.parameters[name] for name in names if name in self.parameters}
+        return msgspec.structs.replace(self, parameters=kept)
+
+    def for_subscription(self) -> Self:
+        """Untethered, unless the channel says otherwise: Aeron skips this subscriber when it stalls."""
+        return self.with_defaults({"tether": "false"})
+
+    def for_publication(self, term: str | None = None) -> Self:
+        """An exclusive log over IPC that a stalled untethered subscriber holds for 100 ms at most; UDP is unchanged.
+
+        `term` is the size of the log; None keeps what the channel says.
+        """
+        if not self.is_ipc:
+            return self
+        sized = self if term is None else self.with_parameters({"term-length": term})
+        return sized.with_defaults({"untethered-window-limit-timeout": WINDOW_LIMIT})
+
 
 MAX_MESSAGE_BYTES: Final = 16 << 20  # Aeron's own limit
+MAX_AERON_STREAM_ID: Final = 2**31 - 1  # the wire has 32 unsigned bits (A14)
 
 _MAX_CHANNEL_BYTES: Final = 4095
 _CHANNEL: Final = re.compile(r"(?P<spy>aeron-spy:)?aeron:(?P<media>ipc|udp)(\?(?P<parameters>[!-~]*))?")
@@ -67,12 +120,12 @@ def is_repeatable(text: str) -> bool:
 
 
 def check_channel(key: str, channel: str) -> ChannelUri:
-    """Take a channel apart without asking Aeron. Raises ConfigError for `key`.
+    """Parse a channel without asking Aeron. Raises ConfigError for `key`.
 
     >>> check_channel("driver.control_channel", "aeron:ipc?term-length=4m").parameters
     {'term-length': '4m'}
 
-    Aeron passes over parameters that it does not know, so one that is almost a known one is refused.
+    Aeron ignores parameters that it does not know, so one that resembles a known one is refused.
     """
     match = _CHANNEL.fullmatch(channel)
     if match is None or len(channel) > _MAX_CHANNEL_BYTES:
@@ -100,14 +153,14 @@ def check_channel(key: str, channel: str) -> ChannelUri:
 
 
 def asks_for_id(endpoint: Endpoint) -> bool:
-    """Whether a consumer asks the driver for the id of a stream of its own: a channel with id 0 (E22, E24)."""
+    """Whether a consumer asks the driver for the id of a private stream: a channel with id 0 (E22, E24)."""
     return bool(endpoint.channel) and not endpoint.stream_id
 
 
 def may_be_private(channel: str, shared_channel: str) -> bool:
-    """Whether a consumer may have a stream of its own there: over IPC, or over the media of the shared stream.
+    """Whether a consumer may have a private stream on `channel`: over IPC, or over the media of the shared stream.
 
-    A hello may come from any process: without this rule it could make a producer send to any address.
+    Any process can send a hello: without this rule it could make a producer send to any address.
     """
     try:
         uri = check_channel("channel", channel)
@@ -117,15 +170,15 @@ def may_be_private(channel: str, shared_channel: str) -> bool:
 
 
 def check_endpoints(endpoints: Mapping[str, Endpoint]) -> None:
-    """Refuse channels that meet on one stream id with different parameters, as Aeron would (F4).
+    """Refuse two channels with one stream id and address but different parameters, as Aeron would (F4).
 
-    Each endpoint comes under the key of its channel. Raises ConfigError for the later of the two.
+    `endpoints` are keyed by the configuration key of their channel. Raises ConfigError for the later of the two.
     """
     seen: dict[object, tuple[str, ChannelUri]] = {}
     for key, endpoint in endpoints.items():
         uri = check_channel(key, endpoint.channel)
         if uri.is_spy:
-            continue  # it only listens
+            continue  # a spy does not publish
         other, first = seen.setdefault((uri.address, endpoint.stream_id), (key, uri))
         if uri.terms != first.terms:
             why = f"both use stream id {endpoint.stream_id}, whose publishers have to agree"

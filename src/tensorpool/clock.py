@@ -31,7 +31,7 @@ class SystemClock:
 
 
 class ManualClock:
-    """A clock that moves only when told to.
+    """A clock that moves only when a test moves it.
 
     >>> clock = ManualClock(1_000)
     >>> clock.advance(500)

@@ -37,7 +37,8 @@ class Local(Driver):
         unlocked.rename(self._folder)  # under this name it is locked from the start
         try:
             own = {"shm.base_dir": str(self._folder / "regions")}
-            settings = DriverConfig.load(config, environ={}, overrides={**overrides, **own})
+            environ = {name: value for name, value in os.environ.items() if name.startswith("CLIENT_")}
+            settings = DriverConfig.load(config, environ=environ, overrides={**overrides, **own})
             super().__init__(settings, aeron_dir=str(self._folder / "aeron"))
         except BaseException:
             self._remove()

@@ -45,7 +45,7 @@ class ConfigError(TensorPoolError):
 
 
 class ProtocolError(TensorPoolError):
-    """Somebody broke a rule of the specifications. Catch one of the two subclasses to know who."""
+    """A rule of the specifications was broken: by us or by a peer, as the subclass says."""
 
 
 class LocalProtocolError(ProtocolError):
@@ -107,7 +107,7 @@ class LeaseLost(TensorPoolError):
 
 
 class DriverUnreachable(TensorPoolError):
-    """Nobody answers on the control stream `channel`; we waited `waited_ns`."""
+    """No driver answers on the control stream `channel`; we waited `waited_ns`."""
 
     def __init__(self, channel: str, waited_ns: int, words: str) -> None:
         super().__init__(channel, waited_ns, words)

@@ -69,19 +69,18 @@ def test_of_drivers_that_start_at_once_one_wins_and_stays_whole(shm_dir: Path) -
 def test_a_driver_is_seen_to_be_gone_or_replaced(shm_dir: Path) -> None:
     """By its process, long before Aeron would say so."""
     directory = str(shm_dir / "aeron")
-    sight = aeron.DriverSight(directory)
-    assert sight.is_dead()  # there is none
+    liveness = aeron.DriverLiveness(directory)
+    assert liveness.is_dead()  # there is none
     with Process("-m", "tensorpool", "media-driver", "--aeron-dir", directory) as killed:
         assert killed.read_line() == f"media driver at {directory}"
-        sight.adopt()
-        assert not sight.is_dead()
+        liveness.adopt()
         killed.send(signal.SIGKILL)
         killed.finish()
-        assert sight.is_dead()
+        assert liveness.is_dead()
     with aeron.MediaDriver(directory):
-        assert sight.is_dead()  # not the one that was adopted
-        sight.forget()
-        assert not sight.is_dead()
+        assert liveness.is_dead()  # not the one that was adopted
+        liveness.forget()
+        assert not liveness.is_dead()
 
 
 def test_a_driver_whose_process_we_cannot_see_is_still_refused(

@@ -34,7 +34,7 @@ def link(pool: tp.Local) -> Iterator[aeron.Client]:
 
 @pytest.fixture
 def make(pool: tp.Local, client: tp.Client, link: aeron.Client) -> Iterator[Callable[..., Rig]]:
-    """Senders with these keys of the configuration; nobody listens to them yet."""
+    """Senders with these keys of the configuration; without a receiver yet."""
     rigs: list[Rig] = []
 
     def made(**keys: Any) -> Rig:

@@ -9,7 +9,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from tensorpool._core import Assembler, Intake, Mapping, RingReader, RingWriter, SlotFrame, TensorLayout
+from tensorpool._core import Assembler, ChunkRouter, Mapping, RingReader, RingWriter, SlotFrame, TensorLayout
 from tensorpool.wire.bridge import BridgeFrameChunk
 
 STREAM: Final = 1000
@@ -120,7 +120,7 @@ class Receiving:
         **limits: Any,
     ) -> None:
         self.ring = Ring(pools)
-        self.intake = Intake()
+        self.router = ChunkRouter()
         self.assembler = Assembler(
             STREAM,
             **{
@@ -131,7 +131,7 @@ class Receiving:
             }
             | limits,
         )
-        self.intake.add(self.assembler)
+        self.router.add(self.assembler)
         self.now_ns = 1
         if is_announced:
             self.assembler.set_source(EPOCH, POOLS)
@@ -140,7 +140,7 @@ class Receiving:
 
     def take(self, *messages: bytes) -> None:
         for message in messages:
-            self.intake.take(message, self.now_ns)
+            self.router.take(message, self.now_ns)
 
     def wait(self, nanoseconds: int = TIMEOUT_NS) -> None:
         self.now_ns += nanoseconds
@@ -148,7 +148,7 @@ class Receiving:
 
     @property
     def counts(self) -> dict[str, int]:
-        both = {**self.intake.counts, **self.assembler.counts}
+        both = {**self.router.counts, **self.assembler.counts}
         return {f"{what}.{reason}" if reason else what: count for (what, reason), count in both.items()}
 
     @property

@@ -38,7 +38,7 @@ _stream_ids = itertools.count(20_000)
 
 
 def free_endpoint() -> str:
-    """An address of this host that nobody listens at."""
+    """An address of this host without a listener."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         probe.bind(("127.0.0.1", 0))
         return f"127.0.0.1:{probe.getsockname()[1]}"
@@ -102,7 +102,7 @@ class Rig:
                 subscription.close()
         self._payload, self._others = None, []
 
-    def wait_until_unheard(self) -> None:
+    def wait_until_disconnected(self) -> None:
         """Aeron notices a receiver that is gone after seconds, of each channel by itself."""
         forwarder = self.sender._forwarder
         outlets = [it for it in (forwarder._control, forwarder._metadata) if it is not None]
@@ -123,7 +123,7 @@ class Rig:
             if len(parts) == parts[min(parts)].chunk_count
         }
 
-    def told[M: Message](self, kind: type[M]) -> list[M]:
+    def received[M: Message](self, kind: type[M]) -> list[M]:
         """The messages of one kind that came on the control or metadata stream."""
         messages = [
             decode(data) for data in (*self.control, *self.metadata) if data[4:6] == (900).to_bytes(2, "little")
@@ -139,8 +139,8 @@ class Rig:
 
     def hear(self) -> None:
         """What came over the network, the sender left alone."""
-        for subscription, heard in self._others:
-            subscription.poll(lambda data, _, heard=heard: heard.append(data), 100)  # type: ignore[misc]
+        for subscription, received in self._others:
+            subscription.poll(lambda data, _, received=received: received.append(data), 100)  # type: ignore[misc]
         if self._payload is not None and self.is_reading:
             self._payload.poll(self._on_chunk, 1000)
 
@@ -164,7 +164,7 @@ class Rig:
     def announced_epochs(self) -> list[int]:
         from tensorpool.wire.control import ShmPoolAnnounce
 
-        return [announce.epoch for announce in self.told(ShmPoolAnnounce)]
+        return [announce.epoch for announce in self.received(ShmPoolAnnounce)]
 
     def publish(self, array: np.ndarray[Any, Any]) -> int:
         seq = self.producer.publish(array)

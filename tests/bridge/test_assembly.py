@@ -25,6 +25,7 @@ from tests.bridge.frames import (
     chunks_of,
     header_of,
 )
+from tests.levels import SOAK
 
 PAYLOAD = bytes(range(256)) * 8  # 2048 bytes: pool 2
 
@@ -377,7 +378,13 @@ def test_memory_of_a_large_frame_is_given_back() -> None:
         return next(int(line.split()[1]) << 10 for line in lines if line.startswith("VmData:"))
 
     before = own_bytes()
-    fields = {"stream_id": STREAM, "epoch": EPOCH, "chunk_index": 1, "chunk_count": 3, "chunk_offset": 1000}
+    fields: dict[str, Any] = {
+        "stream_id": STREAM,
+        "epoch": EPOCH,
+        "chunk_index": 1,
+        "chunk_count": 3,
+        "chunk_offset": 1000,
+    }
     fields |= {"chunk_length": 5, "payload_length": nbytes, "header_included": 0, "header_bytes": b""}
     for seq in range(4):
         receiving.take(chunk(**fields, seq=seq, payload_bytes=b"bytes"))
@@ -431,7 +438,7 @@ def test_a_chunk_of_a_higher_epoch_ends_the_one_before() -> None:
     receiving.take(first, *chunks_of(0, b"x", epoch=EPOCH + 1), second)
     assert receiving.frames_dropped == {"epoch": 2}
     assert receiving.chunks_dropped == {"epoch": 2}
-    assert (receiving.assembler.newest_epoch, receiving.assembler.heard_ns) == (EPOCH + 1, receiving.now_ns)
+    assert (receiving.assembler.newest_epoch, receiving.assembler.last_chunk_ns) == (EPOCH + 1, receiving.now_ns)
 
 
 POOL = [SourcePool(1, 1024)]
@@ -460,19 +467,19 @@ def test_an_epoch_that_chunks_have_left_is_stale_until_the_higher_one_is_silent(
 
 @given(st.lists(st.tuples(st.sampled_from(["announce", "chunk"]), st.integers(1, 6), st.integers(0, 400)), max_size=30))
 def test_the_epoch_only_goes_back_after_silence(events: list[tuple[str, int, int]]) -> None:
-    source, now_ns, newest, heard_ns = SourceEpoch(announce_period_ns=100), 0, 0, 0
+    source, now_ns, newest, chunk_ns = SourceEpoch(announce_period_ns=100), 0, 0, 0
     for kind, epoch, later_ns in events:
         now_ns += later_ns
         if kind == "chunk" and source.epoch is not None:
             if epoch >= newest:
-                newest, heard_ns = epoch, now_ns
-            source.on_chunks(newest, heard_ns)
+                newest, chunk_ns = epoch, now_ns
+            source.on_chunks(newest, chunk_ns)
         elif kind == "announce":
             verdict = source.on_announce(epoch, POOL, now_ns)
-            may_go = newest == 0 or epoch >= newest or now_ns - heard_ns >= 300
+            may_go = newest == 0 or epoch >= newest or now_ns - chunk_ns >= 300
             assert (verdict is not Verdict.STALE) == may_go
             if may_go:
-                newest, heard_ns = epoch, now_ns
+                newest, chunk_ns = epoch, now_ns
                 assert source.epoch == epoch
 
 
@@ -503,7 +510,7 @@ def test_a_checked_frame_waits_for_its_checksum() -> None:
 frames = st.lists(st.tuples(st.integers(0, 3000), st.lists(st.integers(1, 900), max_size=5)), min_size=1, max_size=6)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150 * SOAK)
 @given(frames, st.randoms(use_true_random=False), st.integers(0, 12), st.floats(0, 0.5), st.floats(0, 0.3))
 def test_every_frame_is_published_whole_or_counted_once(
     sizes: list[tuple[int, list[int]]], random: Any, shuffle: int, repeat: float, loss: float
@@ -533,7 +540,7 @@ def test_every_frame_is_published_whole_or_counted_once(
     assert receiving.assembler.inflight == receiving.assembler.buffered_bytes == 0
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200 * SOAK)
 @given(st.lists(st.tuples(st.integers(0, 3), st.integers(0, 1), st.integers(0, 400), st.integers(0, 255)), max_size=25))
 def test_no_forged_byte_is_published(edits: list[tuple[int, int, int, int]]) -> None:
     """Fuzzed datagrams: whatever they say, nothing crashes, and what is published is a valid frame."""
@@ -548,11 +555,11 @@ def test_no_forged_byte_is_published(edits: list[tuple[int, int, int, int]]) -> 
         assert receiving.ring.payload(newest) is not None
 
 
-def test_two_streams_share_an_intake() -> None:
+def test_two_streams_share_a_router() -> None:
     receiving = Receiving()
     with pytest.raises(ValueError, match="1000"):
-        receiving.intake.add(receiving.assembler)
-    receiving.intake.remove(STREAM)
+        receiving.router.add(receiving.assembler)
+    receiving.router.remove(STREAM)
     receiving.take(*chunks_of(1, b"x"))
     assert receiving.chunks_dropped == {"unknown_stream": 1}
 

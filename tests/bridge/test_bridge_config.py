@@ -11,10 +11,11 @@ from typing import Any
 
 import pytest
 
-from tensorpool.bridge.config import BridgeConfig, allocatable
-from tensorpool.config import Range, known_keys
+from tensorpool.bridge.config import BridgeConfig
+from tensorpool.bridge.config_checks import allocatable
 from tensorpool.driver import DriverConfig
 from tensorpool.errors import ConfigError
+from tensorpool.settings import Range, known_keys
 
 BRIDGE: dict[str, Any] = {
     "instance_id": "a-to-b",
@@ -64,7 +65,7 @@ def test_without_a_role_each_mapping_says_its_direction(role: str | None) -> Non
 
 def test_a_role_and_a_direction_do_not_contradict_each_other() -> None:
     assert "sender" in refusal(received(MAPPING)).accepted
-    assert refusal(role="relay").accepted == '"sender", "receiver" or "both"'
+    assert refusal(role="relay").accepted == '"sender", "receiver" or "both" (from a flag)'
 
 
 @pytest.mark.parametrize(
@@ -92,7 +93,7 @@ def test_what_is_received_comes_from_the_same_channels_unless_others_are_named()
     assert (section.receive_payload.channel, section.receive_payload.stream_id) == (channel, 7)
 
 
-def test_metadata_need_no_channel_that_nobody_uses() -> None:
+def test_metadata_need_no_channel_without_a_mapping_that_uses_it() -> None:
     channel = "aeron:udp?endpoint=10.0.0.1:40102"
     config = load(
         role="receiver", forward_metadata=True, receive_metadata_channel=channel, receive_metadata_stream_id=3
@@ -216,7 +217,7 @@ def test_no_destination_is_chosen_where_the_driver_creates_none(tmp_path: Path, 
         [streams.camera]
         stream_id = 2000
     """)
-    keys = {"driver_config": str(path), "dest_stream_id_range": "30000-30010"}
+    keys: dict[str, Any] = {"driver_config": str(path), "dest_stream_id_range": "30000-30010"}
     for mappings in ([MAPPING, {"source_stream_id": 1}], [MAPPING, {"source_stream_id": 1, "dest_stream_id": 0}]):
         with pytest.raises(ConfigError, match=why) as raised:
             load(*mappings, role="receiver", **keys).driver({})

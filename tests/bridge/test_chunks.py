@@ -14,6 +14,7 @@ from tensorpool.bridge.config import (
     HEADER_BYTES,
     MAX_CHUNKS,
     MAX_PAYLOAD_BYTES,
+    BridgeConfig,
     BridgeSection,
 )
 
@@ -24,16 +25,17 @@ chunk_sizes = st.none() | st.integers(1, 65_535)
 
 
 def section(mtu_bytes: int, chunk_bytes: int | None = None, max_chunk_bytes: int = 65_535) -> BridgeSection:
-    return BridgeSection(
-        instance_id="test",
-        payload_channel="aeron:udp?endpoint=127.0.0.1:40456",
-        payload_stream_id=50_000,
-        control_channel="aeron:udp?endpoint=127.0.0.1:40456",
-        control_stream_id=50_001,
-        mtu_bytes=mtu_bytes,
-        chunk_bytes=chunk_bytes or 0,
-        max_chunk_bytes=max_chunk_bytes,
-    )
+    keys = {
+        "instance_id": "test",
+        "role": "sender",
+        "payload_channel": "aeron:udp?endpoint=127.0.0.1:40456",
+        "payload_stream_id": 50_000,
+        "control_channel": "aeron:udp?endpoint=127.0.0.1:40456",
+        "control_stream_id": 50_001,
+        "mtu_bytes": mtu_bytes,
+        "max_chunk_bytes": max_chunk_bytes,
+    } | ({} if chunk_bytes is None else {"chunk_bytes": chunk_bytes})
+    return BridgeConfig.load(environ={}, bridge=keys, mappings=[{"source_stream_id": 1, "dest_stream_id": 2}]).bridge
 
 
 def plan_of(sizes: BridgeSection) -> ChunkPlan:

@@ -10,13 +10,14 @@ from typing import Final
 
 import pytest
 
-from tensorpool.bridge.channels import hearing
-from tensorpool.client.reception import SEQ_WENT_BACK
+from tensorpool.bridge.receiver import with_buffers
+from tensorpool.channel import check_channel
+from tensorpool.client.stream_reader import SEQ_WENT_BACK
 from tensorpool.wire.control import FrameDescriptor
 from tests.bridge.sending import NSLOTS, Rig, pattern
 from tests.support.processes import wait_until
 
-BIG: Final = 200_000  # more than the receiver's window: without somebody who reads it has to wait
+BIG: Final = 200_000  # more than the receiver's window: without a reader it has to wait
 SHORT_NS: Final = 20_000_000
 FOREVER_NS: Final = 2**62
 
@@ -57,13 +58,13 @@ def test_a_wait_sends_what_comes(rig: Rig) -> None:
 
 def test_what_is_to_be_forwarded_ends_a_wait(rig: Rig) -> None:
     """The driver announces every second; the sender tells it, and goes on."""
-    told = len(rig.announced_epochs)
+    before = len(rig.announced_epochs)
     assert rig.sender.wait(FOREVER_NS)
-    rig.until(lambda: len(rig.announced_epochs) > told, "the announce is told")
+    rig.until(lambda: len(rig.announced_epochs) > before, "the announce is sent")
 
 
 def test_a_pause_ends_a_wait_and_keeps_further_frames_at_home(rig: Rig) -> None:
-    rig.sender._forwarder._ears.clear()  # nothing but the pause ends it
+    rig.sender._forwarder._sources.clear()  # nothing but the pause ends it
     seen: list[bool] = []
     thread = threading.Thread(target=lambda: seen.append(rig.sender.wait(FOREVER_NS)))
     thread.start()
@@ -105,7 +106,7 @@ def test_a_frame_that_tears_meanwhile_is_followed_by_the_newest(rig: Rig) -> Non
     assert rig.dropped("skipped") == NSLOTS - 1
 
 
-def test_a_frame_that_nobody_would_wait_for_is_given_up(make: Callable[..., Rig]) -> None:
+def test_a_frame_that_is_no_longer_awaited_is_given_up(make: Callable[..., Rig]) -> None:
     rig = make(assembly_timeout_ms=10)
     rig.listen()
     rig.settle()
@@ -124,7 +125,7 @@ def test_a_checksum_follows_each_frame_of_a_sender_that_waits(make: Callable[...
     for number in range(3):
         rig.publish(pattern(5000, number))
         wait_for(rig, lambda number=number: len(rig.frames) == number + 1)  # type: ignore[misc]
-    rig.until(lambda: rig.counters["messages_forwarded", "checksum"] == 3, "each checksum is told")
+    rig.until(lambda: rig.counters["messages_forwarded", "checksum"] == 3, "each checksum is sent")
 
 
 def test_an_epoch_that_is_mapped_again_is_sent_on(rig: Rig) -> None:
@@ -133,16 +134,16 @@ def test_an_epoch_that_is_mapped_again_is_sent_on(rig: Rig) -> None:
         rig.publish(pattern(100, number))
     wait_for(rig, lambda: len(rig.frames) == 3)
     assert rig.sender._consumer is not None
-    reception = rig.sender._consumer._reception
-    mapped, epoch = reception.mapped, rig.producer.epoch
+    reader = rig.sender._consumer._reader
+    mapped, epoch = reader.mapped, rig.producer.epoch
     assert epoch is not None
     endpoint = rig.client.config.driver.descriptor
     mouth = rig.link.add_publication(endpoint.channel, endpoint.stream_id)
     try:
-        wait_until(lambda: mouth.has_room, "it is heard")
+        wait_until(lambda: mouth.has_room, "it has a subscriber")
         assert mouth.offer(FrameDescriptor(stream_id=rig.stream_id, epoch=epoch, seq=0).encode())
-        rig.until(lambda: reception.attention & SEQ_WENT_BACK or reception.mapped is not mapped, "a seq has gone back")
-        wait_until(lambda: reception.mapped not in (None, mapped), "it is mapped anew")  # before the sender's next turn
+        rig.until(lambda: reader.attention & SEQ_WENT_BACK or reader.mapped is not mapped, "a seq has gone back")
+        wait_until(lambda: reader.mapped not in (None, mapped), "it is mapped anew")  # before the sender's next turn
     finally:
         mouth.close()
     assert rig.sender._consumer.epoch == epoch
@@ -156,6 +157,6 @@ def test_an_epoch_that_is_mapped_again_is_sent_on(rig: Rig) -> None:
 
 def test_a_receiving_socket_holds_a_window_of_datagrams() -> None:
     """The kernel books up to twice their bytes: a window of 8 KiB datagrams would overflow a buffer of its own size."""
-    assert hearing("aeron:udp?endpoint=127.0.0.1:1") == "aeron:udp?endpoint=127.0.0.1:1|so-rcvbuf=4m|rcv-wnd=2m"
-    assert hearing("aeron:udp?endpoint=127.0.0.1:1|so-rcvbuf=1m|rcv-wnd=1m").endswith("|so-rcvbuf=1m|rcv-wnd=1m")
-    assert hearing("aeron:ipc") == "aeron:ipc"
+    plain, sized = "aeron:udp?endpoint=127.0.0.1:1", "aeron:udp?endpoint=127.0.0.1:1|so-rcvbuf=1m|rcv-wnd=1m"
+    for channel, expected in ((plain, f"{plain}|so-rcvbuf=4m|rcv-wnd=2m"), (sized, sized), ("aeron:ipc", "aeron:ipc")):
+        assert str(with_buffers(check_channel("channel", channel))) == expected

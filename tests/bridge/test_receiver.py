@@ -121,7 +121,7 @@ def test_frames_of_every_size_arrive_byte_for_byte(hosts: Hosts) -> None:
             assert (frame.timestamp_ns, frame.meta_version, frame.trace_id) == (123, 1, 0)
         empty = it.carry(np.empty((0, 4), np.float32))
         assert (empty.shape, empty.dtype) == ((0, 4), np.float32)
-        wait_until(lambda: it.consumer.metadata(1) is not None, "the metadata are told on this side")
+        wait_until(lambda: it.consumer.metadata(1) is not None, "the metadata are published on this side")
         metadata = it.consumer.metadata(1)
         assert metadata is not None
         assert metadata.attributes["exposure_ms"] == 4
@@ -146,7 +146,7 @@ def test_a_paused_bridge_counts_what_it_leaves_out(hosts: Hosts) -> None:
             bridge.resume()
             it.carry(np.ones(10, np.uint8))
         with pytest.raises(ValueError, match="expected one of"):
-            it.sender.pause("nobody")
+            it.sender.pause("absent")
 
 
 def test_a_frame_is_published_with_the_right_checksum_only(hosts: Hosts) -> None:

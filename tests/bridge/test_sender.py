@@ -15,7 +15,7 @@ from tensorpool.bridge.checksum import FrameChecksum
 from tests.bridge.sending import NSLOTS, Rig, pattern
 from tests.support.processes import wait_until
 
-BIG = 200_000  # more than the receiver's window: without somebody who reads it has to wait
+BIG = 200_000  # more than the receiver's window: without a reader it has to wait
 
 
 @pytest.fixture
@@ -101,7 +101,7 @@ def test_frame_that_no_receiver_would_wait_for_is_given_up_for_the_newest(rig: R
     assert rig.dropped("skipped") == 1
 
 
-def test_frames_that_nobody_would_hear_are_counted_and_the_source_goes_on(make: Callable[..., Rig]) -> None:
+def test_frames_without_a_receiver_are_counted_and_the_source_goes_on(make: Callable[..., Rig]) -> None:
     rig = make()
     rig.settle()
     for number in range(10):

@@ -28,7 +28,7 @@ CONTROL_KEYS = {"source_control_stream_id": SOURCE_CONTROL_ID, "dest_control_str
 
 @pytest.fixture
 def make(make: Callable[..., Rig]) -> Callable[..., Rig]:
-    """Somebody listens."""
+    """With a receiver."""
 
     def made(**keys: Any) -> Rig:
         rig = make(**keys)
@@ -44,7 +44,7 @@ def with_metadata(**keys: Any) -> dict[str, Any]:
 
 
 class Local:
-    """Somebody on the source host who says things on its control stream."""
+    """A process on the source host that publishes on its control stream."""
 
     def __init__(self, rig: Rig) -> None:
         channel = rig.config.bridge.local_control_channel
@@ -54,7 +54,7 @@ class Local:
     def say(self, *messages: Message | bytes) -> None:
         for message in messages:
             data = message if isinstance(message, bytes) else message.encode()
-            wait_until(lambda data=data: self._publication.offer(data), "the log takes it")  # type: ignore[misc]
+            wait_until(lambda data=data: self._publication.offer(data), "the log takes it")
 
 
 def progress(stream_id: int, epoch: int, seq: int) -> FrameProgress:
@@ -80,7 +80,7 @@ def test_announces_are_forwarded_as_they_were_and_again_every_period(make: Calla
     rig = make()
     rig.settle()
     rig.until(lambda: len(rig.announced_epochs) >= 3, "the epoch is announced again and again")
-    announces = rig.told(ShmPoolAnnounce)
+    announces = rig.received(ShmPoolAnnounce)
     last = announces[-1]
     assert {announce.stream_id for announce in announces} == {rig.stream_id}  # G10
     assert last.epoch == rig.producer.epoch
@@ -88,12 +88,12 @@ def test_announces_are_forwarded_as_they_were_and_again_every_period(make: Calla
     assert last.announce_timestamp_ns > announces[0].announce_timestamp_ns
 
 
-def test_receiver_that_comes_back_is_told_before_it_gets_a_chunk(make: Callable[..., Rig]) -> None:
-    """G16, also without a change of the epoch: nobody over there would take a chunk without an announce."""
+def test_a_receiver_that_comes_back_gets_an_announce_before_a_chunk(make: Callable[..., Rig]) -> None:
+    """G16, also without a change of the epoch: a receiver takes no chunk without an announce."""
     rig = make()
     rig.settle()
     rig.deafen()
-    rig.wait_until_unheard()
+    rig.wait_until_disconnected()
     rig.control.clear()
     rig.listen()
     rig.settle()
@@ -108,17 +108,20 @@ def test_metadata_go_over_their_own_channel_and_to_who_comes_later(make: Callabl
     rig = make(**with_metadata())
     rig.settle()
     rig.producer.set_metadata({"exposure_ms": 4}, tags=["lab1"])
-    rig.until(lambda: rig.told(DataSourceMeta) and rig.told(DataSourceAnnounce), "the metadata have come")
-    meta = rig.told(DataSourceMeta)[-1]
+    rig.until(
+        lambda: rig.received(DataSourceAnnounce) and any(meta.meta_version for meta in rig.received(DataSourceMeta)),
+        "the metadata have come",
+    )
+    meta = rig.received(DataSourceMeta)[-1]
     assert meta.stream_id == rig.stream_id
-    assert [attribute.key for attribute in meta.attributes] == ["exposure_ms", "tags"]
+    assert [attribute.key for attribute in meta.attributes] == ["exposure_ms", "tags", "tensorpool.clock"]
     assert not any(data[2] in (DataSourceMeta.TEMPLATE_ID, DataSourceAnnounce.TEMPLATE_ID) for data in rig.control)
     rig.deafen()
     rig.metadata.clear()
-    rig.wait_until_unheard()
+    rig.wait_until_disconnected()
     rig.listen()
-    rig.until(lambda: rig.told(DataSourceMeta) and rig.told(DataSourceAnnounce), "the metadata are told again")
-    assert rig.told(DataSourceMeta)[-1] == meta
+    rig.until(lambda: rig.received(DataSourceMeta) and rig.received(DataSourceAnnounce), "the metadata are sent again")
+    assert rig.received(DataSourceMeta)[-1] == meta
 
 
 @pytest.mark.spec("BRG-7.1-06")
@@ -129,7 +132,7 @@ def test_without_a_metadata_channel_metadata_stay_at_home(make: Callable[..., Ri
     rig.publish(pattern(100))
     before = len(rig.announced_epochs)
     rig.until(lambda: len(rig.announced_epochs) > before + 1, "announces go on")
-    assert not rig.told(DataSourceMeta)
+    assert not rig.received(DataSourceMeta)
     assert not rig.counters["messages_forwarded", "metadata"]
 
 
@@ -142,9 +145,9 @@ def test_qos_and_progress_of_the_stream_use_the_control_channel(make: Callable[.
     own = [qos(rig.stream_id, 5), produced, progress(rig.stream_id, 3, 11)]
     malformed = progress(rig.stream_id, 3, 12).encode()[:-1]
     local.say(qos(1, 6), progress(1, 3, 11), malformed, *own)
-    rig.until(lambda: rig.told(FrameProgress), "the progress has come")
-    told = rig.told(QosConsumer) + rig.told(QosProducer) + rig.told(FrameProgress)
-    assert told == own
+    rig.until(lambda: rig.received(FrameProgress), "the progress has come")
+    forwarded = rig.received(QosConsumer) + rig.received(QosProducer) + rig.received(FrameProgress)
+    assert forwarded == own
     assert rig.counters["messages_forwarded", "qos"] == 2
     assert rig.counters["messages_forwarded", "progress"] == 1
     assert rig.counters["messages_dropped", "malformed"] == 1
@@ -155,17 +158,17 @@ def test_only_what_is_enabled_is_forwarded(make: Callable[..., Rig], flag: str, 
     rig = make(**{flag: True}, mapping=CONTROL_KEYS)
     rig.settle()
     Local(rig).say(qos(rig.stream_id, 5), progress(rig.stream_id, 3, 11), qos(rig.stream_id, 5))
-    rig.until(lambda: rig.told(kind), "what is enabled has come")
+    rig.until(lambda: rig.received(kind), "what is enabled has come")
     rig.until(lambda: rig.turn() == 0, "nothing is left to forward")
-    assert {type(message) for message in rig.told(QosConsumer) + rig.told(FrameProgress)} == {kind}
+    assert {type(message) for message in rig.received(QosConsumer) + rig.received(FrameProgress)} == {kind}
 
 
-def test_qos_that_nobody_hears_is_dropped_and_counted(make: Callable[..., Rig]) -> None:
-    """What was is not told later: a receiver that comes back hears of now."""
+def test_qos_without_a_receiver_is_dropped_and_counted(make: Callable[..., Rig]) -> None:
+    """Old reports are not sent later: a receiver that comes back gets current ones."""
     rig = make(forward_qos=True, mapping=CONTROL_KEYS)
     rig.settle()
     rig.deafen()
-    rig.wait_until_unheard()
+    rig.wait_until_disconnected()
     Local(rig).say(qos(rig.stream_id, 5))
     rig.until(lambda: rig.counters["messages_dropped", "qos"], "it is counted")
 

@@ -49,7 +49,7 @@ class Shell:
             capture_output=True,
             text=True,
             timeout=180,
-            env=os.environ | {"PYTHONPATH": str(ROOT)} | self.environment,
+            env=os.environ | {"PYTHONPATH": str(ROOT), **self.environment},
         )
         return Result(done.returncode, done.stdout, done.stderr)
 

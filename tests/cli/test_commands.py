@@ -70,22 +70,6 @@ def test_decode_prints_json_and_names_the_fault() -> None:
     assert re.search(r"error: FrameDescriptor.*\(at byte \d+\)", output), output
 
 
-def test_the_readme_shows_what_python_prints(capsys: pytest.CaptureFixture[str]) -> None:
-    """An example of the README runs as it stands; where a result stands below it, it gives that result."""
-    for block in re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL):
-        if "tensorpool.spark" in block:
-            continue  # tests/spark runs it, with a stream to read
-        *code, shown = block.strip().splitlines()
-        scope: dict[str, object] = {}
-        if not shown.startswith("# "):
-            exec(block, scope)
-            assert re.fullmatch(r"0 10\.0 \d+ 0\n", capsys.readouterr().out)
-            continue
-        head, _, expression = "\n".join(code).rpartition("\n\n")
-        exec(head, scope)
-        assert repr(eval(expression, scope)) == shown.removeprefix("# ")
-
-
 @pytest.mark.parametrize("target", ["demo", "test", "setup", "bench", "test-native"])
 def test_the_makefile_has_the_targets_that_the_readme_and_ci_use(target: str) -> None:
     """`make TARGET` exists."""

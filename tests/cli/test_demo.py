@@ -18,11 +18,11 @@ from typing import Any
 import msgspec
 import pytest
 
-from tensorpool.cli.actors import Report
-from tensorpool.cli.archivist import PICTURES, Archive
 from tensorpool.cli.demo import account, account_for_lake
+from tensorpool.cli.demo_processes import Report
+from tensorpool.cli.demo_recorder import PICTURES, RecorderReport
 from tensorpool.client import DropReason
-from tensorpool.spark.lake import Lake
+from tensorpool.lake import Lake
 from tests.support.processes import Process, terminal_environment, wait_until
 
 READERS = ["fast reader", "slow reader"]
@@ -78,7 +78,7 @@ def test_demo_accounts_for_every_frame() -> None:
         code, output = process.finish()
     assert code == 0, output
     assert check_summary(output) > 10
-    assert output.startswith("camera: 240x320 bytes at 100 Hz, 75.0 KiB a frame, ring of 16 slots\n")
+    assert output.startswith("camera: 240x320 bytes at 100 Hz, 75 KiB a frame, ring of 16 slots\n")
     assert re.search(r"slow reader .*\n +lost: .*(overwritten|resync) \d+", output), output
     assert re.search(r"^ \d\.\d s  \d+ frames, .*Hz, .*MiB/s; fast reader \d+, lost \d+", output, re.MULTILINE), output
 
@@ -108,7 +108,7 @@ def test_demo_says_which_part_of_it_died() -> None:
     with Process("-m", "tensorpool", "demo", "--no-spark", "--seconds", "60", "--shape", "64") as process:
         while " s  " not in (line := process.read_line()):  # frames are flowing
             assert line, "the demo ended"
-        victims = [pid for pid in children_of(process.pid) if is_actor(pid)]
+        victims = [pid for pid in children_of(process.pid) if is_demo_process(pid)]
         assert len(victims) == 3
         os.kill(victims[-1], signal.SIGKILL)
         code, output = process.finish()
@@ -118,7 +118,7 @@ def test_demo_says_which_part_of_it_died() -> None:
     assert "nothing left behind" in output
 
 
-def is_actor(pid: int) -> bool:
+def is_demo_process(pid: int) -> bool:
     """The fork server and the resource tracker have no memory of ours mapped."""
     return "tensorpool-local-" in Path(f"/proc/{pid}/maps").read_text()
 
@@ -178,7 +178,7 @@ def test_demo_records_checks_and_draws_with_spark(tmp_path: Path) -> None:
     recorded, lost, total, first, last = map(int, found.groups())
     assert recorded > 0
     assert (recorded + lost, last + 1, first + total) == (total, published, published)
-    assert "frames looked at live" in output
+    assert "frames analysed live" in output
     lake = Lake.open(tmp_path / "out" / "lake")
     assert sum(file.frames for file in lake.files()) == recorded
     for name in PICTURES:
@@ -198,8 +198,8 @@ def test_demo_records_checks_and_draws_with_spark(tmp_path: Path) -> None:
 )
 def test_demo_fails_when_the_lake_does_not_add_up(changes: dict[str, Any], fault: str | None, tmp_path: Path) -> None:
     """A frame too few, one that is wrong, one that is not there."""
-    archive = Archive(frames=10, checked=10, first_seq=5, adds_up=True, is_final=True)
-    found = account_for_lake(msgspec.structs.replace(archive, **changes), 15, tmp_path)
+    report = RecorderReport(frames=10, checked=10, first_seq=5, adds_up=True, is_final=True)
+    found = account_for_lake(msgspec.structs.replace(report, **changes), 15, tmp_path)
     assert found[:1] == ([] if fault is None else [fault])
 
 

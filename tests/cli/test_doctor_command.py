@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`tensorpool doctor`: findings with remedies and an exit code; --gc asks, and refuses where nobody can be asked."""
+"""`tensorpool doctor`: findings with remedies and an exit code; --gc asks, and refuses without a terminal."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ def test_gc_explains_asks_and_removes(shell: Shell, shm_dir: Path, monkeypatch: 
     base = str(shm_dir / "tensorpool")
     arguments = ["--gc", "--aeron-dir", NOTHING, "--set", f"shm.base_dir={base}"]
     code, output = shell.run_here("doctor", *arguments)
-    assert (code, output) == (0, "0 dead, together 0 B; 0 belong to the living\n")
+    assert (code, output) == (0, "0 dead, 0 B in total; 0 belong to running processes\n")
     assert run_script(ABANDON, base, "gone") == (0, "")
     epochs = shm.scan_epochs(shm.namespace_path(base, "gone"))
     assert len(epochs) == 2
@@ -95,7 +95,7 @@ def test_gc_explains_asks_and_removes(shell: Shell, shm_dir: Path, monkeypatch: 
     assert code == 1
     assert output.startswith("dead  epoch ")
     assert "no driver holds its namespace's lock" in output
-    assert "error: nobody can be asked here: give --yes to remove what is listed as dead" in output
+    assert "error: there is no terminal to ask at: give --yes to remove what is listed as dead" in output
     code, output = on_terminal("n\n", *arguments)
     assert (code, "Remove these 2 directories? [y/N]" in output) == (0, True)
     assert shm.scan_epochs(shm.namespace_path(base, "gone")) == epochs

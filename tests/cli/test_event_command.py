@@ -85,7 +85,7 @@ def test_what_goes_wrong_is_said_in_one_line(shell: Shell, clerk: Service) -> No
                                 "blob, say\n")  # fmt: skip
     code, words = shell.run_here("event", "send", "service:nobody", "ping", "--timeout", "0.05")
     assert code == 1
-    assert words.startswith("error: ping to service:nobody: nobody answered: waited 0.05 s; ")
+    assert words.startswith("error: ping to service:nobody: no answer: waited 0.05 s; ")
     code, words = send(shell, TAG, "say", "x", "--format", "uint8")
     assert (code, "VALUE = 'x' is not usable; accepted: a number, for --format uint8" in words) == (1, True)
     assert send(shell, TAG, "say", "256", "--format", "uint8")[0] == 1
@@ -94,7 +94,7 @@ def test_what_goes_wrong_is_said_in_one_line(shell: Shell, clerk: Service) -> No
 
 
 def test_watch_shows_commands_and_what_became_of_them(shell: Shell, clerk: Service) -> None:
-    """Which were accepted is told by the echo; of one tag where one is asked for; as lines or as JSON."""
+    """The echo shows which were accepted; of one tag where one is asked for; as lines or as JSON."""
 
     def listen(*arguments: str) -> Process:
         process = shell.start("event", "watch", *arguments)

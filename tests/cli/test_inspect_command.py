@@ -29,7 +29,7 @@ def producer(client: tp.Client) -> Iterator[tp.Producer]:
 
 
 def test_a_stream_is_shown_with_all_that_is_known(shell: Shell, client: tp.Client, producer: tp.Producer) -> None:
-    """Layout, epoch, slots, rate, leases, consumers and files; afterwards nobody holds a lease more than before."""
+    """Layout, epoch, slots, rate, leases, consumers and files; afterwards no lease more is held than before."""
     with client.consumer("inspect/one") as consumer:
         leases = shell.pool.conductor.lifecycle.leases
         held = {lease.lease_id for lease in leases}
@@ -38,7 +38,7 @@ def test_a_stream_is_shown_with_all_that_is_known(shell: Shell, client: tp.Clien
         found = json.loads(output)
         assert code == 0
         assert (found["stream_id"], found["name"], found["tags"]) == (producer.stream_id, "inspect/one", ["lab1"])
-        assert (found["told_by"], found["problems"], found["layout"]["nslots"]) == ("discovery", [], 64)
+        assert (found["reported_by"], found["problems"], found["layout"]["nslots"]) == ("discovery", [], 64)
         assert [pool["stride_bytes"] for pool in found["layout"]["pools"]] == [1 << 12, 1 << 18]
         assert (found["slots"]["committed"], found["slots"]["never_written"]) == (10, 54)
         assert (found["slots"]["oldest_seq"], found["slots"]["newest_seq"]) == (0, 9)
@@ -60,10 +60,10 @@ def test_a_stream_is_shown_with_all_that_is_known(shell: Shell, client: tp.Clien
             r"^  slots      10 committed, 0 being written, 54 never written$",
             r"^  frames     last seq 9, oldest 0; 90 ms at 100\.0 Hz, a full ring holds 640 ms$",
             r"^             6x8 float32, 192 B in pool 1, stamped ",
-            rf"^  leases     producer client {found['producer_id']}, lease \d+, ends in ",
+            rf"^  leases     producer client {found['producer_id']}, lease \d+, expires in ",
             rf"^  consumers  {consumer.consumer_id} \w+: lag ",
             r"^  regions    header ring  /dev/shm/\S+/header\.ring  0660 root:root  16\.1 KiB ",
-            r"^               written by pid \d+ \(alive\), last sign of life ",
+            r"^               written by pid \d+ \(running\), last activity ",
         ):
             assert re.search(line, output, re.MULTILINE), (line, output)
 

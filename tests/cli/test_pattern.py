@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from tensorpool.cli.options import DTYPES
-from tensorpool.cli.pattern import PATTERNS, Checked, Scene, checkable
+from tensorpool.cli.test_pattern import PATTERNS, Checked, Scene, checkable
 from tensorpool.errors import ConfigError
 
 SHAPES = [(1,), (7,), (64,), (5, 9), (4, 6, 3), (2, 3, 4, 5)]

@@ -18,7 +18,7 @@ import numpy as np
 import pytest
 
 import tensorpool as tp
-from tensorpool.cli.pattern import Checked
+from tensorpool.cli.test_pattern import Checked
 from tests.cli.conftest import Shell
 from tests.support.processes import Process, terminal_environment, wait_until
 
@@ -77,7 +77,7 @@ def test_a_wrong_byte_is_exit_code_1_and_named(shell: Shell, client: tp.Client) 
 
 
 def test_nothing_within_the_timeout_is_exit_code_1(shell: Shell, client: tp.Client) -> None:
-    """A name that nobody announces, a stream that does not exist, and one that is silent: each says which it is."""
+    """An unknown name, a stream that does not exist, and one that is silent: each says which it is."""
     for stream, words in (
         ("nobody", "no producer announces the name 'nobody'"),
         ("29999", "stream 29999 does not exist"),
@@ -89,7 +89,7 @@ def test_nothing_within_the_timeout_is_exit_code_1(shell: Shell, client: tp.Clie
         code, output = shell.run_here("consume", "silent", "--timeout", "1.5")
     assert code == 1
     assert "received 0 frames" in output
-    assert "error: nothing came within 1.5 s" in output
+    assert "error: no frame arrived within 1.5 s" in output
 
 
 def test_fewer_frames_than_asked_for_is_exit_code_1(shell: Shell, client: tp.Client) -> None:
@@ -103,7 +103,7 @@ def test_fewer_frames_than_asked_for_is_exit_code_1(shell: Shell, client: tp.Cli
             producer.publish(np.zeros(8))
         code, output = consumer.finish()
     assert code == 1
-    assert "3 of 9 frames came, then nothing for 4 s" in output
+    assert "3 of 9 frames arrived, then none for 4 s" in output
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
@@ -124,7 +124,7 @@ def test_a_signal_ends_both_in_order(shell: Shell, client: tp.Client, number: si
         code, output = producer.finish()
         assert code == 0, output
         assert re.search(r"^published \d+ frames", output, re.MULTILINE), output
-    client.producer(name, create=True, timeout=1.9).close()  # less than a lease that nobody gives back
+    client.producer(name, create=True, timeout=1.9).close()  # less than a lease takes to expire
 
 
 def test_a_signal_ends_what_has_not_begun(shell: Shell) -> None:
@@ -156,7 +156,7 @@ def test_a_consumer_takes_the_newest_or_no_more_than_a_rate(shell: Shell) -> Non
             assert summary["rate_hz"] < 25
             code, output = shell.run_here(*arguments, "--count", "2")
             words = reason.lower()
-            assert re.search(rf"^passed   over, as asked: \d+: {words} \d+$", output, re.MULTILINE), output
+            assert re.search(rf"^skipped  \d+: {words} \d+, as requested$", output, re.MULTILINE), output
 
 
 def test_what_cannot_be_produced_is_refused_before_it_begins(shell: Shell, client: tp.Client) -> None:
@@ -224,7 +224,7 @@ def test_a_terminal_shows_one_live_line_that_fits(shell: Shell, columns: int) ->
         stdin=theirs,
         stdout=theirs,
         stderr=theirs,
-        env=terminal_environment() | shell.environment,
+        env=terminal_environment() | dict(shell.environment),
     )
     os.close(theirs)
     shown = b""

@@ -25,14 +25,14 @@ def handlers() -> Iterator[None]:
 
 
 def interrupted(number: signal.Signals) -> None:
-    """A command that is told to end while it prepares."""
+    """A command that gets a signal while it prepares."""
     with interruptible():
         os.kill(os.getpid(), number)
         pytest.fail("it goes on")
 
 
 def interrupted_in_vain(number: signal.Signals) -> None:
-    """One that is told so in a place where somebody catches everything."""
+    """A signal that arrives inside a handler that catches every exception."""
     with interruptible():
         with contextlib.suppress(BaseException):
             os.kill(os.getpid(), number)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`tap` shows every message that travels, hides tokens, names malformed ones, and holds nobody up."""
+"""`tap` shows every message that travels, hides tokens, names malformed ones, and blocks no publisher."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def test_tap_tells_the_story_of_an_attach(shell: Shell, client: tp.Client) -> No
             stream_id, epoch = producer.stream_id, producer.epoch
             producer.wait_for_consumers()
             producer.publish(np.zeros(4))
-            seen = []
+            seen: list[str] = []
             while not {"FrameDescriptor", "QosConsumer", "DataSourceAnnounce"} <= {line.split()[2] for line in seen}:
                 seen.append(tap.read_line())
                 assert seen[-1], "the tap ended"
@@ -95,7 +95,7 @@ def test_tap_shows_what_was_asked_for_and_names_what_is_malformed(shell: Shell, 
     assert isinstance(request["received_ns"], int)
 
 
-def test_a_tap_that_sleeps_holds_nobody_up(shell: Shell, transport: aeron.Client) -> None:
+def test_a_tap_that_sleeps_blocks_no_publisher(shell: Shell, transport: aeron.Client) -> None:
     """A publisher goes on past a tap that is stopped; the tap finds back by itself, and says what it missed."""
     timeouts = "untethered-window-limit-timeout=100ms|untethered-resting-timeout=100ms"
     publication = transport.add_publication(f"aeron:ipc?term-length=64k|{timeouts}", 1100, exclusive=True)
@@ -107,13 +107,13 @@ def test_a_tap_that_sleeps_holds_nobody_up(shell: Shell, transport: aeron.Client
             listener.poll(lambda data, info: None, 1000)
             return publication.position > position
 
-        listener = transport.add_subscription("aeron:ipc", 1100)  # somebody who keeps up
-        wait_until(lambda: publish_until(0), "somebody hears the publication")
+        listener = transport.add_subscription("aeron:ipc", 1100)  # a subscriber that keeps up
+        wait_until(lambda: publish_until(0), "the publication has a subscriber")
         assert json.loads(tap.read_line())["stream_id"] == 9
         tap.send(signal.SIGSTOP)
         wait_until(lambda: publish_until(1 << 20), "the log has turned several times without the tap")
         tap.send(signal.SIGCONT)
-        while "too slow: missed" not in (line := tap.read_line()):
+        while "fell behind: missed" not in (line := tap.read_line()):
             assert line, "the tap ended"
         tap.send(signal.SIGTERM)
         assert tap.finish()[0] == 0

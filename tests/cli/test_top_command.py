@@ -89,7 +89,7 @@ def test_without_a_driver_it_says_so(shell: Shell, shm_dir: Path) -> None:
         code, output = shell.run_here("top", "--once", "--seconds", "0.3", "--aeron-dir", driver.aeron_dir)
     assert code == 0
     assert "0 streams" in output
-    assert "no stream is announced here. Is an SHM driver running" in output
+    assert "no stream is announced here. Is an SHM driver (`tensorpool driver`) running" in output
 
 
 @contextlib.contextmanager
@@ -151,7 +151,7 @@ def test_live_until_ctrl_c(shell: Shell, scene: tuple[tp.Producer, tp.Consumer])
 
 def crowd(streams: int = 3, consumers: int = 4) -> View:
     """Streams and consumers, one of which lags."""
-    view = View(SupervisorConfig())
+    view = View(SupervisorConfig.load(environ={}))
     for second in range(5):
         for stream_id in range(1, streams + 1):
             told = announce(stream_id, producer_id=7, epoch=EPOCH, announce_timestamp_ns=second * S, pools={})
@@ -203,7 +203,7 @@ def test_a_page_fits_its_terminal(width: int, height: int | None) -> None:
 
 
 def test_what_is_left_out_is_counted() -> None:
-    """So that nobody takes a part for the whole."""
+    """So that the reader does not take a part for the whole."""
     text = "\n".join(page_of(crowd(streams=10, consumers=20), 100, 24))
     assert re.search(r"^CONSUMERS  … \d+ more$", text, re.M), text
 
@@ -224,7 +224,7 @@ def test_what_peers_say_cannot_reach_the_terminal() -> None:
 def test_a_notice_is_shown_in_full() -> None:
     """Folded, where it is longer than the terminal is wide."""
     words = "no stream is announced here. Is an SHM driver running, at this directory?"
-    lines = page_of(View(SupervisorConfig()), 40, 10, words)
+    lines = page_of(View(SupervisorConfig.load(environ={})), 40, 10, words)
     assert "".join(line.strip() + " " for line in lines[2:]).split() == words.split()
 
 

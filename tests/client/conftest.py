@@ -14,9 +14,9 @@ import pytest
 
 import tensorpool as tp
 from tensorpool import aeron
-from tensorpool._core import DropReason, Feed, ReceivedFrame
+from tensorpool._core import DescriptorFeed, DropReason, ReceivedFrame
 from tensorpool.client import Client, Consumer, Frame, Producer
-from tensorpool.client.mapped import MappedEpoch
+from tensorpool.client.mapped_epoch import MappedEpoch
 from tensorpool.clock import ManualClock
 from tensorpool.driver import DriverConfig
 from tensorpool.shm import AllowedBases, MappedRing, PoolSpec, RingSpec, layout_of, map_ring
@@ -197,27 +197,27 @@ class Stream:
         return MappedEpoch(self.map())
 
     def subscribe(self) -> aeron.Subscription:
-        """A subscription that hears what is described from now on."""
+        """A subscription that receives descriptors from now on."""
         subscription = self.client.add_subscription(IPC, self.aeron_stream_id)
         wait_until(lambda: subscription.is_connected and self.publication.is_connected, "the streams are connected")
         return subscription
 
-    def feed(self, expected: int | None = None, max_outstanding: int = 0) -> Feed:
-        return Feed(self.map().reader(), self.stream_id, self.epoch, expected, max_outstanding)
+    def feed(self, expected: int | None = None, max_outstanding: int = 0) -> DescriptorFeed:
+        return DescriptorFeed(self.map().reader(), self.stream_id, self.epoch, expected, max_outstanding)
 
     @property
     def next_seq(self) -> int:
         return self.writer.next_seq
 
     def write(self, array: np.ndarray[Any, Any] | None = None, *, seq: int | None = None, **header: int) -> int:
-        """Commit a slot; nobody is told."""
+        """Commit a slot without a descriptor."""
         data = np.array([self.next_seq], np.uint64) if array is None else array
         number = self.next_seq if seq is None else seq
         assert self.writer.write(number, layout_of(data), data, **header)
         return number
 
     def describe(self, seq: int, *, epoch: int | None = None, stream_id: int | None = None, **more: Any) -> None:
-        """Tell of a slot, whatever is in it."""
+        """Send the descriptor of a slot, whatever is in it."""
         own = self.stream_id if stream_id is None else stream_id
         number = self.epoch if epoch is None else epoch
         wait_until(lambda: self.publication.offer_descriptor(own, number, seq, **more), "the log takes a descriptor")
@@ -246,7 +246,7 @@ def descriptor_bytes(stream: Stream, seq: int) -> bytes:
     return FrameDescriptor(stream_id=stream.stream_id, epoch=stream.epoch, seq=seq).encode()
 
 
-def taken(feed: Feed, subscription: aeron.Subscription) -> list[ReceivedFrame]:
+def taken(feed: DescriptorFeed, subscription: aeron.Subscription) -> list[ReceivedFrame]:
     """Everything that a feed delivers now."""
     frames: list[ReceivedFrame] = []
     while (frame := feed.next(subscription)) is not None:
@@ -254,7 +254,7 @@ def taken(feed: Feed, subscription: aeron.Subscription) -> list[ReceivedFrame]:
     return frames
 
 
-def drops_of(feed: Feed) -> dict[DropReason, int]:
+def drops_of(feed: DescriptorFeed) -> dict[DropReason, int]:
     return {reason: count for reason, count in feed.drops.items() if count}
 
 
@@ -282,7 +282,7 @@ def new_name() -> str:
 
 @pytest.fixture(scope="session")
 def pool() -> Iterator[tp.Local]:
-    """A driver for tests that do not end it; nobody loses anything there for standing still a few seconds."""
+    """A driver for tests that do not end it; leases there outlast a pause of some seconds."""
     with tp.local(overrides=SMALL) as pool:
         yield pool
 
@@ -348,7 +348,7 @@ def leases(pool: tp.Local, stream_id: int, role: Role) -> int:
 
 
 class Outsider:
-    """Somebody else on the streams of a deployment, with nothing but the codec."""
+    """Another process on the streams of a deployment, with nothing but the codec."""
 
     def __init__(self, pool: tp.Local) -> None:
         self._client = aeron.connect(pool.aeron_dir)
@@ -361,10 +361,10 @@ class Outsider:
             self._client.add_subscription(driver.metadata.channel, driver.metadata.stream_id),
             self._client.add_subscription(f"{driver.control.channel}|tether=false", driver.control.stream_id),
         ]
-        self.heard: list[Message] = []
+        self.received: list[Message] = []
 
     def say(self, name: str, message: Message) -> None:
-        wait_until(lambda: self._publications[name].offer(message.encode()), "somebody takes a message")
+        wait_until(lambda: self._publications[name].offer(message.encode()), "a subscriber takes a message")
 
     def wait_for[M: Message](self, kind: type[M], is_it: Callable[[M], bool]) -> M:
         """Of the metadata or the control stream."""
@@ -372,8 +372,8 @@ class Outsider:
 
         def is_there() -> bool:
             for subscription in self._subscriptions:
-                subscription.poll(lambda data, _: self.heard.append(decode(data)), 100)
-            found.extend(it for it in self.heard if isinstance(it, kind) and is_it(it))
+                subscription.poll(lambda data, _: self.received.append(decode(data)), 100)
+            found.extend(it for it in self.received if isinstance(it, kind) and is_it(it))
             return bool(found)
 
         wait_until(is_there, f"a {kind.__name__}")

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import pytest
 
-from tensorpool.client.activity import ActivityDuty
+from tensorpool.client.mapping import ActivityDuty
 
 PERIOD_NS = 1_000
 T0 = 1_000_000

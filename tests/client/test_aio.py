@@ -54,7 +54,7 @@ def test_frames_are_awaited(client: Client, producer: Producer) -> None:
     """In order; a loop that is left by `break` gives the lease back."""
 
     async def main() -> list[int]:
-        seqs = []
+        seqs: list[int] = []
         async with client.aio.consumer(producer.stream_id) as consumer:
             assert consumer.consumer.is_active
             for number in range(5):
@@ -73,7 +73,7 @@ def test_frames_are_iterated(client: Client, producer: Producer) -> None:
 
     async def main() -> None:
         consumer = client.aio.consumer(producer.stream_id)
-        seqs = []
+        seqs: list[int] = []
         feeding = asyncio.create_task(feed(producer))
         async for frame in consumer:
             seqs.append(frame.seq)
@@ -300,7 +300,7 @@ def test_several_consumers_share_a_loop(client: Client, producer: Producer) -> N
 
     async def consume(consumer: AsyncConsumer, count: int) -> list[int]:
         async with consumer:
-            seqs = []
+            seqs: list[int] = []
             ready.append(consumer)
             while len(seqs) < count:
                 frame = await consumer.poll(20)

@@ -19,7 +19,7 @@ import tensorpool as tp
 from tensorpool.channel import Endpoint
 from tensorpool.client import Client, Consumer, Producer, Slot
 from tensorpool.client.arguments import MAX_METADATA_BYTES
-from tensorpool.client.link import BLOB_TERM, SMALL_TERM, max_message_bytes
+from tensorpool.client.streams import BLOB_TERM, SMALL_TERM, max_message_bytes
 from tensorpool.errors import ConfigError, LocalProtocolError
 from tensorpool.wire.control import DataSourceMeta
 from tests.client.conftest import Pair, paired
@@ -109,6 +109,7 @@ REFUSED: dict[tuple[type, str], list[dict[str, Any]]] = {
         *({"attributes": {}, "summary": value} for value in [LONG, "ä", 5, None]),
     ],
     (Producer, "repeat_metadata"): [{"message": META}, {"message": META, "summary": LONG}],
+    (Producer, "set_clock"): [{"pair": 0}, {"pair": (1, 2)}],
     (Producer, "publish_blob"): [
         *({"data": b"", "blob_type": value} for value in [-1, 2**32 - 1, 2**32, "1", None]),
         *({"data": value, "blob_type": 1} for value in [5, "text", None, np.zeros(3)]),
@@ -197,7 +198,7 @@ def test_the_longest_that_fits_travels(whole: Pair) -> None:
     assert len(metadata.attributes["a"]) == MAX_METADATA_BYTES - 1_000
     assert producer.publish_blob(b"table", blob_type=2**32 - 2) == version
     wait_until(lambda: consumer.blob(2**32 - 2) == b"table", "the blob is there")
-    numbers = {"timestamp_ns": 2**64 - 2, "meta_version": 2**32 - 2, "trace_id": 2**64 - 2}
+    numbers: dict[str, Any] = {"timestamp_ns": 2**64 - 2, "meta_version": 2**32 - 2, "trace_id": 2**64 - 2}
     frame = whole.publish(**numbers)
     assert (frame.timestamp_ns, frame.meta_version, frame.trace_id) == tuple(numbers.values())
 
@@ -241,11 +242,12 @@ def test_metadata_that_the_configured_channel_cannot_carry_is_refused(pool: tp.L
     with tp.connect(pool.aeron_dir, config=config) as client:
         producer = client.producer(20_950, create=True)
         assert producer.set_metadata({"a": "x" * 7_000}, summary="s" * 7_000) == 1
-        for refused in (
+        calls: list[Callable[[], object]] = [
             lambda: producer.set_metadata({"a": "x" * 8_200}),
             lambda: producer.set_metadata({}, summary="s" * 8_200),
             lambda: producer.publish_blob(b"x", blob_type=1),
-        ):
+        ]
+        for refused in calls:
             with pytest.raises(LocalProtocolError, match="8192"):
                 refused()
         assert client._conductor.failures == 0

@@ -16,9 +16,10 @@ from tensorpool.client.attachment import (
     LONGEST_REPEAT_NS,
     LONGEST_RETRY_NS,
     LOST_RETRY_NS,
-    MAKING_FRESH_NS,
+    REPORT_FRESH_NS,
     Attached,
     Attachment,
+    AttachSpec,
     Detached,
     Effect,
     LossReason,
@@ -26,7 +27,6 @@ from tensorpool.client.attachment import (
     Phase,
     Refused,
     Send,
-    Wish,
 )
 from tensorpool.wire.driver import (
     HugepagesPolicy,
@@ -55,11 +55,11 @@ both_roles = pytest.mark.parametrize("role", list(Role), ids=lambda role: role.n
 class Bench:
     """An attachment, and a driver that is the test."""
 
-    def __init__(self, wish: Wish | None = None, role: Role = Role.CONSUMER, lease_ns: int = LEASE_NS) -> None:
+    def __init__(self, spec: AttachSpec | None = None, role: Role = Role.CONSUMER, lease_ns: int = LEASE_NS) -> None:
         self.client_ids: Iterator[int] = itertools.count(41)
         self.correlation_ids: Iterator[int] = itertools.count(901)
         self.attachment = Attachment(
-            wish or Wish(STREAM, role),
+            spec or AttachSpec(STREAM, role),
             new_client_id=lambda: next(self.client_ids),
             new_correlation_id=lambda: next(self.correlation_ids),
             keepalive_interval_ns=KEEPALIVE_NS,
@@ -130,8 +130,8 @@ def bench(request: pytest.FixtureRequest) -> Bench:
 @pytest.mark.parametrize("create", [False, True])
 def test_a_request_says_what_is_wished(create: bool) -> None:
     """Stream, role, pages, layout and mode as given; maxDims is 0; the ids are those that were made for it."""
-    wish = Wish(7, Role.PRODUCER, create, HugepagesPolicy.STANDARD, 1)
-    request = Bench(wish).start()
+    spec = AttachSpec(7, Role.PRODUCER, create, HugepagesPolicy.STANDARD, 1)
+    request = Bench(spec).start()
     assert request == ShmAttachRequest(
         correlation_id=901,
         stream_id=7,
@@ -184,15 +184,15 @@ def test_nothing_is_sent_before_it_is_due(bench: Bench) -> None:
 def test_a_request_that_a_link_took_away_is_repeated_under_its_ids(bench: Bench) -> None:
     """The driver may be working on it still: another id would be a second request beside it."""
     first = bench.start()
-    assert bench.attachment.on_link_lost("gone") == []
+    assert bench.attachment.on_connection_lost("gone") == []
     assert attach_request(bench.attachment.start(T0 + SECOND_NS)) == first
 
 
 def test_a_request_for_another_stream_has_ids_of_its_own(bench: Bench) -> None:
     """A name may lead elsewhere once the link is back."""
     first = bench.start()
-    bench.attachment.on_link_lost("gone")
-    bench.attachment.wish = msgspec.structs.replace(bench.attachment.wish, stream_id=STREAM + 1)
+    bench.attachment.on_connection_lost("gone")
+    bench.attachment.spec = msgspec.structs.replace(bench.attachment.spec, stream_id=STREAM + 1)
     second = attach_request(bench.attachment.start(T0 + SECOND_NS))
     assert second.correlation_id != first.correlation_id
     assert second.client_id != first.client_id
@@ -235,7 +235,7 @@ def test_an_abandoned_request_outlives_its_link(bench: Bench) -> None:
     """The driver may grant it on the next one."""
     bench.start()
     bench.attachment.detach(T0)
-    assert bench.attachment.on_link_lost("gone") == []
+    assert bench.attachment.on_connection_lost("gone") == []
     assert detach_request(bench.answer(T0)).lease_id == 77
 
 
@@ -255,7 +255,7 @@ def test_an_abandoned_request_can_be_resumed(bench: Bench) -> None:
     """The same stream is asked for again: the driver sees one request, and its answer is the new caller's."""
     first = bench.start()
     bench.attachment.detach(T0)
-    again = Bench(bench.attachment.wish)
+    again = Bench(bench.attachment.spec)
     again.attachment.resume(bench.attachment)
     assert again.start(T0 + SECOND_NS) == first
     assert isinstance(again.answer(T0 + SECOND_NS)[0], Attached)
@@ -268,14 +268,14 @@ def test_a_driver_that_makes_memory_is_believed_for_a_while(bench: Bench) -> Non
     """Its report is about our correlation id, fresh for some seconds, and over with the answer."""
     attachment = bench.attachment
     request = bench.start()
-    assert not attachment.is_being_made(T0)
+    assert not attachment.is_creating(T0)
     assert attachment.is_about(request.correlation_id)
     assert not attachment.is_about(request.correlation_id + 1)
-    attachment.on_making(2**31, 7 * SECOND_NS, T0)
-    assert attachment.is_being_made(T0 + MAKING_FRESH_NS)
-    assert not attachment.is_being_made(T0 + MAKING_FRESH_NS + 1)
+    attachment.on_creation_report(2**31, 7 * SECOND_NS, T0)
+    assert attachment.is_creating(T0 + REPORT_FRESH_NS)
+    assert not attachment.is_creating(T0 + REPORT_FRESH_NS + 1)
     bench.answer(T0)
-    assert attachment.making is None
+    assert attachment.creation is None
     assert not attachment.is_about(request.correlation_id)
 
 
@@ -317,7 +317,7 @@ def test_an_ok_is_a_lease(bench: Bench) -> None:
 
 def test_the_stream_that_the_driver_chose_is_the_leases(bench: Bench) -> None:
     """E14: with id 0 it is the driver that names one."""
-    bench = Bench(Wish(0, Role.PRODUCER, create=True))
+    bench = Bench(AttachSpec(0, Role.PRODUCER, create=True))
     assert bench.attachment.stream_id == 0
     bench.attach(stream_id=20_003)
     assert bench.attachment.stream_id == 20_003
@@ -449,7 +449,7 @@ def test_the_words_of_a_flaw_say_what_is_wrong(bench: Bench) -> None:
     bench.start()
     loss = bench.answer(T0, header_slot_bytes=255)[-1]
     assert isinstance(loss, Lost)
-    assert "header_slot_bytes: expected 256, found 255" in loss.words
+    assert "header_slot_bytes = 255: expected 256" in loss.words
 
 
 # --- the deadline
@@ -465,7 +465,7 @@ def test_keepalives_are_due_at_once_and_then_at_the_interval(bench: Bench, lease
         lease_id=77,
         stream_id=STREAM,
         client_id=bench.attachment.client_id,
-        role=bench.attachment.wish.role,
+        role=bench.attachment.spec.role,
         client_timestamp_ns=T0,
     )
     assert bench.keep(T0 + KEEPALIVE_NS - 1) is None
@@ -548,7 +548,7 @@ def test_a_lease_without_deadline_lasts_while_the_driver_is_heard(bench: Bench) 
         bench.hear(now_ns)
         assert bench.attachment.on_tick(now_ns) == []
         assert bench.keep(now_ns) is not None
-    notice = revoked(77, bench.attachment.client_id, bench.attachment.wish.role)
+    notice = revoked(77, bench.attachment.client_id, bench.attachment.spec.role)
     assert lost(bench.attachment.on_revoked(notice, now_ns)).reason is LossReason.EXPIRED
 
 
@@ -577,7 +577,7 @@ def test_a_revoked_lease_is_lost_and_another_one_asked_for(bench: Bench, reason:
     """With the driver's words where it has some."""
     bench.attach()
     late_ns = T0 + 2 * KEEPALIVE_NS
-    client_id, role = bench.attachment.client_id, bench.attachment.wish.role
+    client_id, role = bench.attachment.client_id, bench.attachment.spec.role
     effects = bench.attachment.on_revoked(revoked(77, client_id, role, reason=reason, error_message="by hand"), late_ns)
     loss = lost(effects)
     assert (loss.reason.value, loss.words) == (reason.name, "by hand")
@@ -591,7 +591,7 @@ def test_a_revoked_lease_is_lost_and_another_one_asked_for(bench: Bench, reason:
 def test_the_end_of_another_lease_is_not_ours(bench: Bench, other: str) -> None:
     """All four have to match."""
     bench.attach()
-    client_id, role = bench.attachment.client_id, bench.attachment.wish.role
+    client_id, role = bench.attachment.client_id, bench.attachment.spec.role
     ours = revoked(77, client_id, role)
     not_role = Role.PRODUCER if role is Role.CONSUMER else Role.CONSUMER
     change: dict[str, Any] = {other: not_role if other == "role" else getattr(ours, other) + 1}
@@ -603,7 +603,7 @@ def test_the_end_of_another_lease_is_not_ours(bench: Bench, other: str) -> None:
 def test_a_revocation_that_comes_again_ends_nothing_more(bench: Bench) -> None:
     """Neither in the pause, nor when the next lease is there."""
     bench.attach()
-    notice = revoked(77, bench.attachment.client_id, bench.attachment.wish.role)
+    notice = revoked(77, bench.attachment.client_id, bench.attachment.spec.role)
     bench.attachment.on_revoked(notice, T0)
     assert bench.attachment.on_revoked(notice, T0) == []
     bench.request = attach_request(bench.attachment.on_tick(bench.attachment.next_ns))
@@ -625,7 +625,7 @@ def test_a_lease_that_does_not_last_is_not_asked_for_in_a_tight_loop(bench: Benc
         now_ns += 1
         lost(
             bench.attachment.on_revoked(
-                revoked(lease_id, bench.attachment.client_id, bench.attachment.wish.role), now_ns
+                revoked(lease_id, bench.attachment.client_id, bench.attachment.spec.role), now_ns
             )
         )
         pauses.append(bench.attachment.next_ns - now_ns)
@@ -652,9 +652,9 @@ def test_a_request_dies_with_its_driver(bench: Bench) -> None:
     for _ in range(3):
         request = bench.start(now_ns)
         ids.add((request.client_id, request.correlation_id))
-        bench.attachment.on_making(1, 1, now_ns)
+        bench.attachment.on_creation_report(1, 1, now_ns)
         assert bench.attachment.on_driver_shutdown("", now_ns) == []
-        assert (bench.attachment.phase, bench.attachment.making) == (Phase.UNATTACHED, None)
+        assert (bench.attachment.phase, bench.attachment.creation) == (Phase.UNATTACHED, None)
         assert bench.answer(now_ns) == []
         assert bench.attachment.on_tick(now_ns + 10**18) == []
         pauses.append(bench.attachment.next_ns - now_ns)
@@ -774,7 +774,7 @@ def test_with_the_media_driver_everything_is_gone(bench: Bench, phase: Phase) ->
     elif phase is Phase.BACKOFF:
         bench.answer(code=ResponseCode.REJECTED)
     assert bench.attachment.phase is phase
-    effects = bench.attachment.on_link_lost("no more Aeron")
+    effects = bench.attachment.on_connection_lost("no more Aeron")
     expected = [Lost(LossReason.DRIVER_GONE, "no more Aeron")] if phase is Phase.ATTACHED else []
     assert effects == expected
     assert (bench.attachment.phase, bench.attachment.lease_id) == (Phase.UNATTACHED, None)
@@ -793,7 +793,7 @@ def test_a_lease_is_given_back_when_its_owner_wants(bench: Bench) -> None:
     assert bench.attachment.phase is Phase.DETACHING
     assert request.correlation_id != asked
     assert (request.lease_id, request.stream_id) == (77, STREAM)
-    assert (request.client_id, request.role) == (bench.attachment.client_id, bench.attachment.wish.role)
+    assert (request.client_id, request.role) == (bench.attachment.client_id, bench.attachment.spec.role)
     assert bench.attachment.keepalive(T0 + KEEPALIVE_NS, T0 + KEEPALIVE_NS) is None
     other = ShmDetachResponse(correlation_id=asked, code=ResponseCode.OK)
     assert bench.attachment.on_detach_response(other) == []
@@ -819,7 +819,7 @@ def test_the_notice_of_our_own_detach_is_the_confirmation(bench: Bench) -> None:
     """E8: no reason to ask for another lease."""
     bench.attach()
     bench.attachment.detach(T0)
-    notice = revoked(77, bench.attachment.client_id, bench.attachment.wish.role, reason=LeaseRevokeReason.DETACHED)
+    notice = revoked(77, bench.attachment.client_id, bench.attachment.spec.role, reason=LeaseRevokeReason.DETACHED)
     assert bench.attachment.on_revoked(msgspec.structs.replace(notice, lease_id=78), T0) == []
     assert bench.attachment.on_revoked(notice, T0) == [Detached()]
     assert bench.attachment.phase is Phase.CLOSED
@@ -848,7 +848,9 @@ def test_a_driver_that_goes_during_a_detach_has_taken_the_lease_along(bench: Ben
     """Closed, not lost: it was meant to end."""
     bench.attach()
     bench.attachment.detach(T0)
-    gone = bench.attachment.on_driver_shutdown("", T0) if event == "shutdown" else bench.attachment.on_link_lost("")
+    gone = (
+        bench.attachment.on_driver_shutdown("", T0) if event == "shutdown" else bench.attachment.on_connection_lost("")
+    )
     assert gone == [Detached()]
     assert bench.attachment.phase is Phase.CLOSED
 
@@ -874,7 +876,7 @@ def test_after_the_end_nothing_wakes_it(bench: Bench) -> None:
     bench.attachment.detach(T0)
     bench.attachment.on_driver_shutdown("", T0)
     attachment = bench.attachment
-    assert attachment.on_link_lost("") == []
+    assert attachment.on_connection_lost("") == []
     assert attachment.on_driver_shutdown("", T0) == []
     assert attachment.on_mapping_failed(T0) == []
     assert bench.hear(T0, 9) == []
@@ -889,4 +891,4 @@ def test_a_pool_with_its_own_slot_count_is_named(bench: Bench) -> None:
     pool = PayloadPool(pool_id=9, pool_nslots=8, stride_bytes=64, region_uri="shm:file?path=/dev/shm/x")
     loss = bench.answer(T0, payload_pools=(pool,))[-1]
     assert isinstance(loss, Lost)
-    assert "pool 9: nslots: expected the ring's 4, found 8" in loss.words
+    assert "pool 9: nslots = 8: expected the ring's 4" in loss.words

@@ -79,6 +79,17 @@ def test_a_conductor_is_a_thread_or_invoked(pool: tp.Local) -> None:
         pool.connect(conductor="fiber")  # type: ignore[arg-type]
 
 
+def test_a_call_that_names_no_timeout_waits_as_configured(shared_media_driver: aeron.MediaDriver) -> None:
+    """`[client]` has a time for attaching and one for discovery."""
+    times = {"client.attach_timeout_ms": 120, "client.discover_timeout_ms": 80, "driver.control_stream_id": 34_568}
+    with tp.connect(shared_media_driver.aeron_dir, config=DriverConfig.load(environ={}, overrides=times)) as client:
+        calls = ((120, lambda: client.consumer(STREAM)), (120, lambda: client.producer(STREAM)), (80, client.discover))
+        for wanted_ms, call in calls:
+            with pytest.raises(DriverUnreachable) as caught:
+                call()
+            assert wanted_ms <= caught.value.waited_ns / 1e6 < 2_000
+
+
 def test_with_a_media_driver_and_no_driver_it_is_unreachable(shared_media_driver: aeron.MediaDriver) -> None:
     """After the caller's own time, saying where it asked."""
     config = DriverConfig.load(environ={}, overrides={"driver.control_stream_id": 34_567})
@@ -135,7 +146,7 @@ def test_a_request_that_can_never_be_granted_is_not_waited_for(shared_client: Cl
 
 
 def test_a_consumer_may_create_a_stream_too(shared_client: Client) -> None:
-    """It is the driver's policy, and the caller's wish."""
+    """It is the driver's policy, and the caller's choice."""
     with shared_client.consumer(20_990, create=True) as consumer:
         assert consumer.stream_id == 20_990
 

@@ -5,14 +5,15 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
 
 from tensorpool.channel import Endpoint
 from tensorpool.client import Client
-from tensorpool.client.conductor import FRAGMENT_LIMIT, Kick, KickedIdle
-from tensorpool.client.private_streams import OPENING_NS
+from tensorpool.client.conductor import FRAGMENT_LIMIT, WakeableIdle, Wakeup
+from tensorpool.client.known_consumers import OPENING_NS
 from tests.client.conftest import Outsider, hello, paired
 from tests.support import messages
 from tests.support.processes import run_script, wait_until
@@ -38,15 +39,15 @@ def in_turn[T](client: Client, act: Callable[[int], T]) -> T:
 
 def test_a_kick_is_kept_until_it_is_waited_for() -> None:
     """Several are one, and clearing takes it away."""
-    kick = Kick()
-    assert not kick.wait(0)
-    kick.set()
-    kick.set()
-    assert kick.wait(0)
-    assert not kick.wait(0)
-    kick.set()
-    kick.clear()
-    assert not kick.wait(0.001)
+    wakeup = Wakeup()
+    assert not wakeup.wait(0)
+    wakeup.set()
+    wakeup.set()
+    assert wakeup.wait(0)
+    assert not wakeup.wait(0)
+    wakeup.set()
+    wakeup.clear()
+    assert not wakeup.wait(0.001)
 
 
 def test_a_kick_survives_an_exception_in_the_middle_of_it() -> None:
@@ -54,14 +55,14 @@ def test_a_kick_survives_an_exception_in_the_middle_of_it() -> None:
     code, output = run_script(
         """
 import signal, threading, time
-from tensorpool.client.conductor import FRAGMENT_LIMIT, Kick, KickedIdle
+from tensorpool.client.conductor import FRAGMENT_LIMIT, Wakeup, WakeableIdle
 
-kick, turns, is_over = Kick(), 0, False
+wakeup, turns, is_over = Wakeup(), 0, False
 
 def turn():
     global turns
     while not is_over:
-        turns += kick.wait(0.001)
+        turns += wakeup.wait(0.001)
 
 def on_alarm(*_):
     raise KeyboardInterrupt
@@ -74,11 +75,11 @@ while time.monotonic() < end_s:
     try:
         signal.setitimer(signal.ITIMER_REAL, 0.0002)
         while True:
-            kick.set()
+            wakeup.set()
     except KeyboardInterrupt:
         pass
 seen = turns
-kick.set()
+wakeup.set()
 is_over = True
 thread.join(10)
 print(thread.is_alive(), seen > 0)
@@ -93,10 +94,10 @@ def test_a_message_and_an_order_that_raise_cost_nobody_else_a_turn(client: Clien
     conductor = client._conductor
     before = conductor.failures
 
-    def fail(*_: object) -> None:
+    def fail(*_: Any) -> None:
         raise ValueError("a mistake of ours")
 
-    pair.producer._session.on_hello = fail  # type: ignore[method-assign]
+    pair.producer._session.on_hello = fail  # type: ignore[method-assign, assignment]
     stream_id = pair.producer.stream_id
     outsider.say("control", hello(5, stream_id))
     outsider.say("control", messages.consumer_config(stream_id, pair.consumer.consumer_id, use_shm=False))
@@ -112,16 +113,16 @@ def test_private_streams_are_opened_within_a_budget_of_time(client: Client) -> N
     session = pair.producer._session
 
     def ask(now_ns: int, stream_id: int) -> bool:
-        wish = {"descriptor_channel": IPC, "descriptor_stream_id": stream_id}
-        session.on_hello(hello(5, session.stream_id, **wish), now_ns)
-        return session._consumers[5].descriptors is not None
+        spec = {"descriptor_channel": IPC, "descriptor_stream_id": stream_id}
+        session.on_hello(hello(5, session.stream_id, **spec), now_ns)
+        return session.consumers._consumers[5].descriptors is not None
 
     assert in_turn(client, lambda now_ns: ask(now_ns, 50_001))
-    spent_ns = in_turn(client, lambda _: session._opener._opening_ns)
+    spent_ns = in_turn(client, lambda _: session.consumers._opener._opening_ns)
     assert spent_ns > 0
 
     def run_out(now_ns: int) -> None:
-        session._opener._opening_ns, session._opener._opening_since_ns = (
+        session.consumers._opener._opening_ns, session.consumers._opener._opening_since_ns = (
             OPENING_NS,
             client._conductor.clock.monotonic_ns(),
         )
@@ -130,7 +131,7 @@ def test_private_streams_are_opened_within_a_budget_of_time(client: Client) -> N
     assert not in_turn(client, lambda now_ns: ask(now_ns, 50_002))
 
     def wait_long(now_ns: int) -> None:
-        session._opener._opening_since_ns -= 10 * OPENING_NS + session.config.announce_period_ns
+        session.consumers._opener._opening_since_ns -= 10 * OPENING_NS + session.config.announce_period_ns
 
     in_turn(client, wait_long)
     assert in_turn(client, lambda now_ns: ask(now_ns, 50_002))
@@ -167,16 +168,16 @@ def test_a_consumer_follows_one_change_of_its_streams_in_a_period(client: Client
 def test_a_consumer_takes_a_stream_id_that_aeron_does_not_have_as_a_decline(client: Client, stream_id: int) -> None:
     """The wire has 32 unsigned bits, Aeron 31: the shared streams go on."""
     with client.producer(f"test/ids/{stream_id}", create=True):
-        ends = {"private_descriptors": Endpoint(IPC, 50_020), "private_control": Endpoint(IPC, 50_021)}
+        ends: dict[str, Any] = {"private_descriptors": Endpoint(IPC, 50_020), "private_control": Endpoint(IPC, 50_021)}
         consumer = client.consumer(f"test/ids/{stream_id}", on_progress=lambda progress: None, **ends)
         session = consumer._session
 
         def assign(now_ns: int) -> tuple[Endpoint | None, Endpoint | None]:
-            wish = {"descriptor_channel": IPC, "descriptor_stream_id": stream_id}
-            wish |= {"control_channel": IPC, "control_stream_id": stream_id}
-            config = messages.consumer_config(session.stream_id, consumer.consumer_id, **wish)
+            spec = {"descriptor_channel": IPC, "descriptor_stream_id": stream_id}
+            spec |= {"control_channel": IPC, "control_stream_id": stream_id}
+            config = messages.consumer_config(session.stream_id, consumer.consumer_id, **spec)
             session.on_consumer_config(config, now_ns)
-            return session._private, session.reception.progress_endpoint
+            return session._private, session.reader.progress_endpoint
 
         assert in_turn(client, assign) == (None, session.config.driver.control)
         consumer.close()
@@ -189,7 +190,7 @@ def test_a_calm_client_reads_on_while_polls_are_full() -> None:
         is_urgent = False
 
         def __init__(self) -> None:
-            self.kicked = self
+            self.wakeup = self
             self.waits = 0
 
         def wait(self, seconds: float) -> bool:
@@ -197,7 +198,7 @@ def test_a_calm_client_reads_on_while_polls_are_full() -> None:
             return False
 
     calm = Calm()
-    idle = KickedIdle(calm)  # type: ignore[arg-type]
+    idle = WakeableIdle(calm)  # type: ignore[arg-type]
     idle.idle(FRAGMENT_LIMIT)
     idle.idle(FRAGMENT_LIMIT + 1)
     assert calm.waits == 0

@@ -104,26 +104,26 @@ def test_a_rate_limited_consumer_gets_fewer(shared_client: Client) -> None:
 
 def test_partial_frames_are_told_to_those_who_asked(client: Client) -> None:
     """STARTED, complete rows, COMPLETE; each prefix is what was written, and whole afterwards."""
-    told: list[tuple[Progress, Any]] = []
+    reports: list[tuple[Progress, Any]] = []
     producer = client.producer(new_name(), create=True)
     consumer = client.consumer(
         producer.stream_id,
-        on_progress=lambda it: told.append((it, None if it.prefix is None else it.prefix.copy())),
+        on_progress=lambda it: reports.append((it, None if it.prefix is None else it.prefix.copy())),
         progress_bytes_delta=4096,
         progress_interval_us=1,
     )
-    wait_until(lambda: producer._session.fan_out.policy, "the producer knows that somebody asked")
+    wait_until(lambda: producer._session.consumers.fan_out.policy, "the producer knows that somebody asked")
     with producer.claim((16, 4096), np.uint8, progress="rows") as slot:
         for row in range(16):
             slot.array[row] = row + 1
 
-            def is_told(rows: int = row + 1) -> bool:
+            def is_reported(rows: int = row + 1) -> bool:
                 slot.progress(rows=rows)
                 consumer.poll()
-                return bool(told) and told[-1][0].rows == rows
+                return bool(reports) and reports[-1][0].rows == rows
 
-            wait_until(is_told, "the row is told")
-            progress, prefix = told[-1]
+            wait_until(is_reported, "the row is reported")
+            progress, prefix = reports[-1]
             assert progress.state is FrameProgressState.PROGRESS
             assert (progress.seq, progress.epoch, progress.stream_id) == (0, producer.epoch, producer.stream_id)
             assert progress.is_intact()
@@ -131,28 +131,28 @@ def test_partial_frames_are_told_to_those_who_asked(client: Client) -> None:
             assert (prefix == np.arange(1, row + 2)[:, None]).all()
     frame = consumer.poll(20)
     assert frame is not None
-    assert told[0][0].state is FrameProgressState.STARTED
+    assert reports[0][0].state is FrameProgressState.STARTED
     wait_until(
-        lambda: consumer.poll() is None and told[-1][0].state is FrameProgressState.COMPLETE, "the frame is complete"
+        lambda: consumer.poll() is None and reports[-1][0].state is FrameProgressState.COMPLETE, "the frame is complete"
     )
     assert progress.columns is None
 
 
 def test_partial_frames_are_told_also_to_one_that_always_has_whole_ones(client: Client) -> None:
     """A poll that finds a frame has looked for progress too."""
-    told: list[Progress] = []
+    reports: list[Progress] = []
     producer = client.producer(new_name(), create=True)
-    consumer = client.consumer(producer.stream_id, on_progress=told.append)
-    wait_until(lambda: producer._session.fan_out.progress, "the producer knows that somebody asked")
+    consumer = client.consumer(producer.stream_id, on_progress=reports.append)
+    wait_until(lambda: producer._session.consumers.fan_out.progress, "the producer knows that somebody asked")
     assert producer.wait_for_consumers(1, 20)
     producer.publish(FRAME)
     with producer.claim((16, 4096), np.uint8, progress="rows") as slot:
         frame = consumer.poll()
         assert frame is not None
-        assert [(it.seq, it.state) for it in told] == [(slot.seq, FrameProgressState.STARTED)]
+        assert [(it.seq, it.state) for it in reports] == [(slot.seq, FrameProgressState.STARTED)]
 
 
-# --- private streams, and being told not to use shared memory
+# --- private streams, and being reports not to use shared memory
 
 
 @pytest.mark.parametrize("by", ["consumer", "driver"])
@@ -162,8 +162,8 @@ def test_a_consumer_may_have_descriptors_of_its_own(client: Client, by: str) -> 
     endpoint = Endpoint("aeron:ipc?term-length=64k", next(_private_ids) if by == "consumer" else 0)
     producer = client.producer(new_name(), create=True)
     consumer = client.consumer(producer.stream_id, private_descriptors=endpoint)
-    wait_until(lambda: producer._session.fan_out.descriptors, "the producer has opened a stream")
-    (private,) = producer._session.fan_out.descriptors
+    wait_until(lambda: producer._session.consumers.fan_out.descriptors, "the producer has opened a stream")
+    (private,) = producer._session.consumers.fan_out.descriptors
     if by == "consumer":
         assert private.endpoint == endpoint
     else:
@@ -175,7 +175,7 @@ def test_a_consumer_may_have_descriptors_of_its_own(client: Client, by: str) -> 
         pair.publish()
     assert consumer.stats.received == 10
     consumer.close()
-    wait_until(lambda: not producer._session.fan_out.descriptors, "the stream is closed with its consumer")
+    wait_until(lambda: not producer._session.consumers.fan_out.descriptors, "the stream is closed with its consumer")
 
 
 @pytest.mark.parametrize("by_driver", ["descriptors", "progress"])
@@ -185,31 +185,31 @@ def test_a_consumer_may_choose_one_of_its_streams_and_leave_the_other_to_the_dri
 ) -> None:
     """E24: producer and driver answer their part each, and neither takes away what the other one granted."""
     client, outsider = brisk
-    told: list[Progress] = []
+    reports: list[Progress] = []
     explicit, chosen = Endpoint("aeron:ipc?term-length=64k", next(_private_ids)), Endpoint("aeron:ipc", 0)
     descriptors, control = (chosen, explicit) if by_driver == "descriptors" else (explicit, chosen)
     producer = client.producer(new_name(), create=True)
     consumer = client.consumer(
-        producer.stream_id, private_descriptors=descriptors, private_control=control, on_progress=told.append
+        producer.stream_id, private_descriptors=descriptors, private_control=control, on_progress=reports.append
     )
-    session, fan_out = consumer._session, producer._session
-    wait_until(lambda: fan_out.fan_out.descriptors and fan_out.fan_out.progress, "the producer has opened both")
-    (private,) = fan_out.fan_out.descriptors
+    session, known = consumer._session, producer._session.consumers
+    wait_until(lambda: known.fan_out.descriptors and known.fan_out.progress, "the producer has opened both")
+    (private,) = known.fan_out.descriptors
     wait_until(lambda: session._private == private.endpoint, "the consumer takes its descriptors there")
     shared = client.config.driver.control
-    wait_until(lambda: session.reception.progress_endpoint not in (None, shared), "and its progress")
-    endpoints = session._private, session.reception.progress_endpoint
+    wait_until(lambda: session.reader.progress_endpoint not in (None, shared), "and its progress")
+    endpoints = session._private, session.reader.progress_endpoint
     assert explicit in endpoints
     wait_until(
-        lambda: private.publication.has_room and all(it.has_room for it in fan_out.fan_out.progress), "they are read"
+        lambda: private.publication.has_room and all(it.has_room for it in known.fan_out.progress), "they are read"
     )
     outsider.say("control", hello(700_000, producer.stream_id, descriptor_stream_id=31_000))
     outsider.wait_for(ConsumerConfig, lambda it: it.consumer_id == 700_000)
-    outsider.heard.clear()  # the producer's answers from before it knew both
+    outsider.received.clear()  # the producer's answers from before it knew both
 
     def answers() -> list[ConsumerConfig]:
         outsider.wait_for(ConsumerConfig, lambda it: it.consumer_id == consumer.consumer_id)
-        return [it for it in outsider.heard if isinstance(it, ConsumerConfig)]
+        return [it for it in outsider.received if isinstance(it, ConsumerConfig)]
 
     wait_until(lambda: len(answers()) >= 6, "hellos were answered three times more, by both")
     for answer in answers():
@@ -220,8 +220,8 @@ def test_a_consumer_may_choose_one_of_its_streams_and_leave_the_other_to_the_dri
         pair.publish()
     assert consumer.stats.received == 10
     with producer.claim((16, 4096), np.uint8, progress="rows"):
-        wait_until(lambda: consumer.poll() is None and told, "progress comes too")
-    assert (session._private, session.reception.progress_endpoint) == endpoints
+        wait_until(lambda: consumer.poll() is None and reports, "progress comes too")
+    assert (session._private, session.reader.progress_endpoint) == endpoints
     assert producer.stats.private_streams_declined == 1  # what the outsider asked for
 
 
@@ -232,7 +232,7 @@ def test_descriptors_of_its_own_have_the_time_of_publishing_too(client: Client) 
         producer.stream_id, private_descriptors=Endpoint("aeron:ipc?term-length=64k", next(_private_ids))
     )
     wait_until(
-        lambda: any(it.publication.has_room for it in producer._session.fan_out.descriptors),
+        lambda: any(it.publication.has_room for it in producer._session.consumers.fan_out.descriptors),
         "the consumer listens to its own stream",
     )
     wait_until(lambda: consumer._session._private is not None, "and to nothing else")
@@ -249,7 +249,7 @@ def test_a_private_stream_is_throttled_as_asked(client: Client) -> None:
         private_descriptors=Endpoint("aeron:ipc?term-length=64k", next(_private_ids)),
     )
     wait_until(
-        lambda: any(it.publication.has_room for it in producer._session.fan_out.descriptors),
+        lambda: any(it.publication.has_room for it in producer._session.consumers.fan_out.descriptors),
         "the consumer listens to its own stream",
     )
     wait_until(lambda: consumer._session._private is not None, "and to nothing else")
@@ -265,28 +265,28 @@ def test_a_private_stream_is_throttled_as_asked(client: Client) -> None:
 class Answers:
     """What is said to a consumer by whoever answers its hellos: the producer, or the driver."""
 
-    def __init__(self, outsider: Outsider, consumer: Consumer, wish: Endpoint) -> None:
+    def __init__(self, outsider: Outsider, consumer: Consumer, spec: Endpoint) -> None:
         self._outsider = outsider
         self._consumer = consumer
-        self._wish = wish
+        self._requested = spec
         self._nobody = itertools.count(700_000)
 
-    def after(self, decree: ConsumerConfig) -> list[ConsumerConfig]:
-        """The next three, from one on that was made when the decree had been heard."""
-        self._outsider.say("control", decree)
-        nobody = hello(next(self._nobody), decree.stream_id, descriptor_stream_id=31_000)
-        if not self._wish.stream_id:
-            nobody = msgspec.structs.replace(nobody, descriptor_stream_id=0, descriptor_channel=self._wish.channel)
+    def after(self, override: ConsumerConfig) -> list[ConsumerConfig]:
+        """The next three, from one on that was sent after the override was received."""
+        self._outsider.say("control", override)
+        nobody = hello(next(self._nobody), override.stream_id, descriptor_stream_id=31_000)
+        if not self._requested.stream_id:
+            nobody = msgspec.structs.replace(nobody, descriptor_stream_id=0, descriptor_channel=self._requested.channel)
         self._outsider.say("control", nobody)
         self._outsider.wait_for(ConsumerConfig, lambda it: it.consumer_id == nobody.consumer_id)
-        self._outsider.heard.clear()
+        self._outsider.received.clear()
 
         def is_ours(message: ConsumerConfig) -> bool:
             return message.consumer_id == self._consumer.consumer_id
 
         def said() -> list[ConsumerConfig]:
             self._outsider.wait_for(ConsumerConfig, is_ours)
-            return [it for it in self._outsider.heard if isinstance(it, ConsumerConfig) and is_ours(it)]
+            return [it for it in self._outsider.received if isinstance(it, ConsumerConfig) and is_ours(it)]
 
         wait_until(lambda: len(said()) >= 3, "the consumer was answered three times more")
         return said()[:3]
@@ -306,18 +306,18 @@ def brisk() -> Iterator[tuple[Client, Outsider]]:
 
 @pytest.mark.parametrize("by", ["producer", "driver"])
 @pytest.mark.spec("WIRE-10.1.3-03", "WIRE-10.1.3-04")
-def test_who_answers_hellos_does_not_undo_what_others_decreed(brisk: tuple[Client, Outsider], by: str) -> None:
+def test_an_answer_to_a_hello_repeats_the_override(brisk: tuple[Client, Outsider], by: str) -> None:
     """A mode and a redirection stay, with the streams that the consumer has, until they are taken back."""
     client, outsider = brisk
-    wish = Endpoint("aeron:ipc?term-length=64k", next(_private_ids) if by == "producer" else 0)
+    spec = Endpoint("aeron:ipc?term-length=64k", next(_private_ids) if by == "producer" else 0)
     producer = client.producer(new_name(), create=True)
-    consumer = client.consumer(producer.stream_id, max_rate_hz=20, private_descriptors=wish)
+    consumer = client.consumer(producer.stream_id, max_rate_hz=20, private_descriptors=spec)
     wait_until(lambda: consumer._session._private is not None, "the consumer has a stream of its own")
     endpoint = consumer._session._private
     assert endpoint is not None
-    (private,) = producer._session.fan_out.descriptors
+    (private,) = producer._session.consumers.fan_out.descriptors
     wait_until(lambda: private.publication.has_room, "the consumer listens to it")
-    answers = Answers(outsider, consumer, wish)
+    answers = Answers(outsider, consumer, spec)
     plain = consumer_config(
         consumer.stream_id,
         consumer.consumer_id,
@@ -347,36 +347,36 @@ def test_who_answers_hellos_does_not_undo_what_others_decreed(brisk: tuple[Clien
     pair = Pair(producer, consumer)
     for _ in range(5):
         pair.publish()
-    assert private in producer._session.fan_out.descriptors
+    assert private in producer._session.consumers.fan_out.descriptors
     assert consumer.stats.drops_gap == 0
 
 
 @pytest.mark.parametrize("uri", ["aeron:udp?endpoint=host:1|stream=5", "bridge://lab", "", "http://x"])
 @pytest.mark.spec("WIRE-10.1.3-03", "WIRE-10.1.3-06", "WIRE-15.12-02")
-def test_a_consumer_that_is_told_not_to_use_shared_memory_falls_back(
+def test_a_consumer_that_is_reported_not_to_use_shared_memory_falls_back(
     client: Client, outsider: Outsider, uri: str
 ) -> None:
-    """And comes back when it is told otherwise; schemes that nobody defined are no fallback."""
+    """And comes back when it is reports otherwise; schemes that nobody defined are no fallback."""
     seen: list[StateChange] = []
     producer = client.producer(new_name(), create=True)
     consumer = client.consumer(producer.stream_id, on_state=seen.append)
     producer.wait_for_consumers(1, 20)
     pair = Pair(producer, consumer)
     pair.publish()
-    told = consumer_config(consumer.stream_id, consumer.consumer_id, use_shm=False, payload_fallback_uri=uri)
-    outsider.say("control", msgspec.structs.replace(told, consumer_id=told.consumer_id ^ 1))  # for somebody else
-    outsider.say("control", msgspec.structs.replace(told, stream_id=told.stream_id + 1))
-    outsider.say("control", msgspec.structs.replace(told, use_shm=True, mode=Mode.RATE_LIMITED))
-    wait_until(lambda: consumer.mode is Mode.RATE_LIMITED, "what was said before was heard")
+    reports = consumer_config(consumer.stream_id, consumer.consumer_id, use_shm=False, payload_fallback_uri=uri)
+    outsider.say("control", msgspec.structs.replace(reports, consumer_id=reports.consumer_id ^ 1))  # for somebody else
+    outsider.say("control", msgspec.structs.replace(reports, stream_id=reports.stream_id + 1))
+    outsider.say("control", msgspec.structs.replace(reports, use_shm=True, mode=Mode.RATE_LIMITED))
+    wait_until(lambda: consumer.mode is Mode.RATE_LIMITED, "the messages before were received")
     assert consumer.is_active
-    outsider.say("control", told)
+    outsider.say("control", reports)
     wait_until(lambda: consumer.state is State.FALLBACK, "the consumer falls back")
     assert consumer.fallback_uri == (uri if uri.startswith(("aeron:", "bridge:")) else None)
     producer.publish(FRAME)
     assert consumer.poll(0.01) is None
     assert consumer.epoch is None
     assert not consumer.is_active
-    outsider.say("control", msgspec.structs.replace(told, use_shm=True, payload_fallback_uri=""))
+    outsider.say("control", msgspec.structs.replace(reports, use_shm=True, payload_fallback_uri=""))
     wait_until(lambda: consumer.is_active, "the consumer is back")
     assert consumer.fallback_uri is None
     wait_until(lambda: producer.publish(FRAME) is not None and consumer.poll(0.05), "frames flow again")

@@ -12,14 +12,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tensorpool._core import MAX_DIMS, DropReason, Feed, monotonic_ns
+from tensorpool._core import MAX_DIMS, DescriptorFeed, DropReason, monotonic_ns
 from tensorpool.client.frame import Frame
-from tensorpool.client.mapped import MappedEpoch
+from tensorpool.client.mapped_epoch import MappedEpoch
 from tensorpool.errors import FrameOverwritten, LocalProtocolError
 from tensorpool.shm import layout_for
 from tensorpool.wire.control import Dtype
 from tests.client.conftest import STREAM, Stream, taken
-from tests.client.test_feed import NSLOTS, POOL_ID, VALUES_LEN
+from tests.client.test_descriptor_feed import NSLOTS, POOL_ID, VALUES_LEN
 from tests.shm.by_hand import mapped_files
 
 DTYPES = ["u1", "i1", "u2", "i2", "u4", "i4", "u8", "i8", "f4", "f8", "?"]
@@ -32,7 +32,7 @@ class Reader:
     def __init__(self, stream: Stream) -> None:
         self.stream = stream
         self.mapped = stream.mapped()
-        self._feed = Feed(self.mapped.reader, stream.stream_id, stream.epoch)
+        self._feed = DescriptorFeed(self.mapped.reader, stream.stream_id, stream.epoch)
 
     def next(self) -> Frame:
         (received,) = taken(self._feed, self.stream.subscription)
@@ -199,7 +199,7 @@ def test_a_view_follows_the_slot(stream: Stream, reader: Reader) -> None:
 
 def test_frames_of_the_same_slot_and_other_layouts_are_shown_each_as_it_is(stream: Stream, reader: Reader) -> None:
     """The views that are kept per slot do not mix them up."""
-    arrays = [
+    arrays: list[np.ndarray[Any, Any]] = [
         MATRIX,
         MATRIX.reshape(2, 12),
         MATRIX.astype(np.float32),
@@ -440,7 +440,7 @@ class OldImporter:
     def __init__(self, frame: Frame) -> None:
         self._frame = frame
 
-    def __dlpack__(self, **options: object) -> Any:
+    def __dlpack__(self, **options: Any) -> Any:
         return self._frame.__dlpack__()
 
     def __dlpack_device__(self) -> tuple[int, int]:
@@ -450,7 +450,7 @@ class OldImporter:
 def test_dlpack_gives_a_copy_to_those_who_do_not_know_the_flag(stream: Stream, reader: Reader) -> None:
     """They could write: what they get is theirs, whole, or refused; one that wants no copy is told what to do."""
     frame = reader.publish(MATRIX)
-    taken = np.from_dlpack(OldImporter(frame))  # type: ignore[arg-type]
+    taken = np.from_dlpack(OldImporter(frame))
     assert not np.shares_memory(taken, frame.array)
     np.testing.assert_array_equal(taken, MATRIX)
     with pytest.raises(BufferError, match=r"frame\.copy\(\)"):

@@ -8,19 +8,9 @@ from typing import Any
 import msgspec
 import pytest
 
-from tensorpool.client.mapping import (
-    ACTIVE_PERIODS,
-    FRESH_PERIODS,
-    Check,
-    Effect,
-    Map,
-    MappingState,
-    Regions,
-    Unmap,
-    has_epoch,
-    is_fresh,
-)
+from tensorpool.client.mapping import ACTIVE_PERIODS, Check, Effect, Map, MappingState, Unmap
 from tensorpool.errors import RemoteProtocolError
+from tensorpool.shm.announced import FRESH_PERIODS, Regions, has_epoch, is_fresh
 from tensorpool.wire.control import ClockDomain
 from tensorpool.wire.driver import LeaseRevokeReason
 from tests.client.conftest import RING, SECOND_NS, STREAM, announced, granted, revoked

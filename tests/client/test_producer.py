@@ -14,7 +14,7 @@ import pytest
 import tensorpool as tp
 from tensorpool.channel import Endpoint
 from tensorpool.client import Client, DropReason
-from tensorpool.client.private_streams import PrivateStream
+from tensorpool.client.known_consumers import PrivateStream
 from tensorpool.errors import (
     Closed,
     LocalProtocolError,
@@ -95,7 +95,7 @@ def test_what_no_frame_can_carry_is_refused_and_nothing_published(pair: Pair, ba
     [
         [[1, 2], [3, 4]],
         range(5),
-        np.ma.masked_array([1.5, 2.5], [0, 1]),
+        np.ma.masked_array([1.5, 2.5], [False, True]),
         np.zeros((4, 6))[::2, ::3],
         np.arange(24).reshape(2, 3, 4).T,
         np.arange(10)[::-1],
@@ -437,7 +437,7 @@ def test_a_consumer_whose_qos_is_heard_first_gets_the_blobs_too(pair: Pair, outs
     )
     assert pair.producer.wait_for_consumers(2, 20)
     outsider.wait_for(DataSourceAnnounce, lambda it: it.stream_id == pair.producer.stream_id)
-    outsider.heard.clear()
+    outsider.received.clear()
     outsider.say("control", hello(stranger, pair.producer.stream_id))
     outsider.wait_for(MetaBlobComplete, lambda it: it.stream_id == pair.producer.stream_id)
 
@@ -514,8 +514,8 @@ def test_a_consumer_that_closes_is_gone_at_once(patient: tp.Local) -> None:
     with patient.connect() as client, client.producer(20_100, create=True) as producer:
         endpoint = Endpoint("aeron:ipc?term-length=64k", 33_900)
         consumer = client.consumer(20_100, private_descriptors=endpoint)
-        wait_until(lambda: producer._session.fan_out.descriptors, "the producer has opened a stream")
-        (stream,) = producer._session.fan_out.descriptors
+        wait_until(lambda: producer._session.consumers.fan_out.descriptors, "the producer has opened a stream")
+        (stream,) = producer._session.consumers.fan_out.descriptors
         consumer.close()
         wait_until(lambda: producer.consumers == 0 and stream.publication.is_closed, "the consumer is gone")
 

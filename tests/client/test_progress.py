@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import itertools
+from typing import Any
 
 import pytest
 
@@ -26,7 +27,7 @@ UNKNOWN, STARTED, PROGRESS, COMPLETE = FrameProgressState
 POLICY = ProgressPolicy(interval_ns=1_000, bytes_delta=100)
 
 
-def wish(**hints: int | None) -> ConsumerHello:
+def spec(**hints: Any) -> ConsumerHello:
     return hello(supports_progress=True, **hints)
 
 
@@ -45,7 +46,7 @@ def test_the_defaults_are_those_that_the_specification_recommends() -> None:
     """250 µs, 64 KiB, no rule about rows."""
     assert (DEFAULT_INTERVAL_US, DEFAULT_BYTES_DELTA) == (250, 65_536)
     assert ProgressPolicy() == ProgressPolicy(250_000, 65_536, 0)
-    assert ProgressPolicy.of([wish()]) == ProgressPolicy()
+    assert ProgressPolicy.of([spec()]) == ProgressPolicy()
 
 
 @pytest.mark.spec("WIRE-10.2.2-22", "WIRE-10.1.2-14")
@@ -53,9 +54,9 @@ def test_the_smallest_of_each_wish_counts() -> None:
     """Each hint by itself, whoever gave it; those who do not support progress have no say."""
     policy = ProgressPolicy.of(
         [
-            wish(progress_interval_us=9_000, progress_bytes_delta=20_000, progress_major_delta_units=7),
-            wish(progress_interval_us=4_000, progress_bytes_delta=50_000),
-            wish(progress_major_delta_units=3),
+            spec(progress_interval_us=9_000, progress_bytes_delta=20_000, progress_major_delta_units=7),
+            spec(progress_interval_us=4_000, progress_bytes_delta=50_000),
+            spec(progress_major_delta_units=3),
             hello(supports_progress=False, progress_interval_us=1, progress_bytes_delta=1),
         ]
     )
@@ -66,9 +67,9 @@ def test_0_and_absent_say_nothing() -> None:
     """B25: they are no smallest."""
     policy = ProgressPolicy.of(
         [
-            wish(progress_interval_us=0, progress_bytes_delta=0, progress_major_delta_units=0),
-            wish(progress_interval_us=9_000, progress_bytes_delta=70_000, progress_major_delta_units=5),
-            wish(progress_interval_us=None, progress_bytes_delta=None, progress_major_delta_units=None),
+            spec(progress_interval_us=0, progress_bytes_delta=0, progress_major_delta_units=0),
+            spec(progress_interval_us=9_000, progress_bytes_delta=70_000, progress_major_delta_units=5),
+            spec(progress_interval_us=None, progress_bytes_delta=None, progress_major_delta_units=None),
         ]
     )
     assert policy == ProgressPolicy(9_000_000, 70_000, 5)
@@ -77,13 +78,13 @@ def test_0_and_absent_say_nothing() -> None:
 @pytest.mark.spec("WIRE-10.2.2-22", "WIRE-10.1.2-14")
 def test_no_wish_goes_below_the_producers_floor() -> None:
     """Neither the interval nor the bytes."""
-    policy = ProgressPolicy.of([wish(progress_interval_us=1, progress_bytes_delta=1)])
+    policy = ProgressPolicy.of([spec(progress_interval_us=1, progress_bytes_delta=1)])
     assert policy == ProgressPolicy(MIN_INTERVAL_US * 1_000, MIN_BYTES_DELTA)
 
 
 def test_a_wish_for_less_than_the_defaults_is_granted() -> None:
     """A default is for those who said nothing."""
-    policy = ProgressPolicy.of([wish(progress_interval_us=2_000_000, progress_bytes_delta=1 << 30)])
+    policy = ProgressPolicy.of([spec(progress_interval_us=2_000_000, progress_bytes_delta=1 << 30)])
     assert policy == ProgressPolicy(2_000_000_000, 1 << 30, 0)
 
 
@@ -249,7 +250,7 @@ def test_each_frame_begins_at_nothing() -> None:
 # --- what is believed
 
 
-def told(seq: int, filled: int, state: FrameProgressState = PROGRESS) -> FrameProgress:
+def report(seq: int, filled: int, state: FrameProgressState = PROGRESS) -> FrameProgress:
     return FrameProgress(stream_id=STREAM, epoch=1, seq=seq, payload_bytes_filled=filled, state=state)
 
 
@@ -257,8 +258,8 @@ def test_a_story_that_goes_on_is_believed() -> None:
     """STARTED, PROGRESS …, COMPLETE; frames may overlap, and a story may begin anywhere."""
     tracker = ProgressTracker()
     story = [
-        *[told(1, 0, STARTED), told(1, 10), told(2, 0, STARTED), told(1, 10), told(2, 5), told(1, 20)],
-        *[told(1, 30, COMPLETE), told(2, 30, COMPLETE), told(7, 12), told(9, 5, COMPLETE)],
+        *[report(1, 0, STARTED), report(1, 10), report(2, 0, STARTED), report(1, 10), report(2, 5), report(1, 20)],
+        *[report(1, 30, COMPLETE), report(2, 30, COMPLETE), report(7, 12), report(9, 5, COMPLETE)],
     ]
     assert [tracker.accepts(message) for message in story] == [True] * len(story)
     assert tracker.dropped == 0
@@ -267,18 +268,18 @@ def test_a_story_that_goes_on_is_believed() -> None:
 @pytest.mark.spec("WIRE-10.2.2-11")
 @pytest.mark.parametrize(
     "back",
-    [told(1, 9), told(1, 0, STARTED), told(1, 10, STARTED)],
+    [report(1, 9), report(1, 0, STARTED), report(1, 10, STARTED)],
     ids=["fewer bytes", "a new start", "a state before"],
 )
 def test_a_story_that_goes_back_spoils_its_frame(back: FrameProgress) -> None:
     """For good, and it is counted; other frames are not concerned."""
     tracker = ProgressTracker()
-    assert tracker.accepts(told(1, 10))
+    assert tracker.accepts(report(1, 10))
     assert not tracker.accepts(back)
-    assert not tracker.accepts(told(1, 50))
-    assert not tracker.accepts(told(1, 99, COMPLETE))
+    assert not tracker.accepts(report(1, 50))
+    assert not tracker.accepts(report(1, 99, COMPLETE))
     assert tracker.dropped == 3
-    assert tracker.accepts(told(2, 1))
+    assert tracker.accepts(report(2, 1))
     assert [tracker.is_broken(seq) for seq in (1, 2, 3)] == [True, False, False]
     tracker.forget()
     assert not tracker.is_broken(1)
@@ -287,16 +288,16 @@ def test_a_story_that_goes_back_spoils_its_frame(back: FrameProgress) -> None:
 def test_after_complete_there_is_no_progress() -> None:
     """Also when the bytes do not shrink."""
     tracker = ProgressTracker()
-    assert tracker.accepts(told(1, 10, COMPLETE))
-    assert not tracker.accepts(told(1, 10))
+    assert tracker.accepts(report(1, 10, COMPLETE))
+    assert not tracker.accepts(report(1, 10))
 
 
 def test_an_unknown_state_is_passed_over() -> None:
     """B32: it neither continues nor spoils anything."""
     tracker = ProgressTracker()
-    assert tracker.accepts(told(1, 10))
-    assert not tracker.accepts(told(1, 0, UNKNOWN))
-    assert tracker.accepts(told(1, 11))
+    assert tracker.accepts(report(1, 10))
+    assert not tracker.accepts(report(1, 0, UNKNOWN))
+    assert tracker.accepts(report(1, 11))
     assert tracker.dropped == 0
 
 
@@ -304,16 +305,16 @@ def test_only_so_many_frames_are_remembered() -> None:
     """The oldest is forgotten: seqs cannot make memory grow."""
     tracker = ProgressTracker()
     for seq in range(MAX_TRACKED):
-        assert tracker.accepts(told(seq, 10))
-    assert not tracker.accepts(told(0, 5))
-    assert tracker.accepts(told(MAX_TRACKED, 10))
-    assert tracker.accepts(told(0, 5))  # forgotten, so this is its beginning
-    assert len(tracker._heard) <= MAX_TRACKED
+        assert tracker.accepts(report(seq, 10))
+    assert not tracker.accepts(report(0, 5))
+    assert tracker.accepts(report(MAX_TRACKED, 10))
+    assert tracker.accepts(report(0, 5))  # forgotten, so this is its beginning
+    assert len(tracker._reported) <= MAX_TRACKED
 
 
 def test_a_new_epoch_counts_its_own_seqs() -> None:
-    """What was heard of seq 1 before says nothing about it now."""
+    """Reports of seq 1 in the previous epoch say nothing about it now."""
     tracker = ProgressTracker()
-    tracker.accepts(told(1, 10, COMPLETE))
+    tracker.accepts(report(1, 10, COMPLETE))
     tracker.forget()
-    assert tracker.accepts(told(1, 0, STARTED))
+    assert tracker.accepts(report(1, 0, STARTED))

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import time
 from pathlib import Path
 
@@ -13,13 +14,14 @@ import pytest
 import tensorpool as tp
 from tensorpool import aeron
 from tensorpool.client import Client, DropReason, State, StateChange
-from tensorpool.client.attachment import Wish
+from tensorpool.client.attachment import AttachSpec
 from tensorpool.client.producer_session import ProducerSession
 from tensorpool.client.session import MAX_EVENTS
 from tensorpool.driver import Driver, DriverConfig
 from tensorpool.wire.control import DataSourceMeta
 from tensorpool.wire.driver import Role, ShmDetachRequest, ShmLeaseKeepalive
 from tests.client.conftest import FRAME, SMALL, STREAM, Outsider, Pair, StillConductor, new_name
+from tests.support.patience import PATIENT
 from tests.support.processes import wait_until
 from tests.support.wire_producer import WireProducer
 
@@ -119,7 +121,7 @@ def test_everything_comes_back_with_the_driver(media_driver: aeron.MediaDriver, 
         "policies.announce_period_ms": 400,
         "policies.lease_keepalive_interval_ms": 400,
     }
-    config = DriverConfig.load(environ={}, overrides=overrides)
+    config = DriverConfig.load(environ=PATIENT, overrides=overrides)
     driver = Driver(config, aeron_dir=media_driver.aeron_dir)
     with tp.connect(media_driver.aeron_dir, config=config) as client:
         producer, consumer = client.producer(STREAM), client.consumer(STREAM)
@@ -175,7 +177,7 @@ def test_an_answer_with_an_impossible_layout_is_given_back(
 
 def test_states_are_told_once_each_and_the_end_is_for_good() -> None:
     """Whoever waits is woken; nothing comes after CLOSED."""
-    session = ProducerSession(StillConductor(), Wish(STREAM, Role.PRODUCER), None)  # type: ignore[arg-type]
+    session = ProducerSession(StillConductor(), AttachSpec(STREAM, Role.PRODUCER), None)  # type: ignore[arg-type]
     assert (session.state, session.is_closed) == (State.ATTACHING, False)
     session.set_state(State.ACTIVE, "attached", 5)
     session.set_state(State.ACTIVE, "attached", 6)  # in another epoch: news
@@ -198,7 +200,7 @@ def test_states_are_told_once_each_and_the_end_is_for_good() -> None:
 
 def test_events_that_nobody_takes_do_not_pile_up() -> None:
     """Without a callback they are passed over; without a poll the oldest go."""
-    session = ProducerSession(StillConductor(), Wish(STREAM, Role.PRODUCER), None)  # type: ignore[arg-type]
+    session = ProducerSession(StillConductor(), AttachSpec(STREAM, Role.PRODUCER), None)  # type: ignore[arg-type]
     for epoch in range(2 * MAX_EVENTS):
         session.set_state(State.ACTIVE, "attached", epoch)
     assert len(session.events) == MAX_EVENTS
@@ -219,7 +221,14 @@ def test_what_a_client_stamps_is_in_the_clock_of_the_announces(domain: str) -> N
         producer = client.producer(new_name(), create=True)
         producer.set_metadata({"a": 1})
         keepalive = outsider.wait_for(ShmLeaseKeepalive, lambda it: it.client_id == producer.producer_id)
-        metadata = outsider.wait_for(DataSourceMeta, lambda it: it.stream_id == producer.stream_id)
+        of_clock, of_version = (
+            outsider.wait_for(DataSourceMeta, functools.partial(is_version, producer.stream_id, version))
+            for version in (0, 1)
+        )
         after_ns = clock_ns()
         assert before_ns <= keepalive.client_timestamp_ns <= after_ns
-        assert before_ns <= metadata.timestamp_ns <= after_ns
+        assert before_ns <= of_clock.timestamp_ns <= of_version.timestamp_ns <= after_ns
+
+
+def is_version(stream_id: int, version: int, message: DataSourceMeta) -> bool:
+    return (message.stream_id, message.meta_version) == (stream_id, version)

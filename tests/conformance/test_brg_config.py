@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a bridge can be told: what it needs, what it assumes, and what it refuses before anything starts.
+"""The configuration of a bridge: what it needs, what it assumes, and what it refuses before anything starts.
 
 Bridge §2.3, §3, §4, §5.2, §7.1, §9, §10; decisions G1, G9, G11, G14, G29 and section 2 of the configuration keys.
 """
@@ -65,12 +65,14 @@ def received(mapping: dict[str, Any]) -> dict[str, Any]:
 )
 def test_a_required_key_that_is_left_out_or_empty_is_refused_by_its_name(key: str) -> None:
     assert refusal(without=key).key == f"bridge.{key}"
-    assert refusal(**{key: "" if isinstance(BRIDGE[key], str) else 0}).key == f"bridge.{key}"
+    unusable: dict[str, Any] = {key: "" if isinstance(BRIDGE[key], str) else 0}
+    assert refusal(**unusable).key == f"bridge.{key}"
 
 
 @pytest.mark.spec("BRG-10-06", "BRG-10-19")
 def test_there_is_a_mapping_and_it_has_a_source() -> None:
-    for tables in ({}, {"mappings": []}):
+    absent: list[dict[str, Any]] = [{}, {"mappings": []}]
+    for tables in absent:
         with pytest.raises(ConfigError) as raised:
             BridgeConfig.load(environ={}, bridge=BRIDGE, **tables)
         assert raised.value.key == "mappings"
@@ -260,10 +262,11 @@ def test_metadata_without_a_channel_stay_at_home() -> None:
 @pytest.mark.parametrize("flag", ["forward_progress", "forward_qos"])
 def test_progress_and_qos_need_both_control_streams(missing: str, value: int | None, flag: str) -> None:
     whole = MAPPING | {"source_control_stream_id": 1000, "dest_control_stream_id": 1001}
-    assert load(whole, **{flag: True}).mappings[0].dest_control_stream_id == 1001
-    broken = {key: given for key, given in whole.items() if key != missing}
+    keys: dict[str, Any] = {flag: True}
+    assert load(whole, **keys).mappings[0].dest_control_stream_id == 1001
+    broken: dict[str, Any] = {key: given for key, given in whole.items() if key != missing}
     broken |= {} if value is None else {missing: value}
-    assert refusal(whole, {**broken, **RETURN}, **{flag: True}).key == f"mappings[1].{missing}"
+    assert refusal(whole, {**broken, **RETURN}, **keys).key == f"mappings[1].{missing}"
 
 
 # --- destinations to be chosen

@@ -11,25 +11,13 @@ from collections.abc import Iterator
 
 import pytest
 
-from tensorpool import aeron
 from tensorpool.wire.control import FrameDescriptor, ShmPoolAnnounce
 from tensorpool.wire.driver import Role, ShmAttachRequest
-from tests.support.bridge_rig import Host, Reception, serving_host
+from tests.support.bridge_rig import Host, Reception
 from tests.support.bridge_sender import CHUNK_BYTES, FIRST_CHUNK_BYTES, Link, noise
 from tests.support.region_bytes import in_progress, superblock
 
 LENGTH = FIRST_CHUNK_BYTES + CHUNK_BYTES + 700  # three chunks
-
-
-@pytest.fixture(scope="module")
-def host(shared_media_driver: aeron.MediaDriver) -> Iterator[Host]:
-    with serving_host(shared_media_driver.aeron_dir) as host:
-        yield host
-
-
-@pytest.fixture(scope="module")
-def link() -> Link:
-    return Link.unused()
 
 
 @pytest.fixture

@@ -7,12 +7,14 @@ heard by a test receiver.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from tensorpool import aeron
+from tensorpool.wire import Message
 from tensorpool.wire.bridge import BridgeFrameChunk
 from tensorpool.wire.control import (
     Attribute,
@@ -24,7 +26,7 @@ from tensorpool.wire.control import (
     QosProducer,
     ShmPoolAnnounce,
 )
-from tests.support.bridge_rig import Host, Reception, Sending, serving_host
+from tests.support.bridge_rig import Host, Reception, Sending
 from tests.support.bridge_sender import Link, noise
 from tests.support.driver_process import IPC
 from tests.support.wire_producer import new_stream_id
@@ -36,22 +38,11 @@ ATTRIBUTES = (
 
 
 @pytest.fixture(scope="module")
-def host(shared_media_driver: aeron.MediaDriver) -> Iterator[Host]:
-    with serving_host(shared_media_driver.aeron_dir) as host:
-        yield host
-
-
-@pytest.fixture(scope="module")
-def link() -> Link:
-    return Link.unused()
-
-
-@pytest.fixture(scope="module")
 def reception(host: Host, link: Link) -> Iterator[Reception]:
     """A receiver that forwards everything; a consumer hears the mapping's local control stream."""
     control = new_stream_id()
     mapping = {"source_control_stream_id": 1000, "dest_control_stream_id": control}
-    keys = {"forward_metadata": True, "forward_qos": True, "forward_progress": True}
+    keys: dict[str, Any] = {"forward_metadata": True, "forward_qos": True, "forward_progress": True}
     with Reception(host, link=link.again(), mapping=mapping, **keys) as reception:
         reception.listen((IPC, control))
         yield reception.meet()
@@ -62,7 +53,7 @@ def control_of(reception: Reception) -> tuple[str, int]:
 
 
 def wait_qos(reception: Reception, since: int) -> QosProducer:
-    """The first that is told on the mapping's control stream; the bridge's own is on the driver's QoS stream."""
+    """The first that is sent on the mapping's control stream; the bridge's own is on the driver's QoS stream."""
     endpoint = control_of(reception)
     reception.wait_until(lambda: reception.consumer.heard_on(endpoint, QosProducer, since), "QoS is forwarded")
     return reception.consumer.heard_on(endpoint, QosProducer, since)[0]
@@ -197,12 +188,13 @@ def test_only_what_is_to_be_forwarded_is(host: Host, link: Link, flag: str) -> N
     """Each has its own switch, whatever the sender says."""
     control = new_stream_id()
     mapping = {"source_control_stream_id": 1000, "dest_control_stream_id": control}
-    with Reception(host, link=link.again(), mapping=mapping, **{flag: True}) as reception:
+    keys: dict[str, Any] = {flag: True}
+    with Reception(host, link=link.again(), mapping=mapping, **keys) as reception:
         reception.listen((IPC, control))
         reception.meet()
         sender, since = reception.sender, reception.now
-        say = [sender.qos, lambda: sender.progress(sender.next_seq + 1)]
-        kinds = [QosProducer, FrameProgress]
+        say: list[Callable[[], object]] = [sender.qos, lambda: sender.progress(sender.next_seq + 1)]
+        kinds: list[type[Message]] = [QosProducer, FrameProgress]
         wanted = flag == "forward_progress"
         say[not wanted]()
         say[wanted]()
@@ -223,7 +215,7 @@ def sending_link() -> Link:
 @pytest.fixture
 def sending(shared_media_driver: aeron.MediaDriver, shm_dir: Path, sending_link: Link) -> Iterator[Sending]:
     """A sender that forwards everything that its source's control and metadata streams say."""
-    keys = {"forward_metadata": True, "forward_qos": True, "forward_progress": True}
+    keys: dict[str, Any] = {"forward_metadata": True, "forward_qos": True, "forward_progress": True}
     with Sending(
         shm_dir, shared_media_driver.aeron_dir, link=sending_link.again(), has_control=True, **keys
     ) as sending:
@@ -248,7 +240,7 @@ def test_everything_travels_on_its_own_stream(sending: Sending) -> None:
     assert receiver.kinds(sending.link.metadata) == {DataSourceAnnounce, DataSourceMeta}
     told = {ShmPoolAnnounce, FrameProgress, QosProducer}
     assert told <= receiver.kinds(sending.link.control) <= told | {QosConsumer}
-    assert announce.message.payload_pools == producer.honest(ShmPoolAnnounce).payload_pools
+    assert announce.message.payload_pools == producer.honest(ShmPoolAnnounce).payload_pools  # type: ignore[attr-defined]
     assert (announce.message.stream_id, announce.message.epoch) == (producer.stream_id, producer.epoch)
     assert (name.message.stream_id, name.message.meta_version, name.message.name) == (producer.stream_id, 9, "camera")
     assert (meta.message.stream_id, meta.message.meta_version) == (producer.stream_id, 9)
@@ -294,16 +286,17 @@ def test_every_version_of_metadata_is_sent_in_order(sending: Sending) -> None:
 def test_only_what_is_to_be_sent_is(
     shared_media_driver: aeron.MediaDriver, shm_dir: Path, sending_link: Link, flag: str
 ) -> None:
-    keys = {flag: True}
+    keys: dict[str, Any] = {flag: True}
     link, has_control = sending_link.again(), True
     with Sending(shm_dir, shared_media_driver.aeron_dir, link=link, has_control=has_control, **keys) as sending:
         producer, receiver = sending.meet().producer, sending.receiver
         wanted = flag == "forward_progress"
-        for kind in [FrameProgress, QosProducer] if not wanted else [QosProducer, FrameProgress]:
+        kinds: list[type[Message]] = [QosProducer, FrameProgress]
+        for kind in kinds if wanted else reversed(kinds):
             fields = {"seq": 1, "payload_bytes_filled": 5} if kind is FrameProgress else {}
             producer.say(kind, on=producer.endpoints.control, **fields)
-        receiver.wait_for([QosProducer, FrameProgress][wanted])
-        assert not receiver.heard([QosProducer, FrameProgress][not wanted])
+        receiver.wait_for(kinds[wanted])
+        assert not receiver.heard(kinds[not wanted])
 
 
 @pytest.mark.spec("BRG-9-11", "BRG-7.1-06", "BRG-7.2-01")
@@ -311,7 +304,7 @@ def test_only_the_announce_is_sent_unasked(
     shared_media_driver: aeron.MediaDriver, shm_dir: Path, sending_link: Link
 ) -> None:
     """With metadata, QoS and progress off, whatever the source says."""
-    keys = {"forward_metadata": False}
+    keys: dict[str, Any] = {"forward_metadata": False}
     with Sending(shm_dir, shared_media_driver.aeron_dir, link=sending_link.again(), **keys) as sending:
         sending.meet()
         producer, receiver = sending.producer, sending.receiver

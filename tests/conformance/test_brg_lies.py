@@ -18,9 +18,9 @@ import numpy as np
 import pytest
 
 from tensorpool import aeron
-from tensorpool.wire import driver
+from tensorpool.wire import Message, driver
 from tensorpool.wire.control import Dtype, FrameDescriptor, MajorOrder
-from tests.support.bridge_rig import Host, Reception, serving_host
+from tests.support.bridge_rig import Host, Reception
 from tests.support.bridge_sender import (
     CHUNK,
     CHUNK_BYTES,
@@ -38,12 +38,6 @@ LENGTH = FIRST_CHUNK_BYTES + CHUNK_BYTES + 700  # three chunks
 MIB = 1 << 20
 
 type Lie = Callable[[list[Chunk]], list[Chunk | bytes]]
-
-
-@pytest.fixture(scope="module")
-def host(shared_media_driver: aeron.MediaDriver) -> Iterator[Host]:
-    with serving_host(shared_media_driver.aeron_dir) as host:
-        yield host
 
 
 @pytest.fixture(scope="module")
@@ -355,7 +349,7 @@ def test_a_chunk_that_lies_completes_nothing(reception: Reception, lie: Lie, rea
 @pytest.mark.parametrize("told", [LENGTH - 1, LENGTH + 1], ids=["less", "more"])
 def test_a_frame_whose_chunks_are_not_its_length_is_dropped(reception: Reception, told: int) -> None:
     """Though header and chunks agree on the length."""
-    header = {"values_len_bytes": told, "dims": (min(told, LENGTH - 1),)}
+    header: dict[str, Any] = {"values_len_bytes": told, "dims": (min(told, LENGTH - 1),)}
     chunks = reception.sender.frame(noise(LENGTH), **header)
     before = reception.drops()
     reception.refuses(*(chunk | {"payload_length": told} for chunk in chunks))
@@ -454,7 +448,7 @@ def test_a_header_that_lies_is_not_published(reception: Reception, lie: dict[str
 
 
 def _header(lie: dict[str, Any], seq: int) -> dict[str, Any]:
-    """A commit word is told by its distance."""
+    """A commit word is named by its distance."""
     return lie | {"seq_commit": committed(seq + lie["seq_commit"])} if "seq_commit" in lie else lie
 
 
@@ -485,7 +479,7 @@ def test_messages_are_told_apart_by_their_schema(reception: Reception) -> None:
     sender, control = reception.sender, reception.link.control
     (chunk,) = sender.frame(b"not here")
     attach = attach_request(reception.dest_stream_id, driver.Role.PRODUCER)
-    strangers = [
+    strangers: list[Message | bytes] = [
         packed_chunk(**chunk),
         attach.encode(),
         FrameDescriptor(stream_id=sender.stream_id, epoch=sender.epoch, seq=1),

@@ -17,9 +17,8 @@ import pytest
 from numpy.typing import NDArray
 
 import tensorpool as tp
-from tensorpool import aeron
 from tensorpool.wire.control import FrameDescriptor, ProgressUnit
-from tests.support.bridge_rig import Host, Reception, serving_host
+from tests.support.bridge_rig import Host, Reception
 from tests.support.bridge_sender import CHUNK_BYTES, FIRST_CHUNK_BYTES, Chunk, Link, encoded, noise, packed_chunk
 from tests.support.driver_process import NSLOTS, POOLS
 from tests.support.region_bytes import committed, in_progress
@@ -27,18 +26,6 @@ from tests.support.wire_consumer import MappedStream
 
 LARGEST = max(POOLS.values())
 THREE_CHUNKS = FIRST_CHUNK_BYTES + 2 * CHUNK_BYTES
-
-
-@pytest.fixture(scope="module")
-def host(shared_media_driver: aeron.MediaDriver) -> Iterator[Host]:
-    with serving_host(shared_media_driver.aeron_dir) as host:
-        yield host
-
-
-@pytest.fixture(scope="module")
-def link() -> Link:
-    """The channels that the bridges of this module share."""
-    return Link.unused()
 
 
 @pytest.fixture(scope="module")
@@ -255,7 +242,7 @@ def test_a_frame_with_a_hole_is_not_published(reception: Reception, missing: int
 @pytest.mark.spec("BRG-5.3a-01", "BRG-5.3a-02", "BRG-5.3a-03", "BRG-5.3a-04")
 def test_what_is_not_whole_in_time_is_given_up(host: Host, link: Link) -> None:
     """Dropped once and counted, its room is free again, and what still comes of it completes nothing."""
-    keys = {"assembly_timeout_ms": 40, "max_inflight_frames": 2}
+    keys: dict[str, Any] = {"assembly_timeout_ms": 40, "max_inflight_frames": 2}
     with Reception(host, link=link.again(), **keys) as reception:
         reception.meet()
         for _ in range(4):
@@ -395,7 +382,7 @@ def test_a_frame_above_max_payload_bytes_is_dropped(host: Host, link: Link) -> N
     ids=["chunk_bytes", "the default MTU", "mtu_bytes", "the lesser of both", "max_chunk_bytes"],
 )
 def test_a_chunk_that_is_longer_than_agreed_is_dropped(
-    host: Host, link: Link, keys: dict[str, int], bound: int
+    host: Host, link: Link, keys: dict[str, Any], bound: int
 ) -> None:
     """The bound is the receiver's own configuration; a chunk that reaches it is good."""
     with Reception(host, link=link.again(), **keys) as reception:

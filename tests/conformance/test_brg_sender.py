@@ -28,11 +28,6 @@ OVERHEAD = 32  # Aeron's
 
 
 @pytest.fixture(scope="module")
-def link() -> Link:
-    return Link.unused()
-
-
-@pytest.fixture(scope="module")
 def sending(shared_media_driver: aeron.MediaDriver, link: Link) -> Iterator[Sending]:
     """A bridge that has sent a frame."""
     with (
@@ -100,7 +95,7 @@ def test_chunks_have_the_size_that_is_configured(
     shared_media_driver: aeron.MediaDriver,
     shm_dir: Path,
     link: Link,
-    keys: dict[str, int],
+    keys: dict[str, Any],
     mtu: int,
     first: int,
     others: int,
@@ -122,7 +117,7 @@ def test_a_frame_of_too_many_chunks_is_not_sent(
     shared_media_driver: aeron.MediaDriver, shm_dir: Path, link: Link
 ) -> None:
     """G2: not one chunk of it, and it is counted; the next frame goes."""
-    keys = {"chunk_bytes": 1}
+    keys: dict[str, Any] = {"chunk_bytes": 1}
     with Sending(
         shm_dir, shared_media_driver.aeron_dir, link=link.again(), producer={"pools": POOLS}, **keys
     ) as sending:
@@ -140,7 +135,7 @@ def test_a_frame_of_too_many_chunks_is_not_sent(
 def test_a_frame_above_max_payload_bytes_is_not_sent(
     shared_media_driver: aeron.MediaDriver, shm_dir: Path, link: Link
 ) -> None:
-    keys = {"max_payload_bytes": 1000}
+    keys: dict[str, Any] = {"max_payload_bytes": 1000}
     with Sending(shm_dir, shared_media_driver.aeron_dir, link=link.again(), **keys) as sending:
         sending.meet()
         before, since = sending.drops(), len(sending.receiver.transcript)
@@ -201,7 +196,7 @@ def test_a_frame_that_is_overwritten_while_it_is_sent_never_completes(
     own = link.again()
     narrow = own._replace(payload=(f"{own.payload[0]}|term-length=64k", own.payload[1]))
     producer_keys = {"pools": {1: 256, 7: 1 << 20}, "nslots": 1}
-    keys = {"assembly_timeout_ms": 60_000}
+    keys: dict[str, Any] = {"assembly_timeout_ms": 60_000}
     with Sending(shm_dir, shared_media_driver.aeron_dir, link=narrow, producer=producer_keys, **keys) as sending:
         sending.meet()
         producer, receiver = sending.producer, sending.receiver
@@ -224,7 +219,7 @@ def test_a_frame_that_is_overwritten_while_it_is_sent_never_completes(
 def test_no_chunk_leaves_before_the_announce_did(
     shared_media_driver: aeron.MediaDriver, shm_dir: Path, link: Link
 ) -> None:
-    """G16: while nobody takes announces, frames stay at home, though somebody waits for them."""
+    """G16: while no receiver takes announces, the sender sends no frames, though a receiver waits for them."""
     with Sending(shm_dir, shared_media_driver.aeron_dir, link=link.again(), hears=["payload", "metadata"]) as sending:
         receiver, producer = sending.receiver, sending.producer
         receiver.wait_until(lambda: receiver.is_connected, "the sender publishes frames")
@@ -244,7 +239,7 @@ def test_frames_of_an_epoch_that_nobody_announced_stay_at_home(
     shared_media_driver: aeron.MediaDriver, shm_dir: Path, link: Link
 ) -> None:
     """G16: the sender reads the new epoch already; its first chunk follows the announce, once there is one."""
-    keys = {"forward_progress": True}
+    keys: dict[str, Any] = {"forward_progress": True}
     link, has_control = link.again(), True
     with Sending(shm_dir, shared_media_driver.aeron_dir, link=link, has_control=has_control, **keys) as sending:
         producer, receiver = sending.meet().producer, sending.receiver

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import closing
+from typing import Any
 
 import pytest
 
@@ -30,14 +31,9 @@ def host(shared_media_driver: aeron.MediaDriver) -> Iterator[Host]:
         yield host
 
 
-@pytest.fixture(scope="module")
-def link() -> Link:
-    return Link.unused()
-
-
 @pytest.mark.spec("BRG-4-02", "BRG-4-08")
 def test_a_bridge_is_the_only_producer_of_its_destination(host: Host, link: Link) -> None:
-    """It asks the driver as any producer does, nobody else gets the stream, and it asks for no other."""
+    """It attaches as any producer does, no other producer gets the stream, and it asks for no other stream."""
     with Reception(host, link=link.again()) as reception:
         reception.meet()
         requests = [heard.message for heard in reception.consumer.heard(ShmAttachRequest)]
@@ -86,7 +82,7 @@ def test_ids_that_the_driver_does_not_give_are_not_used(host: Host, link: Link) 
 def test_a_destination_is_chosen_from_the_range(host: Host, link: Link) -> None:
     """Another for each mapping, also for mappings of another bridge, and what was chosen stays chosen."""
     stream_ids = [new_dest_stream_id() for _ in range(3)]
-    keys = {"dest_stream_id": 0, "dest_stream_id_range": f"{stream_ids[0]}-{stream_ids[-1]}"}
+    keys: dict[str, Any] = {"dest_stream_id": 0, "dest_stream_id_range": f"{stream_ids[0]}-{stream_ids[-1]}"}
     with Reception(host, link=link.again(), more=[{"source_stream_id": 5}], **keys) as reception:
         reception.wait_until(lambda: reception.bridge.bridge.is_ready, "the bridge has its destinations")
         chosen = reception.bridge.bridge.destinations
@@ -129,7 +125,7 @@ def test_a_receiver_publishes_on_local_streams_and_nowhere_else(host: Host, link
     """Every publication that it adds is IPC, on the driver's streams or the mapping's control stream."""
     control, own = new_stream_id(), link.again()
     mapping = {"source_control_stream_id": 1000, "dest_control_stream_id": control}
-    keys = {"forward_qos": True, "forward_progress": True, "forward_metadata": True}
+    keys: dict[str, Any] = {"forward_qos": True, "forward_progress": True, "forward_metadata": True}
     with closing(aeron.connect(host.aeron_dir)) as client, BridgeSender(host.aeron_dir, own) as sender:
         before = publications(client)
         with Reception(host, link=own, sender=sender, mapping=mapping, **keys) as reception:
@@ -185,7 +181,7 @@ def test_receivers_of_a_multicast_judge_each_for_itself(host: Host, link: Link) 
     group = "aeron:udp?endpoint=224.20.30.39:{}|interface=127.0.0.1|ttl=0"
     payload, control = (group.format(unused_udp_channel().rpartition(":")[2]) for _ in range(2))
     shared = Link.unused(payload=payload, control=control, metadata=link.metadata[0])
-    keys = {"max_payload_bytes": 1000}
+    keys: dict[str, Any] = {"max_payload_bytes": 1000}
     with (
         Reception(host, link=shared) as one,
         Reception(host, link=shared, sender=one.sender, **keys) as two,

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import pytest
@@ -46,7 +46,7 @@ from tests.support.regions import RING
 from tests.support.wire_consumer import separate
 from tests.support.wire_producer import ANNOUNCE_EVERY_S, Grant, WireProducer, altered
 
-PERIOD_MS = 1000  # as the client is told; the peer announces far more often
+PERIOD_MS = 1000  # in the client's configuration; the peer announces far more often
 SHORT_PERIOD_MS = 300
 KEEPALIVE_MS = 100
 FRAME = np.arange(6, dtype=np.float32)
@@ -64,7 +64,13 @@ class Bench:
         self.peer = WireProducer(folder, aeron_dir)
         self.clients: list[Client] = []
 
-    def connect(self, *, conductor: str = "thread", announce_period_ms: int = PERIOD_MS, **more: Any) -> Client:
+    def connect(
+        self,
+        *,
+        conductor: Literal["thread", "invoked"] = "thread",
+        announce_period_ms: int = PERIOD_MS,
+        **more: Any,
+    ) -> Client:
         settings = self.peer.settings | {
             "policies.announce_period_ms": announce_period_ms,
             "policies.lease_keepalive_interval_ms": KEEPALIVE_MS,
@@ -440,7 +446,7 @@ def test_regions_that_may_not_be_mapped_are_not_and_the_caller_learns_why(
 @pytest.mark.spec("DRV-4.7a-01")
 @both_roles
 def test_a_lease_that_cannot_be_used_is_given_back(shared: tuple[WireProducer, Client], role: Role) -> None:
-    """E18: the driver is told, so that it need not wait for the lease to expire."""
+    """E18: the client detaches, so that the driver need not wait for the lease to expire."""
     peer, client = shared
     since = peer.now
     peer.lie(max_dims=7)
@@ -448,7 +454,7 @@ def test_a_lease_that_cannot_be_used_is_given_back(shared: tuple[WireProducer, C
         wait_works(session, peer)
     dropped = peer.ended[-2] if peer.ended[-1].lease_id == session.lease_id else peer.ended[-1]
     request = dropped.request
-    fields = {"lease_id": dropped.lease_id, "client_id": request.client_id, "role": role}
+    fields: dict[str, Any] = {"lease_id": dropped.lease_id, "client_id": request.client_id, "role": role}
     peer.wait_for(ShmDetachRequest, since, stream_id=peer.stream_id, **fields)
 
 
@@ -493,14 +499,14 @@ def test_an_answer_whose_deadline_is_over_is_not_used(shared: tuple[WireProducer
 @both_roles
 def test_a_lease_is_not_used_after_its_deadline(bench: Bench, peer: WireProducer, role: Role) -> None:
     """A client whose conductor does not get its turn sends no keepalive: at the deadline it stops using the memory."""
-    peer.lease_ns = 400_000_000
+    peer.lease_ns = lease_ns = 400_000_000
     client = bench.connect(conductor="invoked")
     session = start(client, peer, role)
     wait_works(session, peer, client)
     lease_id = session.lease_id
     peer.wait_for(ShmLeaseKeepalive, lease_id=lease_id)
-    last = peer.heard(ShmLeaseKeepalive, lease_id=lease_id)[-1]  # nobody turns the conductor any more
-    wait_until(lambda: time.monotonic_ns() > last.received_ns + 2 * peer.lease_ns, "the deadline is over")
+    last = peer.heard(ShmLeaseKeepalive, lease_id=lease_id)[-1]  # the conductor gets no more turns
+    wait_until(lambda: time.monotonic_ns() > last.received_ns + 2 * lease_ns, "the deadline is over")
     assert not works(session, peer)
     wait_works(session, peer, client)
     assert session.lease_id != lease_id
@@ -514,7 +520,8 @@ def test_keepalives_come_before_each_deadline(
 ) -> None:
     """Also when the lease is shorter than the configured interval: no deadline passes without one, and none is lost."""
     peer.lease_ns = lease_ms * 1_000_000
-    client = bench.connect(**{"policies.lease_keepalive_interval_ms": interval_ms})
+    settings: dict[str, Any] = {"policies.lease_keepalive_interval_ms": interval_ms}
+    client = bench.connect(**settings)
     session = start(client, peer, role)
     wait_works(session, peer)
 
@@ -538,7 +545,7 @@ def test_keepalives_come_before_each_deadline(
 def test_a_lease_without_deadline_is_kept_alive_until_it_is_revoked(
     bench: Bench, peer: WireProducer, role: Role
 ) -> None:
-    """At the configured interval, for as long as nobody says otherwise."""
+    """At the configured interval, unless a driver or user asks for another."""
     peer.lease_ns = None
     session = start(bench.connect(), peer, role)
     wait_works(session, peer)
@@ -667,7 +674,7 @@ def test_a_revocation_that_is_malformed_or_not_ours_is_rejected(bench: Bench, pe
 
 @pytest.mark.spec("DRV-4.9-12")
 def test_one_revoked_lease_leaves_the_others_alone(bench: Bench, peer: WireProducer, shm_dir: Path) -> None:
-    """A producer and two consumers of one client: the end of one consumer's lease is nobody else's."""
+    """A producer and two consumers of one client: the end of one consumer's lease ends no other."""
     client = bench.connect()
     with WireProducer(shm_dir, bench.aeron_dir, endpoints=peer.endpoints) as other:
         one, two = start(client, peer, Role.CONSUMER), start(client, peer, Role.CONSUMER)

@@ -8,6 +8,7 @@ import json
 import sys
 import tracemalloc
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
@@ -24,7 +25,7 @@ from tests.support.processes import private_directory, wait_until
 DRIVER = "service:driver:driver-01"
 TAG = "service:recorder:lab1"
 CONTROL, STATUS = (IPC, 1400), (IPC, 1401)  # what a deployment has that says nothing
-REF = {"ref_stream_id": 10_000, "ref_epoch": 7, "ref_seq": 8}
+REF: dict[str, Any] = {"ref_stream_id": 10_000, "ref_epoch": 7, "ref_seq": 8}
 
 
 @pytest.fixture(scope="module")
@@ -48,7 +49,7 @@ def peer(deployment: Deployment) -> Iterator[EventPeer]:
 class Recorder:
     """A service with typed commands on the test's own thread, and what it ran."""
 
-    def __init__(self, aeron_dir: str, **settings: object) -> None:
+    def __init__(self, aeron_dir: str, **settings: Any) -> None:
         endpoints = new_endpoints() | settings
         self.config = ControlConfig(**endpoints)
         self.ran: list[tuple[str, object]] = []
@@ -70,7 +71,7 @@ class Recorder:
 
         self.service.bind(self._client)
 
-    def peer(self, **more: object) -> EventPeer:
+    def peer(self, **more: Any) -> EventPeer:
         config = self.config
         control = config.control_channel, config.control_stream_id
         status = config.status_channel, config.status_stream_id
@@ -96,7 +97,7 @@ def test_a_driver_with_nothing_configured_hears_commands_and_echoes_them(peer: E
     for correlation_id in (0, -1, 2**63 - 1, 4711):
         sent = peer.command(DRIVER, "ping", correlation_id=correlation_id)
         answer = peer.answer_to(sent)
-        assert peer.heard.index(sent) < peer.events.index(answer)
+        assert peer.received.index(sent) < peer.events.index(answer)
         assert (answer.tag, answer.value) == (DRIVER, b"pong")
 
 
@@ -120,7 +121,7 @@ def test_the_control_plane_attaches_nobody(peer: EventPeer) -> None:
         assert not peer.is_echoed(sent)
     status = json.loads(peer.answer_to(peer.command(DRIVER, "status")).value)
     assert (status["streams"], status["leases"]) == (1, 0)
-    assert not [data for data in peer.heard if b"shm:file" in data or b".pool" in data or b"header.ring" in data]
+    assert not [data for data in peer.received if b"shm:file" in data or b".pool" in data or b"header.ring" in data]
 
 
 @pytest.mark.spec("CTL-5-02", "CTL-5-03")
@@ -138,7 +139,7 @@ def test_other_schemas_templates_and_tags_are_passed_over(peer: EventPeer) -> No
     assert after["other_schema"] - before["other_schema"] == len(foreign)
     assert after["other_tag"] - before["other_tag"] == len(others)
     assert after["accepted"] - before["accepted"] == 1
-    assert not set(peer.heard) & {*foreign, *others}
+    assert not set(peer.received) & {*foreign, *others}
 
 
 @pytest.mark.spec("CTL-5-02")
@@ -173,7 +174,7 @@ def test_messages_to_others_allocate_nothing(recorder: Recorder) -> None:
 
 
 def _cost_of_reading(count: int, service: Service, peer: EventPeer) -> tuple[int, int]:
-    """Python's memory at its peak, and the objects that stay, while a service takes messages to somebody else."""
+    """Python's memory at its peak, and the objects that stay, while a service receives messages for another one."""
     for number in range(count):
         peer.say(raw_event(tag=b"service:other", key=b"k", value=bytes(1000), correlation_id=number))
     counts = service.counts
@@ -247,7 +248,7 @@ def test_what_a_service_says_has_the_layout_of_the_specification(recorder: Recor
     with recorder.peer() as peer:
         sent = peer.command(TAG, "go", correlation_id=0x0102030405060708)
         answer = peer.answer_to(sent)
-        data = next(one for one in peer.heard if peer.read(one) == answer)
+        data = next(one for one in peer.received if peer.read(one) == answer)
     expected = raw_event(tag=TAG.encode(), key=b"result:go", correlation_id=0x0102030405060708)
     assert data[:8] == expected[:8]
     assert data[16:] == expected[16:]  # all but the timestamp
@@ -294,7 +295,7 @@ def test_no_bytes_are_a_reference_only_when_all_of_it_is_there(recorder: Recorde
         implicit = peer.command(TAG, "show", **REF)
         assert peer.answer_to(implicit).format is Format.REF
         for missing in REF:
-            known = {name: value for name, value in REF.items() if name != missing}
+            known: dict[str, Any] = {name: value for name, value in REF.items() if name != missing}
             sent = peer.command(TAG, "show", **known)
             assert b"this is NOTHING" in peer.answer_to(sent, "rejected").value
             plain = peer.command(TAG, "go", **known)
@@ -321,7 +322,7 @@ def test_what_is_not_accepted_is_not_echoed(recorder: Recorder) -> None:
 
 @pytest.mark.spec("CTL-6-03", "CTL-6-01")
 def test_the_status_stream_is_the_record_of_what_was_accepted(recorder: Recorder) -> None:
-    """Whoever reads it alone, also one who came late, knows what ran and in which order."""
+    """A reader of this stream alone, also one that joins late, knows what ran and in which order."""
     with recorder.peer() as peer:
         peer.answer_to(peer.command(TAG, "go"))
         late = EventPeer(

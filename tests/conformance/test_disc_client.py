@@ -130,14 +130,15 @@ def attaches(peer: WireProducer, since: int = 0) -> list[ShmAttachRequest]:
 @pytest.mark.spec("DISC-4.1-01", "DISC-4.3-01", "DISC-5.0-01", "DISC-5.0-02", "DISC-5.1-10", "DISC-15-01", "DISC-10-04")
 def test_a_request_byte_for_byte(provider: WireProvider, client: Client) -> None:
     """Nulls and empty texts for what is not asked; always an endpoint for the answer, and its stream id is not 0."""
-    asked = {
+    asked: dict[str, Any] = {
         "stream_id": 7,
         "producer_id": 0,  # F12: a value like any other
         "data_source_id": 2**63,
         "name": "Camera/1",
         "tags": ["b", "A"],
     }
-    for filters in ({}, *({key: value} for key, value in asked.items()), asked):
+    every: list[dict[str, Any]] = [{}, *({key: value} for key, value in asked.items()), asked]
+    for filters in every:
         since = provider.now
         client.discover(**filters)
         heard = provider.wait_asked(since)
@@ -168,7 +169,7 @@ def test_a_response_channel_that_cannot_be_is_refused(bench: Bench, channel: str
 
 
 def test_every_request_has_an_id_of_its_own(provider: WireProvider, client: Client) -> None:
-    """Nobody else can guess it, and no earlier answer fits."""
+    """Another process cannot guess it, and no earlier answer fits."""
     since = provider.now
     for _ in range(20):
         client.discover(stream_id=1)
@@ -186,9 +187,9 @@ def test_a_result_is_shown_as_it_came(bench: Bench, provider: WireProvider, clie
     provider.results = [full, bench.own_result()]
     shown, bare = client.discover()
     assert (shown.driver_instance_id, bare.driver_instance_id) == (OTHER, OWN)
-    same = "stream_id", "producer_id", "epoch", "layout_version", "header_nslots", "header_slot_bytes", "max_dims"
-    same += "data_source_id", "data_source_name", "header_region_uri"
-    same += "driver_instance_id", "driver_control_channel", "driver_control_stream_id"
+    same = ["stream_id", "producer_id", "epoch", "layout_version", "header_nslots", "header_slot_bytes", "max_dims"]
+    same += ["data_source_id", "data_source_name", "header_region_uri"]
+    same += ["driver_instance_id", "driver_control_channel", "driver_control_stream_id"]
     assert [getattr(shown, name) for name in same] == [getattr(full, name) for name in same]
     assert shown.tags == ("Lab", "rgb")
     pools = "pool_id", "pool_nslots", "stride_bytes", "region_uri"
@@ -364,7 +365,7 @@ def test_of_one_stream_the_latest_epoch_is_shown_once(bench: Bench, provider: Wi
 
 @pytest.mark.spec("DISC-7-04")
 def test_answers_of_two_providers_are_one(bench: Bench, provider: WireProvider) -> None:
-    """F15: whoever knows the later epoch is believed, and what only one knows is shown."""
+    """F15: the provider with the later epoch is believed, and a stream that only one knows is shown."""
     with WireProvider(bench.aeron_dir) as replica:
         provider.results = [bench.other_result(epoch=5), bench.own_result()]
         replica.results = [bench.other_result(epoch=6), bench.other_result(stream_id=99)]
@@ -474,7 +475,7 @@ type Change = Callable[[WireProducer], None]
 
 
 def _grant_other_epoch(peer: WireProducer) -> None:
-    peer.lies.extend([lambda honest: replace(honest, epoch=honest.epoch - 1)] * 20)
+    peer.lies.extend([lambda honest: replace(honest, epoch=int(honest.epoch or 0) - 1)] * 20)
 
 
 def _grant_other_layout(peer: WireProducer) -> None:

@@ -80,7 +80,7 @@ def _layout(described: ShmPoolAnnounce | Result) -> list[object]:
 
 @pytest.mark.spec("DISC-5.2-10", "DISC-5.2-13", "DISC-6.4-03")
 def test_the_authority_of_a_result_grants_the_lease(deployment: Deployment, peer: DiscoveryPeer) -> None:
-    """At the endpoint that it names an attach is granted, with the epoch and the regions that it told."""
+    """At the endpoint that it names an attach is granted, with the epoch and the regions that it listed."""
     result = peer.find(PLAIN)
     assert result.driver_instance_id == "lab-7"
     endpoint = (result.driver_control_channel, result.driver_control_stream_id)
@@ -95,7 +95,7 @@ def test_the_authority_of_a_result_grants_the_lease(deployment: Deployment, peer
 
 @pytest.mark.spec("DISC-6.3-01", "DISC-6.4-01", "DISC-12-01")
 def test_a_new_producer_is_seen_and_no_more_than_that(client: DriverClient, peer: DiscoveryPeer) -> None:
-    """Its epoch takes the place of the earlier one; being listed lets nobody else in."""
+    """Its epoch takes the place of the earlier one; being listed does not let another producer attach."""
     before = peer.find(BUSY)
     lease = client.attach(BUSY, Role.PRODUCER)
     client.kept.append(lease)
@@ -189,7 +189,7 @@ def test_asking_for_a_stream_gives_no_lease_on_it(client: DriverClient, peer: Di
 
 @pytest.mark.spec("DISC-7-01", "DISC-5.2-10", "DISC-6.4-02")
 def test_a_stream_is_found_and_read_by_the_name_that_its_producer_gave_it(deployment: Deployment) -> None:
-    """By another client of the same driver, that was told nothing but the name."""
+    """By another client of the same driver that knows nothing but the name."""
     name, array = f"camera/{new_stream_id()}", np.arange(12, dtype=np.int16)
     with (
         tp.connect(deployment.aeron_dir, config=deployment.config_path) as first,
@@ -222,7 +222,7 @@ def test_a_driver_that_is_told_nothing_has_discovery_on_its_control_endpoint(dep
 
 @pytest.mark.spec("DRV-4.11-02")
 def test_an_embedded_driver_whose_control_endpoint_nobody_knows_is_found_by_discovery() -> None:
-    """At discovery's own endpoint, which is told; the one that it names grants leases."""
+    """At discovery's own endpoint, which is configured; the one that it names grants leases."""
     found_at = (IPC, METADATA[1] + 4)
     overrides = {
         "driver.control_stream_id": METADATA[1] + 3,

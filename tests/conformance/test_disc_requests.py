@@ -242,7 +242,8 @@ def test_all_filters_have_to_match(peer: DiscoveryPeer, driver: AnnouncedDriver)
     """Every combination of right filters finds the stream; with any one of them another stream's, none does."""
     streams: list[dict[str, Any]] = []
     for tags in (("rgb", "lab1"), ("rgb", "lab2")):
-        tags = tuple(f"{tag}-{new_stream_id()}" for tag in tags)
+        first, second = (f"{tag}-{new_stream_id()}" for tag in tags)
+        tags = first, second
         source: dict[str, Any] = {"producer_id": new_client_id(), "data_source_id": new_client_id() << 20}
         name = unused_name()
         stream_id = driver.source(name, tags, **source)
@@ -428,7 +429,7 @@ def test_a_thousand_endpoints_that_nobody_listens_at_cost_little(fleet: Fleet, p
 
 def test_a_client_that_floods_leaves_others_their_answers(shared_media_driver: aeron.MediaDriver) -> None:
     """Its requests over the rate are dropped; those of others are not."""
-    limits = {"client_requests_per_s": 5, "requests_per_s": 1_000_000}
+    limits: dict[str, Any] = {"client_requests_per_s": 5, "requests_per_s": 1_000_000}
     with serving(shared_media_driver.aeron_dir, LONG_PERIOD_MS, **limits) as fleet:
         flooder, since = new_client_id(), len(fleet.peer.transcript)
         for _ in range(300):

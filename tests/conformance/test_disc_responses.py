@@ -41,7 +41,7 @@ SHOWN_TO_TRUSTED, SHOWN_TO_ALL = new_stream_id(), new_stream_id()
 
 @pytest.fixture(scope="module")
 def guarded(shared_media_driver: aeron.MediaDriver) -> Iterator[Fleet]:
-    """A registry with access control: one stream is for everybody, one for a single client, the rest for nobody."""
+    """A registry with access control: one stream is open to all clients, one to a single client, the rest to none."""
     rules = [
         {"stream_ids": [SHOWN_TO_ALL]},
         {"client_ids": [TRUSTED], "stream_ids": [SHOWN_TO_TRUSTED]},
@@ -278,7 +278,7 @@ def test_a_response_that_the_channel_cannot_carry_is_an_error(peer: DiscoveryPee
     streams = {driver.announce(producer_id=producer_id) for _ in range(40)}
     peer.wait_listed(max(streams))
     narrow = {"response_channel": "aeron:ipc?term-length=64k", "response_stream_id": new_response_stream_id()}
-    peer.listen((narrow["response_channel"], narrow["response_stream_id"]))
+    peer.listen((str(narrow["response_channel"]), int(str(narrow["response_stream_id"]))))
     refused = peer.ask(**narrow, producer_id=producer_id)
     assert (refused.status, refused.results) == (DiscoveryStatus.ERROR, ())
     assert 0 < len(refused.error_message.encode()) <= 1024
@@ -324,7 +324,7 @@ def test_queries_are_logged_now_and_then(shared_media_driver: aeron.MediaDriver,
 
 @pytest.mark.spec("DISC-4.2-01", "DISC-4.2-02", "DISC-5.2-17", "DISC-6.2-02")
 def test_defaults_are_the_specifications(shm_dir: Path) -> None:
-    """The channel, stream id, cap and expiry of a registry that is told nothing but its driver."""
+    """The channel, stream id, cap and expiry of a registry that is configured with nothing but its driver."""
     path = shm_dir / "registry.toml"
     entry = 'instance_id = "lab"\ncontrol_channel = "aeron:ipc?term-length=4m"\ncontrol_stream_id = 2000\n'
     path.write_text(f"[[discovery.drivers]]\n{entry}", encoding="utf-8")

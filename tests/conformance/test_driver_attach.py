@@ -29,7 +29,7 @@ from tests.support.driver_client import DriverClient, Lease, attach_request, dep
 from tests.support.driver_process import IPC, NSLOTS, POOLS, Deployment, path_of
 from tests.support.processes import ROOT
 
-MISSING = 77  # a stream that nobody configured
+MISSING = 77  # a stream that is not configured
 SHARED = 10_000  # for tests that leave no trace on the stream
 ABSENT_U32, ABSENT_U64 = 2**32 - 1, 2**64 - 1
 
@@ -108,7 +108,8 @@ def test_an_identical_retry_gets_the_same_lease(client: DriverClient, stream_id:
     lease = client.granted(request)  # also asks while the first one may still be under way
     client.send(lease.keepalive())
     again = client.granted(request)
-    assert again.response.lease_expiry_timestamp_ns > lease.response.lease_expiry_timestamp_ns
+    expiries = [it.response.lease_expiry_timestamp_ns or 0 for it in (lease, again)]
+    assert 0 < expiries[0] < expiries[1]
     for heard in client.heard(ShmAttachResponse, correlation_id=request.correlation_id):
         same = msgspec.structs.replace(
             heard.message, lease_expiry_timestamp_ns=lease.response.lease_expiry_timestamp_ns
@@ -155,7 +156,7 @@ def test_answers_have_the_version_of_the_request_and_the_control_stream(
     client.detach(lease)
     client.wait_for(ShmLeaseRevoked, lease_id=lease.lease_id)
     for kind, block_length in ((ShmAttachResponse, 51), (ShmDetachResponse, 12), (ShmLeaseRevoked, 26)):
-        answers = client.heard(kind)  # type: ignore[type-abstract]
+        answers = client.heard(kind)
         assert answers, kind
         for heard in answers:
             header = peek_header(heard.data)
@@ -235,7 +236,7 @@ def test_an_absent_or_equal_layout_version_is_served(client: DriverClient, versi
 @pytest.mark.spec("DRV-4.3-01")
 @pytest.mark.parametrize("version", [2, 999])
 def test_another_layout_version_is_rejected(client: DriverClient, version: int) -> None:
-    """A client that expects what this driver does not have is told so."""
+    """The driver refuses a client that expects what it does not have."""
     refusal = client.refused(attach_request(SHARED, expected_layout_version=version))
     assert refusal.code is ResponseCode.REJECTED
     assert str(version) in refusal.error_message
@@ -315,7 +316,7 @@ def test_granted_uris_are_absolute_files_in_the_drivers_own_tree(
 def test_nothing_is_said_on_the_default_stream_when_another_is_configured(
     client: DriverClient, shared_media_driver: aeron.MediaDriver
 ) -> None:
-    """Requests on stream 1000 reach nobody, and no announce is there."""
+    """The driver receives no request on stream 1000 and sends no announce there."""
     connection = aeron.connect(shared_media_driver.aeron_dir)
     try:
         publication, subscription = connection.add_publication(IPC, 1000), connection.add_subscription(IPC, 1000)

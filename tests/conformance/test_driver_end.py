@@ -116,7 +116,7 @@ def test_sigterm_ends_a_driver_in_order(shm_dir: Path) -> None:
 
 
 class Lineage:
-    """A driver that runs, and its successors, on one configuration; somebody listens all the time."""
+    """A driver that runs, and its successors, on one configuration; a listener records everything."""
 
     def __init__(self, deployment: Deployment, client: DriverClient) -> None:
         self.deployment = deployment
@@ -243,7 +243,7 @@ def test_the_next_driver_goes_on_above_the_epochs_of_the_last(lineage: Lineage, 
 
 @pytest.mark.spec("DRV-8-01")
 def test_announces_end_with_the_driver(lineage: Lineage) -> None:
-    """Nobody else announces, though clients are there and a producer keeps its lease alive."""
+    """Only the driver announces, though clients are there and a producer keeps its lease alive."""
     client = lineage.client
 
     def killed_and_missed(lineage: Lineage) -> None:

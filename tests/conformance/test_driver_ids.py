@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
@@ -61,7 +62,7 @@ def wants_both(consumer_id: int, stream_id: int = STATIC) -> ConsumerHello:
 @pytest.mark.spec("DRV-11-01", "DRV-11-02", "DRV-4.2-13", "DRV-4.2-14", "DRV-4.3-05", "DRV-17-24")
 def test_streams_are_made_on_demand_until_the_range_is_exhausted(client: DriverClient, deployment: Deployment) -> None:
     """Only with EXISTING_OR_CREATE, by either role, with the default profile; 0 takes the lowest id that is free."""
-    create = {"publish_mode": PublishMode.EXISTING_OR_CREATE}
+    create: dict[str, Any] = {"publish_mode": PublishMode.EXISTING_OR_CREATE}
     for mode in (None, PublishMode.REQUIRE_EXISTING):
         for stream_id in (0, DYNAMIC[0]):
             refusal = client.refused(attach_request(stream_id, publish_mode=mode))

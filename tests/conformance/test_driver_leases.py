@@ -43,7 +43,7 @@ def stream_id() -> int:
 
 @pytest.fixture(scope="module")
 def operated(shared_media_driver: aeron.MediaDriver) -> Iterator[tuple[Deployment, DriverProcess]]:
-    """A driver that hardly ever announces by the clock, and an operator who can revoke: what is heard was prompted."""
+    """A driver that hardly announces by the clock, and an operator who can revoke: every message is prompted."""
     with private_directory() as folder:
         deployment = Deployment(
             folder, shared_media_driver.aeron_dir, streams=STREAMS, policies=POLICIES | {"announce_period_ms": 600_000}
@@ -84,7 +84,7 @@ def packed_revoke(revoked: ShmLeaseRevoked, lease: Lease, role: int, reason: int
 def test_the_granted_deadline_is_interval_times_grace_from_the_grant(
     client: DriverClient, deployment: Deployment, stream_id: int, role: Role
 ) -> None:
-    """The expiry that a client is told follows from the two configured values, on the monotonic clock."""
+    """The expiry in a grant follows from the two configured values, on the monotonic clock."""
     lease = client.attach(stream_id, role)
     expiry_ns = lease.response.lease_expiry_timestamp_ns
     assert expiry_ns is not None
@@ -122,7 +122,7 @@ def test_a_silent_producer_expires_and_the_stream_gets_a_new_epoch(
 
 @pytest.mark.spec("DRV-4.9-06", "DRV-4.7-04", "DRV-6-07")
 def test_a_silent_consumer_expires_and_the_epoch_stays(client: DriverClient, stream_id: int) -> None:
-    """Its end is told like a producer's, but neither the epoch nor the producer's lease is touched."""
+    """The driver revokes it like a producer's, but neither the epoch nor the producer's lease is touched."""
     producer = client.attach(stream_id, Role.PRODUCER)
     client.kept.append(producer)
     consumer = client.attach(stream_id)
@@ -216,7 +216,7 @@ def test_a_consumers_detach_is_told_and_bumps_nothing(client: DriverClient, stre
 
 @pytest.mark.spec("DRV-4.9-02", "DRV-4.9-03", "DRV-4.9-20")
 def test_a_detach_that_does_not_match_ends_nothing(client: DriverClient, stream_id: int) -> None:
-    """Every field has to be the lease's own, and a lease ends once; a refusal says why and is not told to others."""
+    """Every field has to be the lease's own, and a lease ends once; a refusal says why and is not sent to others."""
     lease = client.attach(stream_id)
     for wrong in (
         {"stream_id": stream_id + 1},

@@ -26,7 +26,7 @@ from tests.support.processes import private_directory
 from tests.support.region_bytes import MAGIC, superblock
 
 STREAMS = range(12_000, 12_016)
-IDLE = 12_000  # nobody ever attaches a producer to it
+IDLE = 12_000  # a producer never attaches to it
 PERIOD_NS = 100_000_000
 GC_MIN_AGE_NS = 3 * PERIOD_NS
 
@@ -170,7 +170,7 @@ def test_files_are_valid_before_any_client_has_attached(client: DriverClient, pr
 def test_no_epoch_is_announced_before_its_files_are_whole(
     client: DriverClient, process: DriverProcess, stream_id: int
 ) -> None:
-    """At each new epoch of a stream the files are complete at the moment that the first announce or grant is heard."""
+    """At each new epoch of a stream the files are complete when the first announce or grant arrives."""
     last = client.next_announce(stream_id).message
     for _ in range(5):
         lease = client.attach(stream_id, Role.PRODUCER)
@@ -195,7 +195,7 @@ def test_only_the_sign_of_life_changes_and_it_stays_fresh(client: DriverClient) 
 
     for _ in range(3):
         now_ns = time.monotonic_ns()
-        client.wait_until(lambda ns=now_ns: all(activity(id) > ns for id in paths), "all are refreshed")  # type: ignore[misc]
+        client.wait_until(lambda ns=now_ns: all(activity(id) > ns for id in paths), "all are refreshed")
     for pool_id, path in paths.items():
         assert path.read_bytes()[:56] == before[pool_id][:56]
         assert activity(pool_id) <= time.monotonic_ns()

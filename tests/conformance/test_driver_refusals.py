@@ -9,6 +9,7 @@ from __future__ import annotations
 import struct
 import time
 from collections.abc import Iterator
+from typing import Any
 
 import msgspec
 import pytest
@@ -39,7 +40,7 @@ from tests.support.driver_process import Deployment
 
 TOKEN = "open sesame"
 STREAM = 10_100
-MISSING = 77  # a stream that nobody configured
+MISSING = 77  # a stream that is not configured
 ABSENT_U32, ABSENT_U64 = 2**32 - 1, 2**64 - 1
 
 
@@ -89,9 +90,9 @@ def test_an_undefined_publish_mode_is_unsupported(client: DriverClient, publish_
     ],
     ids=str,
 )
-def test_undefined_values_in_an_attach_are_invalid(client: DriverClient, wrong: dict[str, int]) -> None:
+def test_undefined_values_in_an_attach_are_invalid(client: DriverClient, wrong: dict[str, Any]) -> None:
     """Roles and policies that the schema does not have, and the stream id that means none."""
-    response = client.refused(raw_attach(-8, **{"stream_id": STREAM} | wrong), -8)
+    response = client.refused(raw_attach(-8, **{"stream_id": STREAM, **wrong}), -8)
     assert response.code is ResponseCode.INVALID_PARAMS
     assert response.error_message
 
@@ -99,7 +100,7 @@ def test_undefined_values_in_an_attach_are_invalid(client: DriverClient, wrong: 
 @pytest.mark.spec("DRV-4.6-03")
 @pytest.mark.parametrize("length", [16, 31, 33])
 def test_too_few_and_too_many_bytes_are_invalid(client: DriverClient, length: int) -> None:
-    """As long as the correlation id can be read, the client is told."""
+    """As long as the correlation id can be read, the client gets an answer."""
     response = client.refused((raw_attach(-8, stream_id=STREAM) + b"\0")[:length], -8)
     assert response.code is ResponseCode.INVALID_PARAMS
     assert response.error_message

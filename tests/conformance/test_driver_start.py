@@ -123,7 +123,7 @@ def test_a_place_that_cannot_be_used_is_refused_in_one_line(make: Make, shm_dir:
 
 @pytest.mark.spec("DRV-9-01")
 def test_a_link_in_place_of_the_namespace_is_not_followed(make: Make, shm_dir: Path) -> None:
-    """Whoever plants a link in the base directory does not get our files, nor does anything happen to its target."""
+    """A link that another user plants in the base directory gets none of our files, and its target stays as it is."""
     deployment = make()
     (shm_dir / "elsewhere").mkdir()
     user_dir = deployment.base_dir / f"tensorpool-{subprocess.check_output(['id', '-un'], text=True).strip()}"
@@ -163,7 +163,7 @@ def test_links_to_the_base_are_resolved_and_other_files_are_not_used(make: Make,
 
 @pytest.mark.spec("DRV-4.6-05", "DRV-4.2-35", "DRV-4.2-36")
 def test_memory_that_cannot_be_had_is_an_internal_error_in_a_limited_text(make: Make, shm_dir: Path) -> None:
-    """The producer is told what is missing, in at most 1024 bytes; the driver and its other streams go on."""
+    """The refusal says what is missing, in at most 1024 bytes; the driver and its other streams go on."""
     base_dir = shm_dir.joinpath(*["d" * 250] * 5)
     base_dir.mkdir(parents=True)
     terabytes = {"header_nslots": 1 << 20, "payload_pools": [{"pool_id": 1, "stride_bytes": 1 << 24}]}

@@ -8,6 +8,7 @@ announce period is also that of hello and QoS: short, so that staleness is too.
 
 from __future__ import annotations
 
+import functools
 import itertools
 import os
 import struct
@@ -120,7 +121,7 @@ def fence(peer: WireConsumer, producer: Producer) -> None:
     peer.wait_for(ConsumerConfig, consumer_id=nobody)
 
 
-def descriptors(peer: WireConsumer, producer: Producer, last: int) -> list[FrameDescriptor]:
+def descriptors(peer: WireConsumer, producer: Producer, last: int | None) -> list[FrameDescriptor]:
     """The producer's, up to a seq, on the shared stream."""
     shared = peer.endpoints["descriptor"]
 
@@ -161,7 +162,7 @@ def test_each_frame_has_one_descriptor_and_both_name_its_seq(
         assert (slot.seq_commit, slot.shape, slot.dtype) == (committed(seq), array.shape, DTYPES[dtype])
         assert slot.payload_slot == seq % NSLOTS
         np.testing.assert_array_equal(mapped.array(seq), array)
-    assert [it.seq for it in descriptors(peer, producer, seq)] == list(range(first, seq + 1))
+    assert [it.seq for it in descriptors(peer, producer, seq)] == list(range(first, first + 2 * NSLOTS + 3))
     names = (producer.stream_id, producer.epoch, seq)
     expected = struct.pack("<4H I Q Q Q I Q", 40, 4, 900, 1, *names, 2**64 - 1, 2**32 - 1, 0)
     assert peer.heard(FrameDescriptor, seq=seq)[0].data == expected
@@ -280,10 +281,12 @@ def test_complete_is_sent_after_the_commit(peer: WireConsumer, producer: Produce
             return self._publication.offer(data)
 
     session = producer._session
-    assert session._progress is not None
-    watched: Any = Watched(session._progress)
-    session._progress = watched
-    wait_until(lambda: session.fan_out.progress == (watched,), "the conductor has looked at its consumers again")
+    assert session.consumers._progress is not None
+    watched: Any = Watched(session.consumers._progress)
+    session.consumers._progress = watched
+    wait_until(
+        lambda: session.consumers.fan_out.progress == (watched,), "the conductor has looked at its consumers again"
+    )
     seq, _ = fill(producer)
     assert seen[0] == (STARTED, False)
     assert set(seen[1:-1]) == {(PROGRESS, False)}
@@ -320,6 +323,7 @@ def test_a_trace_is_told_with_its_frame_and_its_parents(peer: WireConsumer, prod
     """trace_id in the descriptor, 0 where there is none; the parents of a traced frame in a TraceLinkSet."""
     plain = producer.publish(np.zeros(3))
     traced = producer.publish(np.zeros(3), trace_id=77, parents=[5, 6])
+    assert plain is not None
     assert traced is not None
     by_seq = {it.seq: it for it in descriptors(peer, producer, traced)}
     assert (by_seq[plain].trace_id, by_seq[traced].trace_id) == (None, 77)
@@ -332,14 +336,14 @@ def test_a_trace_is_told_with_its_frame_and_its_parents(peer: WireConsumer, prod
 
 
 def progress_of(peer: WireConsumer, producer: Producer, last: int) -> list[FrameProgress]:
-    """On the shared control stream, once the descriptor of `last` and all before it were heard."""
+    """On the shared control stream, once the descriptor of `last` and all before it were received."""
     descriptors(peer, producer, last)
     peer.wait_for(FrameProgress, stream_id=producer.stream_id, seq=last, state=COMPLETE)
     return [heard.message for heard in peer.heard(FrameProgress, stream_id=producer.stream_id)]
 
 
 def fill(producer: Producer, *, step: int = 4096, pause_us: int = 600) -> tuple[int, list[int]]:
-    """A frame of 256 rows of 1 KiB, told row by row or in larger steps; its seq and what was offered to be told."""
+    """A frame of 256 rows of 1 KiB, reported row by row or in larger steps; its seq and the steps."""
     told = []
     with producer.claim((256, 1024), np.uint8, progress="rows") as slot:
         assert slot.seq is not None
@@ -382,7 +386,7 @@ def test_a_frame_is_started_makes_progress_and_is_complete(
 def test_the_header_is_there_while_a_frame_makes_progress(
     peer: WireConsumer, producer: Producer, mapped: MappedStream
 ) -> None:
-    """B4: when STARTED is told, the slot is in progress for that seq and already says how it is laid out."""
+    """B4: when STARTED is sent, the slot is in progress for that seq and already says how it is laid out."""
     peer.say_hello(producer.stream_id, supports_progress=True)
     fence(peer, producer)
     with producer.claim((64, 32), np.float32, progress="rows") as slot:
@@ -399,7 +403,7 @@ def test_the_header_is_there_while_a_frame_makes_progress(
 def test_a_frame_that_was_given_up_does_not_make_the_next_ones_progress_go_back(
     peer: WireConsumer, producer: Producer
 ) -> None:
-    """What was told of a seq stays true: per seq the bytes never shrink and STARTED comes once."""
+    """What was reported of a seq stays true: per seq the bytes never shrink and STARTED comes once."""
     peer.say_hello(producer.stream_id, supports_progress=True)
     fence(peer, producer)
     slot = producer.claim((256, 1024), np.uint8, progress="rows")
@@ -418,7 +422,7 @@ def test_a_frame_that_was_given_up_does_not_make_the_next_ones_progress_go_back(
 
 @pytest.mark.spec("WIRE-10.2.2-09", "WIRE-10.2.2-10")
 def test_impossible_progress_is_refused(peer: WireConsumer, producer: Producer) -> None:
-    """More than the frame has, or less than was told before: an error, and nothing on the wire."""
+    """More than the frame has, or less than was reported before: an error, and nothing on the wire."""
     peer.say_hello(producer.stream_id, supports_progress=True)
     fence(peer, producer)
     with producer.claim((256, 1024), np.uint8, progress="rows") as slot:
@@ -437,7 +441,7 @@ def test_impossible_progress_is_refused(peer: WireConsumer, producer: Producer) 
 
 @pytest.mark.spec("WIRE-10.2.2-01", "WIRE-10.2.2-21", "WIRE-10.2.2-04")
 def test_without_anybody_who_wants_it_no_progress_is_told(peer: WireConsumer, producer: Producer) -> None:
-    """A consumer that does not support it is nobody; the descriptor alone ends each frame."""
+    """A consumer that does not support it gets none; the descriptor alone ends each frame."""
     peer.say_hello(producer.stream_id, supports_progress=False)
     fence(peer, producer)
     seq, _ = fill(producer)
@@ -579,7 +583,7 @@ def test_a_blob_is_cut_into_chunks_that_cover_it(
     """Offsets from 0 on, each where the last ended, at most 64 KiB a piece, up to total_len; CRC32C or 0."""
     blob = os.urandom(length)
     version = producer.publish_blob(blob, blob_type=5, checksum=checksum)
-    names = {"stream_id": producer.stream_id, "meta_version": version}
+    names: dict[str, Any] = {"stream_id": producer.stream_id, "meta_version": version}
     announce = peer.wait_for(MetaBlobAnnounce, **names)
     complete = peer.wait_for(MetaBlobComplete, announce.index, **names)
     chunks = [it for it in peer.heard(MetaBlobChunk, announce.index, **names) if it.index < complete.index]
@@ -656,8 +660,8 @@ def test_half_a_request_is_declined(peer: WireConsumer, producer: Producer, kind
         assert config.use_shm
     nothing = peer.say_hello(producer.stream_id, consumer_id=new_client_id())
     fence(peer, producer)
-    for config in peer.heard(ConsumerConfig, consumer_id=nothing.consumer_id):
-        assert (assigned(config.message), assigned(config.message, "control")) == (("", 0), ("", 0))
+    for answer in peer.heard(ConsumerConfig, consumer_id=nothing.consumer_id):
+        assert (assigned(answer.message), assigned(answer.message, "control")) == (("", 0), ("", 0))
     whole = peer.say_hello(producer.stream_id, consumer_id=new_client_id(), **asked((channel, stream_id), kind))
     assert assigned(config_of(peer, whole), kind) == (channel, stream_id)
 
@@ -691,6 +695,12 @@ def test_an_endpoint_that_cannot_be_is_declined(
     assert [it.seq for it in descriptors(peer, producer, seq)] == [seq]
 
 
+def answer_to(peer: WireConsumer, producer: Producer, endpoint: Endpoint) -> Endpoint:
+    """What a new consumer that asks for this stream is given."""
+    hello = peer.say_hello(producer.stream_id, consumer_id=new_client_id(), **asked(endpoint))
+    return assigned(config_of(peer, hello))
+
+
 @pytest.mark.spec("WIRE-5-14")
 def test_hellos_without_a_lease_take_little_memory(
     peer: WireConsumer, producer: Producer, deployment: Deployment
@@ -701,12 +711,15 @@ def test_hellos_without_a_lease_take_little_memory(
     for number in range(20):
         own = "aeron:ipc?term-length=1g|linger=1h" if number % 2 else f"aeron:udp?endpoint=127.0.0.1:{41_000 + number}"
         endpoint = own, next(_private_ids)
-        hello = peer.say_hello(producer.stream_id, consumer_id=new_client_id(), **asked(endpoint))
-        assert assigned(config_of(peer, hello)) == (endpoint if number % 2 else ("", 0))
+        answer = functools.partial(answer_to, peer, producer, endpoint)
+        if number % 2:  # a producer that took long for the others declines, and another consumer may ask
+            peer.wait_until(lambda ask=answer, own=endpoint: ask() == own, "the private stream is granted")
+        else:
+            assert answer() == ("", 0)
     made = [path.stat().st_size for path in set(folder.iterdir()) - before]
     assert len(made) >= 10
     assert sum(made) <= 20 * (3 * (64 << 10) + 4096)
-    assert producer.stats.private_streams_declined == 10
+    assert producer.stats.private_streams_declined >= 10
 
 
 @pytest.mark.spec("WIRE-11-02", "WIRE-10.1.3-09")
@@ -866,7 +879,7 @@ def test_a_producer_writes_only_into_files_that_are_there(
 
 
 def tree(folder: Path) -> dict[Path, tuple[int, int]]:
-    """What changes when somebody creates, removes or truncates a file."""
+    """What changes when a process creates, removes or truncates a file."""
     stats = {path: path.stat() for path in (folder, *folder.rglob("*"))}
     return {path: (it.st_ino, it.st_mtime_ns if path.is_dir() else it.st_size) for path, it in stats.items()}
 
@@ -875,7 +888,7 @@ def tree(folder: Path) -> dict[Path, tuple[int, int]]:
 def test_seqs_start_anew_with_a_new_lease(deployment: Deployment, connected: Client) -> None:
     """Each lease of a producer has an epoch of its own, and the first frame of it is 0."""
     stream_id = next(_stream_ids)
-    epochs = []
+    epochs: list[Any] = []
     with WireConsumer(deployment) as peer:
         for _ in range(2):
             with connected.producer(stream_id) as producer:

@@ -63,7 +63,7 @@ TENSOR = TensorHeader(
     dims=(2, 3, 0, 0, 0, 0, 0, 0),
     strides=(0,) * 8,
 )
-CHUNK = {
+CHUNK: dict[str, Any] = {
     "stream_id": 10000,
     "epoch": 7,
     "seq": 5,

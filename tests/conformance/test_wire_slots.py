@@ -92,7 +92,7 @@ class RingFiles:
         return dict(zip(SLOT_FIELDS, SLOT.unpack(self.slot(index)), strict=False))[name]
 
     def word(self, index: int) -> int:
-        return struct.unpack_from("<Q", self.slot(index))[0]
+        return int(struct.unpack_from("<Q", self.slot(index))[0])
 
     def put(self, index: int, data: bytes, at: int = 0) -> None:
         os.pwrite(self.header, data, 64 + index * 256 + at)
@@ -152,7 +152,7 @@ def test_slot_i_is_the_256_bytes_from_64_plus_256_i(ring: RingFiles) -> None:
         assert before[:begin] == after[:begin]
         assert before[begin + 256 :] == after[begin + 256 :]
         assert ring.word(index) == committed(seq)
-    assert _core.SLOT_BYTES == 256
+    assert _core.HEADER_SLOT_BYTES == 256
     assert _core.SUPERBLOCK_BYTES == 64
 
 
@@ -179,7 +179,7 @@ def test_seq_commit_is_aligned_and_never_seen_half_written(ring: RingFiles) -> N
     """Another process finds only whole words, while both halves change with every frame; they never cross a line."""
     mapping = Mapping(ring.header, 64 + NSLOTS * 256, writable=False)
     address = np.frombuffer(mapping, np.uint8).ctypes.data
-    assert all((address + _core.SUPERBLOCK_BYTES + i * _core.SLOT_BYTES) % 64 == 0 for i in range(NSLOTS))
+    assert all((address + _core.SUPERBLOCK_BYTES + i * _core.HEADER_SLOT_BYTES) % 64 == 0 for i in range(NSLOTS))
     writer, layout = ring.writer(), tensor()
     said: list[str] = []
     with Process("-c", WATCHER, f"/proc/{os.getpid()}/fd/{ring.header}") as watcher:

@@ -79,7 +79,7 @@ class Desk(NamedTuple):
         qos = consumer_qos(self.peer.stream_id, consumer_id, epoch=self.peer.epoch, **losses)
         self.peer.send(qos, self.peer.endpoints.qos)
 
-    def wait_told(self, consumer_id: int, behind: int, **fields: object) -> ConsumerConfig:
+    def wait_told(self, consumer_id: int, behind: int, **fields: Any) -> ConsumerConfig:
         since = self.peer.now
 
         def is_told() -> bool:
@@ -140,7 +140,7 @@ def configuration(peer: WireProducer) -> str:
 
 @pytest.mark.spec("WIRE-10.5-01")
 def test_announces_metadata_qos_and_health_make_one_view(desk: Desk) -> None:
-    """Each message adds what it says, whoever sends it."""
+    """Each message adds what it says, whichever process sends it."""
     peer, consumer_id = desk.peer, new_client_id()
     status = desk.transport.add_publication(*STATUS, exclusive=True)
     value = {"service": "recorder", "instance": "lab1", "pid": 77, "state": "paused", "version": "9"}
@@ -181,18 +181,18 @@ def test_announces_metadata_qos_and_health_make_one_view(desk: Desk) -> None:
 
 
 def test_what_changes_is_told_line_by_line(desk: Desk) -> None:
-    """With --json: the time of day, the kind, and words."""
+    """With --json: the time of day, the kind, and a text."""
     change: dict[str, Any] = {}
     while change.get("stream_id") != desk.peer.stream_id:
         change = json.loads(desk.process.read_line())
         assert change["event"] == "change"
-    assert (change["kind"], change["words"]) == ("stream appeared", f"stream {desk.peer.stream_id}: is there")
+    assert (change["kind"], change["text"]) == ("stream appeared", f"stream {desk.peer.stream_id}: is there")
     assert abs(change["time_ns"] - time.time_ns()) < 600 * 1_000_000_000
 
 
 @pytest.mark.spec("WIRE-10.1.3-05", "WIRE-10.1.3-12", "WIRE-10.5-02")
 def test_a_supervisor_forces_a_mode_or_redirects_to_a_bridge(desk: Desk) -> None:
-    """ConsumerConfig, for the consumer that lags, and for nobody else."""
+    """ConsumerConfig, for the consumer that lags and no other."""
     fine = new_client_id()
     limited = desk.wait_told(new_client_id(), behind=500)
     assert (limited.stream_id, limited.use_shm, limited.mode) == (desk.peer.stream_id, True, Mode.RATE_LIMITED)
@@ -218,7 +218,7 @@ def test_a_supervisor_forces_a_mode_or_redirects_to_a_bridge(desk: Desk) -> None
     ],
 )
 def test_a_fallback_is_an_aeron_channel_or_a_bridge(tmp_path: Path, uri: str, is_fine: bool) -> None:
-    """Nothing else can be configured, and so nothing else is told to a consumer."""
+    """Nothing else can be configured, and so nothing else is sent to a consumer."""
     path = tmp_path / "supervisor.toml"
     path.write_text(toml_text({"supervisor": {"rules": [{"when_lag_over": 100, "fallback_uri": uri}]}}))
     result = CliRunner().invoke(group, ["supervisor", "--check", "--json", "--config", str(path)])

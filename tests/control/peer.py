@@ -27,9 +27,9 @@ _stream_ids = itertools.count(51_000, 10)  # many tests share a media driver
 
 
 def new_endpoints() -> dict[str, Any]:
-    """Keys of [control] that nobody else uses."""
+    """Keys of [control] of a test's own, under which a commander waits for a minute."""
     stream_id = next(_stream_ids)
-    return {"control_stream_id": stream_id, "status_stream_id": stream_id + 1}
+    return {"control_stream_id": stream_id, "status_stream_id": stream_id + 1, "command_timeout_ms": 60_000}
 
 
 def raw_event(
@@ -44,10 +44,10 @@ def raw_event(
     more: bytes = b"",
     lengths: tuple[int, int, int] | None = None,
 ) -> bytes:
-    """An event byte by byte; `more` goes behind the block's fields, `lengths` are told in place of the true ones."""
+    """An event byte by byte; `more` goes behind the block's fields, `lengths` replace the true ones."""
     block = struct.pack("<q q b 3x I Q Q", 5, correlation_id, format, *ref)
-    told = lengths or (len(tag), len(key), len(value))
-    parts = (struct.pack("<I", length) + data for length, data in zip(told, (tag, key, value), strict=True))
+    claimed = lengths or (len(tag), len(key), len(value))
+    parts = (struct.pack("<I", length) + data for length, data in zip(claimed, (tag, key, value), strict=True))
     return struct.pack("<4H", *header) + block + more + b"".join(parts)
 
 
@@ -71,14 +71,14 @@ class EventPeer:
         exclusive: bool = False,
         turn: Callable[[], object] = lambda: None,
     ) -> None:
-        self.heard: list[bytes] = []  # the status stream, as bytes
+        self.received: list[bytes] = []  # the status stream, as bytes
         self.turn = turn
         self.aeron_dir = aeron_dir
         self._schema = event.schema.with_id(schema_id)
         self._client = aeron.connect(aeron_dir)
         self._status = self._client.add_subscription(*status)
         self._control = self._client.add_publication(*control, exclusive=exclusive)
-        self.until(lambda: self._control.has_room, "somebody hears the control stream")
+        self.until(lambda: self._control.has_room, "the control stream has a subscriber")
 
     def close(self) -> None:
         self._client.close()
@@ -86,7 +86,7 @@ class EventPeer:
     def until(self, condition: Callable[[], object], what: str) -> None:
         def holds() -> object:
             self.turn()
-            self._status.poll(lambda data, _: self.heard.append(data), 100)
+            self._status.poll(lambda data, _: self.received.append(data), 100)
             return condition()
 
         wait_until(holds, what)
@@ -120,7 +120,7 @@ class EventPeer:
     @property
     def events(self) -> list[EventMessage]:
         """The transcript, decoded: every message of the status stream has to be one."""
-        return [self.read(data) for data in self.heard]
+        return [self.read(data) for data in self.received]
 
     def read(self, data: bytes) -> EventMessage:
         message = self._schema.decode(data)
@@ -133,7 +133,7 @@ class EventPeer:
         def found() -> list[EventMessage]:
             return [one for one in self.events if one.key == key and one.correlation_id == correlation_id]
 
-        self.until(found, f"{key} of {correlation_id} is heard")
+        self.until(found, f"{key} of {correlation_id} is received")
         return found()[0]
 
     def answer_to(self, sent: bytes, kind: str = "result") -> EventMessage:
@@ -142,8 +142,8 @@ class EventPeer:
         return self.hear(f"{kind}:{message.key}", message.correlation_id)
 
     def is_echoed(self, sent: bytes) -> bool:
-        """Whether the very bytes were heard on the status stream."""
-        return sent in self.heard
+        """Whether the very bytes were received on the status stream."""
+        return sent in self.received
 
     def wait_for_echo(self, sent: bytes) -> None:
         self.until(lambda: self.is_echoed(sent), "the command is echoed")

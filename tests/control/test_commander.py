@@ -4,8 +4,10 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Iterator
 
+import msgspec
 import pytest
 
 from tensorpool import aeron
@@ -14,13 +16,13 @@ from tensorpool.control import (
     CommandError,
     CommandFailed,
     CommandRejected,
+    CommandUnanswered,
     CommandUnfinished,
-    CommandUnheard,
     ControlConfig,
     Ref,
     Service,
     ServiceAgent,
-    host_standard,
+    add_common_commands,
 )
 from tensorpool.errors import ConfigError, LocalProtocolError
 from tensorpool.wire import decode
@@ -96,7 +98,7 @@ def client(shared_media_driver: aeron.MediaDriver) -> Iterator[aeron.Client]:
 def service(shared_media_driver: aeron.MediaDriver, config: ControlConfig) -> Iterator[Service]:
     """A service on a thread, with a connection of its own."""
     service = Service("recorder", "lab1", config=config)
-    host_standard(service, status=lambda: {"frames": 3}, drain=lambda: None)
+    add_common_commands(service, status=lambda: {"frames": 3}, drain=lambda: None)
 
     @service.command("fail")
     def fail() -> None:
@@ -136,20 +138,28 @@ def test_the_result_comes_behind_the_echo(client: aeron.Client, config: ControlC
     commander.close()
 
 
-def test_nobody_answers(client: aeron.Client, config: ControlConfig, service: Service) -> None:
-    """The error names who is alive; where nobody listens at all it says that."""
+def test_a_command_without_an_answer_is_an_error(client: aeron.Client, config: ControlConfig, service: Service) -> None:
+    """The error names the services that are alive, or says that there is no subscriber."""
     commander = Commander(client, config)
 
     def knows_who_is_alive() -> bool:
-        with pytest.raises(CommandUnheard) as unheard:
+        with pytest.raises(CommandUnanswered) as unanswered:
             commander.send("service:recorder:lab2", "ping", timeout=0.05)
-        assert "nobody answered: waited 0.05 s" in str(unheard.value)
-        return f"alive are {TAG}" in str(unheard.value)
+        return f"no answer: waited 0.05 s; alive are {TAG}" in str(unanswered.value)
 
     wait_until(knows_who_is_alive, "the error names those who live")
     lonely = Commander(client, ControlConfig(**new_endpoints()))
-    with pytest.raises(CommandUnheard, match=r"nobody subscribes to the control stream \d+ of aeron:ipc"):
+    with pytest.raises(CommandUnanswered, match=r"no service subscribes to the control stream \d+ of aeron:ipc"):
         lonely.send(TAG, "ping", timeout=0.05)
+
+
+def test_a_command_that_names_no_timeout_waits_as_configured(client: aeron.Client, config: ControlConfig) -> None:
+    """`control.command_timeout_ms`."""
+    commander = Commander(client, msgspec.structs.replace(config, command_timeout_ms=60))
+    started = time.monotonic()
+    with pytest.raises(CommandUnanswered):
+        commander.send("service:recorder:lab2", "ping")
+    assert 0.06 <= time.monotonic() - started < 10  # its configuration says a minute
 
 
 def test_lies_are_no_answers(client: aeron.Client, config: ControlConfig) -> None:
@@ -159,7 +169,7 @@ def test_lies_are_no_answers(client: aeron.Client, config: ControlConfig) -> Non
         commander = Commander(client, config)
         wait_until(lambda: stays_unfinished(commander), "it is accepted, and no result comes")
         assert commander.send(TAG, "echo-only", timeout=LONG, until="echo").is_accepted
-        with pytest.raises(CommandUnheard):
+        with pytest.raises(CommandUnanswered):
             commander.send(TAG, "forged", timeout=0.2)
         assert commander.send(TAG, "late", timeout=LONG).value == "right"
     finally:
@@ -170,7 +180,7 @@ def test_lies_are_no_answers(client: aeron.Client, config: ControlConfig) -> Non
 
 def stays_unfinished(commander: Commander) -> bool:
     """Whether a command was accepted and then timed out; a slow machine may not even see its echo in time."""
-    with pytest.raises((CommandUnfinished, CommandUnheard)) as late:
+    with pytest.raises((CommandUnfinished, CommandUnanswered)) as late:
         commander.send(TAG, "echo-only", timeout=0.2)
     return "accepted, no result yet: waited 0.2 s" in str(late.value)
 

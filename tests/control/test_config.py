@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tensorpool import config
+from tensorpool import settings
 from tensorpool.control import ControlConfig, Service
 from tensorpool.discovery.config import RegistryConfig
 from tensorpool.driver.config import DriverConfig
@@ -34,7 +34,7 @@ def test_the_defaults_are_those_of_the_table_of_keys() -> None:
 
 def test_variables_and_flags_set_them() -> None:
     """Of the driver and of a registry alike."""
-    keys = config.known_keys(DriverConfig)
+    keys = settings.known_keys(DriverConfig)
     assert keys["control.control_stream_id"] == "CONTROL_CONTROL_STREAM_ID"
     environ = {"CONTROL_ENABLED": "false", "CONTROL_ALIASES": "service:driver,driver"}
     found = load(environ, status_stream_id=1500)
@@ -67,14 +67,14 @@ def test_what_cannot_be_served_is_refused(section: dict[str, Any], key: str) -> 
 
 
 def test_streams_of_others_may_be_shared_where_their_channels_agree() -> None:
-    """Traffic of many schemas is told apart by its header."""
+    """Headers distinguish the messages of many schemas."""
     assert load(control_stream_id=1000, status_stream_id=1300).control_stream_id == 1000
     assert load(enabled=False, control_stream_id=1000, control_channel="aeron:ipc").control_stream_id == 1000
 
 
 def test_who_may_end_a_service() -> None:
-    """Whoever has the media driver's directory; over a network nobody, unless the configuration says so."""
-    udp = {"control_channel": "aeron:udp?endpoint=127.0.0.1:40123"}
+    """Processes with access to the media driver's directory; over a network none, unless configured."""
+    udp: dict[str, Any] = {"control_channel": "aeron:udp?endpoint=127.0.0.1:40123"}
     assert [load(drain=drain).may_drain for drain in ("local", "any", "never")] == [True, True, False]
     assert [load(drain=drain, **udp).may_drain for drain in ("local", "any", "never")] == [False, True, False]
 

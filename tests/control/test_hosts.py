@@ -17,12 +17,12 @@ from tensorpool.control import (
     Commander,
     CommandError,
     CommandRejected,
-    CommandUnheard,
+    CommandUnanswered,
     ControlConfig,
     Service,
     ServiceAgent,
 )
-from tensorpool.control.standard import host_standard
+from tensorpool.control.common_commands import add_common_commands
 from tensorpool.discovery.config import RegistryConfig
 from tensorpool.discovery.registry import Registry
 from tests.support.disc_client import unused_udp_channel
@@ -41,7 +41,7 @@ DRIVERS = [{"instance_id": "a", "control_channel": "aeron:ipc?term-length=4m", "
 def commanding(aeron_dir: str, config: ControlConfig | None = None) -> Iterator[Commander]:
     client = aeron.connect(aeron_dir)
     try:
-        yield Commander(client, config)
+        yield Commander(client, config or ControlConfig(command_timeout_ms=60_000))
     finally:
         client.close()
 
@@ -72,7 +72,7 @@ def test_a_driver_may_be_no_service() -> None:
     with (
         tp.local(overrides=SMALL | {"control.enabled": False}) as pool,
         commanding(pool.aeron_dir) as commander,
-        pytest.raises(CommandUnheard, match=r"with control\.enabled"),
+        pytest.raises(CommandUnanswered, match=r"with control\.enabled"),
     ):
         commander.send(DRIVER, "ping", timeout=0.05)
 
@@ -91,7 +91,7 @@ def test_a_registry_is_a_service_that_can_be_drained(shared_media_driver: aeron.
 
 
 def test_a_bridge_is_a_service_that_can_be_paused_and_drained() -> None:
-    """By its instance; a pause is seen in its state, whoever ordered it."""
+    """By its instance; a pause is seen in its state, whichever process ordered it."""
     channel = unused_udp_channel()
     section = {"instance_id": "left", "role": "sender", "payload_channel": channel, "payload_stream_id": 50_000}
     section |= {"control_channel": channel, "control_stream_id": 50_001}
@@ -119,7 +119,7 @@ def test_a_service_outlives_its_media_driver(shm_dir: Path) -> None:
     """One with a connection of its own waits for the next media driver and answers there."""
     directory = str(shm_dir / "aeron")
     service = Service("x")
-    host_standard(service, status=dict, drain=lambda: None)
+    add_common_commands(service, status=dict, drain=lambda: None)
     with aeron.AgentRunner(ServiceAgent(service, directory), aeron.SleepingIdle()):
         for _ in range(2):
             with aeron.MediaDriver(directory), commanding(directory) as commander:

@@ -7,12 +7,13 @@ import struct
 import threading
 from collections import Counter
 from random import Random
+from typing import Any
 
 import pytest
 
 from tensorpool import aeron
 from tensorpool.clock import ManualClock
-from tensorpool.control import Alive, Ref, Service, State, host_standard, read_alive, read_value
+from tensorpool.control import Alive, Ref, Service, State, add_common_commands, read_alive, read_value
 from tensorpool.errors import DecodeError, LocalProtocolError, RemoteProtocolError, TransportError
 from tensorpool.logs import level, set_level
 from tensorpool.wire import decode
@@ -34,7 +35,7 @@ def lives(peer: EventPeer, events: list[EventMessage] | None = None) -> list[Ali
     return [found for one in (events or peer.events) if (found := read_alive(one)) is not None]
 
 
-def served(bench: Bench, **more: object) -> Service:
+def served(bench: Bench, **more: Any) -> Service:
     """A service with two commands of its own, bound."""
     service = bench.service(**more)
 
@@ -57,7 +58,7 @@ def test_a_command_is_echoed_then_run_then_answered(bench: Bench) -> None:
     sent = peer.command(TAG, "double", b"\x03", Format.UINT8)
     answer = peer.answer_to(sent)
     assert (answer.tag, read_value(answer)) == (TAG, (Format.FLOAT64, 6.0))
-    assert peer.heard.index(sent) < peer.events.index(answer)
+    assert peer.received.index(sent) < peer.events.index(answer)
 
 
 def test_a_handler_that_raises_answers_with_its_error_and_the_service_lives_on(bench: Bench) -> None:
@@ -204,7 +205,7 @@ def test_aliases_are_further_tags_and_the_echo_keeps_the_one_that_was_used(make_
 
 
 def test_a_command_whose_echo_finds_no_room_waits_and_is_not_run(make_bench: MakeBench) -> None:
-    """With a subscriber that does not read: nothing runs that is not on the record, and the reason is told later."""
+    """With a subscriber that does not read: nothing runs that is not on the record, and the reason is sent later."""
     bench = make_bench(status_channel="aeron:ipc?term-length=64k", alive_period_ms=3_600_000)
     clock = ManualClock(SECOND_NS, SECOND_NS)
     service = bench.service(clock=clock)
@@ -218,7 +219,7 @@ def test_a_command_whose_echo_finds_no_room_waits_and_is_not_run(make_bench: Mak
     assert service.counts["status_dropped"] > 0
     first, second = (peer_command(bench, "run", number) for number in (1, 2))
     clock.advance(10_000_000)
-    wait_until(lambda: service.invoke() or service.counts["mine"] == 2, "both are heard")
+    wait_until(lambda: service.invoke() or service.counts["mine"] == 2, "both are received")
     clock.advance(SECOND_NS // 2)
     service.invoke()
     assert ran == []
@@ -277,7 +278,7 @@ def test_signs_of_life_come_by_the_period_and_when_the_state_changes(bench: Benc
     peer.until(lambda: lives(peer), "it is alive")
     count = len(lives(peer))
     service.state = State.PAUSED
-    peer.until(lambda: len(lives(peer)) == count + 1, "the change is told at once")
+    peer.until(lambda: len(lives(peer)) == count + 1, "the change is published at once")
     for _ in range(10):
         service.invoke()
     clock.advance(SECOND_NS)
@@ -304,10 +305,10 @@ def test_the_standard_commands(bench: Bench) -> None:
     """Ping, status, log-level, pause, resume and drain; what ends the service comes after its answer."""
     service = bench.service()
     done: list[str] = []
-    host_standard(
+    add_common_commands(
         service,
         status=lambda: {"frames": 3},
-        drain=lambda: done.append(f"drain behind {len(peer.heard)}"),
+        drain=lambda: done.append(f"drain behind {len(peer.received)}"),
         pause=lambda: done.append("pause"),
         resume=lambda: "resumed after 3 s",
     )
@@ -342,7 +343,7 @@ def test_draining_over_a_network_needs_leave(make_bench: MakeBench) -> None:
     """Not accepted, with the key that would allow it."""
     bench = make_bench(drain="never")
     service = bench.service()
-    host_standard(service, status=dict, drain=lambda: pytest.fail("drained"))
+    add_common_commands(service, status=dict, drain=lambda: pytest.fail("drained"))
     service.bind(bench.client)
     peer = bench.peer()
     sent = peer.command(TAG, "drain")
@@ -350,7 +351,7 @@ def test_draining_over_a_network_needs_leave(make_bench: MakeBench) -> None:
 
 
 def test_streams_that_cannot_be_opened_are_an_error_or_waited_for(bench: Bench) -> None:
-    """A log that others made with other terms: a program is told, a host with better things to do goes on."""
+    """A log that others made with other terms: a program gets the error, a host that is patient goes on."""
     config = bench.config
     other = bench.client.add_publication("aeron:ipc?term-length=64k", config.control_stream_id)
     service = bench.service()

@@ -14,7 +14,7 @@ from tensorpool.driver.config import DriverConfig
 from tests.support.processes import run_script
 
 RING = "shm.RingSpec(8, (shm.PoolSpec(1, 4096),))"
-OLD_NS = 1_000_000_000_000
+LONG_AGO_NS = 1  # an activity stamp from the machine's start
 
 # Makes epochs of two streams in a namespace, last seen long ago, and dies without tidying up.
 ABANDON = f"""
@@ -26,7 +26,7 @@ for namespace in sys.argv[2:]:
     tree = shm.EpochTree.open(sys.argv[1], namespace, clock=clock)
     for stream_id in (1, 2):
         ring = tree.create(stream_id, tree.next_epoch(stream_id), {RING}, clock.monotonic_ns(), reserve_space=False)
-        ring.refresh_activity(clock.monotonic_ns() - {OLD_NS})
+        ring.refresh_activity({LONG_AGO_NS})
 os._exit(0)
 """
 

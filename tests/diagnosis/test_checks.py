@@ -19,10 +19,10 @@ import tensorpool as tp
 from tensorpool import aeron, shm
 from tensorpool.clock import SystemClock
 from tensorpool.diagnosis import limits, software
+from tensorpool.diagnosis.check_result import Level
 from tensorpool.diagnosis.cnc import read_cnc
 from tensorpool.diagnosis.directories import check_directories, check_region_files
 from tensorpool.diagnosis.driver import check_discovery, check_driver, check_lock
-from tensorpool.diagnosis.finding import Level
 from tensorpool.diagnosis.layouts import check_layouts
 from tensorpool.diagnosis.media_driver import check_media_driver
 from tensorpool.diagnosis.space import check_space
@@ -76,7 +76,7 @@ def test_a_stopped_media_driver_is_called_silent(shm_dir: Path) -> None:
 def saying_no(aeron_dir: str, endpoints: Endpoints) -> Iterator[None]:
     """A driver that refuses to end any lease, and does nothing else."""
     with contextlib.closing(aeron.connect(aeron_dir)) as client:
-        heard = client.add_subscription(*endpoints.control)
+        requests = client.add_subscription(*endpoints.control)
         said = client.add_publication(*endpoints.control, exclusive=True)
         is_over = threading.Event()
 
@@ -88,7 +88,7 @@ def saying_no(aeron_dir: str, endpoints: Endpoints) -> Iterator[None]:
 
         def serve() -> None:
             while not is_over.wait(0.001):
-                heard.poll(answer)
+                requests.poll(answer)
 
         thread = threading.Thread(target=serve)
         thread.start()
@@ -120,10 +120,10 @@ def test_a_driver_is_asked_and_answers_without_any_change(
         with saying_no(where, endpoints):
             wait_until(
                 lambda: check_driver(config, where, timeout_s=20).found.startswith("2 drivers answer at "),
-                "both are heard",
+                "both announces are received",
             )
-    nobody = check_driver(config, where, timeout_s=0.3)
-    assert (nobody.level, "nobody answers at aeron:ipc" in nobody.found) == (Level.FAIL, True)
+    silent = check_driver(config, where, timeout_s=0.3)
+    assert (silent.level, "no driver answers at aeron:ipc" in silent.found) == (Level.FAIL, True)
     settings = Endpoints.unused().settings | {"shm.base_dir": str(shm_dir)}
     alone = tp.DriverConfig.load(environ={}, overrides=settings)
     (silent,) = check_discovery(alone, where, timeout_s=0.3)
@@ -132,7 +132,7 @@ def test_a_driver_is_asked_and_answers_without_any_change(
 
 
 def test_the_lock_names_its_holder_and_is_not_touched(config: DriverConfig) -> None:
-    """Nobody has run there, somebody does, nobody does any more."""
+    """No driver has run there, one runs, none runs any more."""
     assert "does not exist" in check_lock(config).found
     with shm.EpochTree.open(config.shm.base_dir, clock=SystemClock()):
         assert check_lock(config).found.startswith(f"pid {os.getpid()} holds ")
@@ -171,7 +171,7 @@ for finding in (*check_directories(config), *check_region_files(config)):
 """
 
 
-def test_another_account_is_told_what_it_may_not(config: DriverConfig, tree: shm.EpochTree, host: Path) -> None:
+def test_another_account_learns_what_it_may_not_read(config: DriverConfig, tree: shm.EpochTree, host: Path) -> None:
     """Region files of a directory that it may enter, and a whole directory that it may not."""
     tree.create(1, 1, RING, 1, reserve_space=False)
     assert [finding.found for finding in check_region_files(config)] == ["1 epochs, all readable"]
@@ -261,7 +261,7 @@ def test_open_files_and_capabilities_of_this_process_are_read() -> None:
     assert locking.lockable_bytes() in (None, resource.getrlimit(resource.RLIMIT_MEMLOCK)[0])
 
 
-def test_python_and_aeron_are_told_with_their_versions(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_python_and_aeron_are_reported_with_their_versions(monkeypatch: pytest.MonkeyPatch) -> None:
     """And what is missing, with what to install."""
     python = software.check_python()
     assert (python.level, f"Python {sys.version.split()[0]}" in python.found) == (Level.OK, True)
@@ -302,7 +302,7 @@ def test_java_is_found_by_its_release_file_or_asked(tmp_path: Path, monkeypatch:
     assert found() == (Level.WARN, f"JAVA_HOME is {tmp_path}/none, where none is; Spark needs one")
 
 
-def test_without_spark_nobody_asks_for_java(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_java_is_not_checked_without_spark(monkeypatch: pytest.MonkeyPatch) -> None:
     """Only how to get it is said."""
     monkeypatch.setattr("importlib.util.find_spec", lambda _name: None)
     assert software.check_java() is None

@@ -8,7 +8,7 @@ from typing import Any
 
 from tests.support.processes import run_script
 
-# In a mount namespace of its own, so that /dev/shm is empty and nobody else's. Owners are forked: each holds the locks
+# In a mount namespace of its own, so that /dev/shm is empty and private. Owners are forked: each holds the locks
 # of its namespaces; half of them are killed. Of the living one has stale stamps, as if it were paused, and one has no
 # lock, as another implementation's driver.
 HOST = """
@@ -28,7 +28,7 @@ def make_epochs(base, namespace, is_stale):
     for stream_id in (1, 2):
         ring = tree.create(stream_id, tree.next_epoch(stream_id), RING, clock.monotonic_ns(), reserve_space=False)
         if is_stale:
-            ring.refresh_activity(clock.monotonic_ns() - 10**12)
+            ring.refresh_activity(1)  # as if last seen at the start of the machine
     return tree
 
 def own(number, is_doomed):
@@ -49,13 +49,13 @@ def directories():
 owners, report = {}, {}
 for kind in ("live", "dead"):
     for index in range(OWNERS):
-        ready, told = os.pipe()
+        ready, write_end = os.pipe()
         pid = os.fork()
         if pid == 0:
             kept = own(f"{kind}-{index}", kind == "dead")
-            os.write(told, b".")
+            os.write(write_end, b".")
             signal.pause()
-        os.close(told)
+        os.close(write_end)
         assert os.read(ready, 1) == b"."
         owners.setdefault(kind, []).append(pid)
 for pid in owners["dead"]:
@@ -88,9 +88,9 @@ def test_exactly_what_is_dead_goes_also_when_two_run_at_once() -> None:
     removed = [path for said in report["said"] for path in said["removed"]]
     assert sorted(removed) == sorted(dead)
     for said in report["said"]:
-        told = {leftover["path"] for leftover in said["dead"]}
-        assert told <= dead
-        assert {*said["removed"], *(left["path"] for left in said["left"])} == told
+        reported = {leftover["path"] for leftover in said["dead"]}
+        assert reported <= dead
+        assert {*said["removed"], *(left["path"] for left in said["left"])} == reported
         for leftover in said["dead"]:
             assert any("lock" in reason for reason in leftover["why"])
             assert leftover["memory_bytes"] > 0

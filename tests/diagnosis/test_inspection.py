@@ -15,13 +15,14 @@ import pytest
 
 import tensorpool as tp
 from tensorpool import aeron
+from tensorpool.diagnosis.announced_streams import observing
 from tensorpool.diagnosis.inspection import Inspection, inspect_stream
-from tensorpool.diagnosis.listening import listening
 from tensorpool.diagnosis.streams import Wanted
 from tensorpool.wire.control import DataSourceAnnounce, ShmPoolAnnounce
 from tensorpool.wire.driver import Role, ShmLeaseKeepalive
 from tests.shm.by_hand import mapped_files, open_files
 from tests.support.messages import consumer_qos, hello
+from tests.support.patience import PATIENT
 from tests.support.regions import RING
 from tests.support.wire_producer import WireProducer
 
@@ -58,9 +59,9 @@ def inspect(peer: WireProducer, shared_media_driver: aeron.MediaDriver) -> Inspe
 
     def look(stream: str, seconds: float = 0.3, says: Callable[[], object] = lambda: None) -> Inspection:
         settings = peer.settings | {"discovery.enabled": False, "policies.announce_period_ms": 1000}
-        config = tp.DriverConfig.load(environ={}, overrides=settings)
+        config = tp.DriverConfig.load(environ=PATIENT, overrides=settings)
         where = shared_media_driver.aeron_dir
-        with tp.connect(where, config=config) as client, listening(config, where) as observer, saying(says):
+        with tp.connect(where, config=config) as client, observing(config, where) as observer, saying(says):
             deadline = time.monotonic() + 30
             while not observer.snapshot().streams and time.monotonic() < deadline:
                 observer.do_work()
@@ -74,7 +75,12 @@ def test_a_foreign_stream_is_shown_and_notices_nothing(peer: WireProducer, inspe
     for _ in range(11):
         peer.publish(np.zeros((4, 8), np.uint16))
     found = inspect(str(peer.stream_id))
-    assert (found.stream_id, found.name, found.told_by, found.epoch) == (peer.stream_id, None, "announce", peer.epoch)
+    assert (found.stream_id, found.name, found.reported_by, found.epoch) == (
+        peer.stream_id,
+        None,
+        "announce",
+        peer.epoch,
+    )
     assert found.layout.nslots == peer.nslots
     assert [(pool.pool_id, pool.stride_bytes) for pool in found.layout.pools] == list(peer.pools.items())
     assert found.problems == []
@@ -94,13 +100,13 @@ def test_a_foreign_stream_is_shown_and_notices_nothing(peer: WireProducer, inspe
         ("PRODUCER", peer.producer_id, None)
     ]
     assert peer.grants == []
-    said = {type(heard.message).__name__ for heard in peer.transcript}
-    assert said <= {"ShmPoolAnnounce", "FrameDescriptor"}
+    sent = {type(entry.message).__name__ for entry in peer.transcript}
+    assert sent <= {"ShmPoolAnnounce", "FrameDescriptor"}
     assert mapped_files(shm_dir / "regions") == []
     assert [path for path in open_files(shm_dir / "regions") if "header" not in path and "pool" not in path] == []
 
 
-def test_who_holds_leases_and_who_lags_is_heard(peer: WireProducer, inspect: Inspect) -> None:
+def test_holders_of_leases_and_lagging_consumers_are_observed(peer: WireProducer, inspect: Inspect) -> None:
     """Keepalives tell holders, QoS tells lag and drops, announces the name."""
     for _ in range(5):
         peer.publish(np.zeros(8, np.uint8))
@@ -129,7 +135,7 @@ def test_who_holds_leases_and_who_lags_is_heard(peer: WireProducer, inspect: Ins
     assert (found.name, found.status and found.status.meta_version) == ("foreign/one", 4)
 
 
-def test_what_does_not_agree_is_told_field_by_field(peer: WireProducer, inspect: Inspect) -> None:
+def test_a_difference_is_reported_field_by_field(peer: WireProducer, inspect: Inspect) -> None:
     """A superblock of another layout, a pool that is cut short, a file that may not be opened: each in its region."""
     peer.regions.set_superblock(RING, layout_version=3, nslots=16)
     peer.regions.shorten(7)
@@ -142,7 +148,7 @@ def test_what_does_not_agree_is_told_field_by_field(peer: WireProducer, inspect:
     assert found.problems == [f"{region.name}: {region.problem}" for region in found.regions]
 
 
-def test_a_layout_that_no_stream_may_have_is_told_and_nothing_is_opened(peer: WireProducer, inspect: Inspect) -> None:
+def test_an_invalid_layout_is_reported_and_nothing_is_opened(peer: WireProducer, inspect: Inspect) -> None:
     """Slots of another size: shown as announced, with the flaw."""
     peer.announces = False
     found = inspect(
@@ -153,7 +159,7 @@ def test_a_layout_that_no_stream_may_have_is_told_and_nothing_is_opened(peer: Wi
     assert (found.regions, found.slots) == ((), None)
 
 
-def test_a_name_that_nobody_has_is_answered_with_what_is_announced(peer: WireProducer, inspect: Inspect) -> None:
+def test_an_unknown_name_is_answered_with_what_is_announced(peer: WireProducer, inspect: Inspect) -> None:
     """Without discovery too, and within a bounded time."""
-    with pytest.raises(tp.TensorPoolError, match=rf"no stream 'nobody'.*\(no name\) \({peer.stream_id} of driver-01\)"):
-        inspect("nobody")
+    with pytest.raises(tp.TensorPoolError, match=rf"no stream 'absent'.*\(no name\) \({peer.stream_id} of driver-01\)"):
+        inspect("absent")

@@ -8,15 +8,14 @@ import re
 from collections.abc import Callable
 from importlib.metadata import version
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import pytest
 
-from tensorpool.client.attachment import _flaw_in
-from tensorpool.client.mapping import Regions
 from tensorpool.errors import AttachRefused, RegionRejected, RemoteProtocolError
 from tensorpool.shm import AllowedBases, Backing, Check, PoolSpec, RegionSpec, RingSpec, containment, create_region
 from tensorpool.shm import region as module
+from tensorpool.shm.announced import Regions, flaw_in
 from tensorpool.shm.region import map_region
 from tensorpool.shm.space import require_space
 from tensorpool.wire.driver import PayloadPool, ResponseCode, ShmAttachResponse
@@ -72,7 +71,7 @@ def test_a_superblock_is_compared_field_by_field(changed: dict[str, int], text: 
     assert str(mapping_refused(uri, shm_dir)) == f"{uri}: superblock: {text}"
 
 
-def test_a_pool_with_another_stride_is_told_by_its_own_fields(shm_dir: Path) -> None:
+def test_a_pool_with_another_stride_is_described_by_its_own_fields(shm_dir: Path) -> None:
     """A pool's stride and slot size; the type by name."""
     uri = pool_file(shm_dir / "p", stride_bytes=256, slot_bytes=256)
     text = "stride_bytes: expected 128, found 256; slot_bytes: expected 128, found 256; file and announce disagree"
@@ -140,7 +139,7 @@ def test_a_file_that_is_swapped_or_cannot_be_mapped_says_so(shm_dir: Path, monke
         "mount"
     )
 
-    def no_room(*_arguments: object, **_options: object) -> None:
+    def no_room(*_arguments: object, **_options: Any) -> None:
         raise OSError(12, "mmap")
 
     with monkeypatch.context() as patch:
@@ -151,9 +150,9 @@ def test_a_file_that_is_swapped_or_cannot_be_mapped_says_so(shm_dir: Path, monke
         )
     genuine = os.stat
 
-    def stale_stat(path: str, **options: object) -> os.stat_result:
+    def stale_stat(path: str, **options: Any) -> os.stat_result:
         if options.get("dir_fd") is None:
-            return genuine(path, **options)  # type: ignore[arg-type]
+            return genuine(path, **options)
         return genuine("/etc/passwd")  # a regular file, and another one
 
     monkeypatch.setattr(os, "stat", stale_stat)
@@ -229,7 +228,7 @@ def test_every_rule_has_its_text_asserted() -> None:
             assert f"{check}: " in here, f"no sentence of {check} is asserted"
 
 
-def response(**changed: object) -> ShmAttachResponse:
+def response(**changed: Any) -> ShmAttachResponse:
     fields: dict[str, object] = {
         "correlation_id": 1,
         "code": ResponseCode.OK,
@@ -251,10 +250,11 @@ def response(**changed: object) -> ShmAttachResponse:
 def test_an_answer_that_cannot_be_used_is_compared_field_by_field() -> None:
     """Expected and found, as everywhere."""
     pool = PayloadPool(pool_id=3, pool_nslots=8, stride_bytes=128, region_uri="shm:file?path=/dev/shm/y")
-    assert _flaw_in(response(), 10000) is None
-    assert _flaw_in(response(header_slot_bytes=512), 10000) == "header_slot_bytes: expected 256, found 512"
-    assert _flaw_in(response(max_dims=4), 10000) == "max_dims: expected 8, found 4"
-    assert _flaw_in(response(payload_pools=(pool,)), 10000) == "pool 3: nslots: expected the ring's 4, found 8"
+    assert flaw_in(response(), 10000) is None
+    assert flaw_in(response(header_slot_bytes=512), 10000) == "announced ring: header_slot_bytes = 512: expected 256"
+    assert flaw_in(response(max_dims=4), 10000) == "max_dims: expected 8, found 4"
+    nslots = "announced ring: pool 3: nslots = 8: expected the ring's 4"
+    assert flaw_in(response(payload_pools=(pool,)), 10000) == nslots
     with pytest.raises(RemoteProtocolError) as caught:
         Regions.of(response(layout_version=2))
     assert str(caught.value) == "layout_version: expected 1, found 2; update the older of driver and client"

@@ -66,8 +66,8 @@ def test_committed_slots_reach_back_to_the_oldest(shm_dir: Path, count: int) -> 
             assert found.holds_s == pytest.approx(NSLOTS * 0.01)
 
 
-def test_a_slot_being_written_and_a_foreign_word_are_told_apart(shm_dir: Path) -> None:
-    """In progress by its low bit; a seq that belongs to another slot is nobody's frame."""
+def test_a_slot_being_written_and_a_foreign_word_are_distinguished(shm_dir: Path) -> None:
+    """In progress by its low bit; a seq that belongs to another slot is no frame."""
     with made(shm_dir) as ring:
         writer = ring.writer()
         for seq in range(NSLOTS):

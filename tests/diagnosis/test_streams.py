@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import pytest
 
-from tensorpool.client.inquiry import DiscoveredStream
+from tensorpool.client.discovery_query import DiscoveredStream
 from tensorpool.diagnosis.streams import MAX_LISTED, Wanted
 from tensorpool.errors import LocalProtocolError, TensorPoolError
 
@@ -69,8 +69,8 @@ def test_an_unknown_one_is_answered_with_what_there_is() -> None:
     assert "did you mean" not in str(Wanted("xyz").unknown(STREAMS, "as discovery says"))
     many = [stream(number, f"s{number}") for number in range(1, MAX_LISTED + 6)]
     assert str(Wanted("xyz").unknown(many, "asked")).endswith("s20 (20 of a) and 5 more (`tensorpool ls`)")
-    assert str(Wanted("xyz").unknown([], "nobody answers")) == (
-        "there is no stream 'xyz', nor any other (nobody answers); start a producer, or name another driver with "
+    assert str(Wanted("xyz").unknown([], "no provider answers")) == (
+        "there is no stream 'xyz', nor any other (no provider answers); start a producer, or name another driver with "
         "--aeron-dir or --config"
     )
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Two accounts and one driver: who shares a group reads the stream; who does not is told why, and what helps."""
+"""Two accounts and one driver: one that shares a group reads the stream; another gets the reason and the remedy."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ BECOME = """
 import importlib.metadata, os, sys
 import numpy as np
 import tensorpool as tp
-import tensorpool.cli.doctor, tensorpool.cli.main, tensorpool.diagnosis.examination, tensorpool.embedded
+import tensorpool.cli.doctor, tensorpool.cli.main, tensorpool.diagnosis.all_checks, tensorpool.embedded
 tensorpool.aeron.library.load()
 importlib.metadata.version("tensorpool")
 uid, groups = int(sys.argv[1]), [int(gid) for gid in sys.argv[2].split(",") if gid]
@@ -86,7 +86,7 @@ def places(shm_dir: Path) -> Iterator[tuple[str, str]]:
         driver.finish(stdin="\n")
 
 
-def test_a_shared_group_works_and_an_outsider_is_told_what_would_help(places: tuple[str, str]) -> None:
+def test_a_shared_group_works_and_an_outsider_learns_what_would_help(places: tuple[str, str]) -> None:
     """Modes come from the configuration, not from the umask; the denial names uid, groups, owner, mode and the fix."""
     base = Path(places[1])
     user_dir = base / f"tensorpool-{DRIVER}"
@@ -114,7 +114,7 @@ def test_a_shared_group_works_and_an_outsider_is_told_what_would_help(places: tu
 
 
 def test_a_living_media_driver_of_another_user_is_called_that(shm_dir: Path) -> None:
-    """Not absent and not a leftover: whose it is, its mode, what helps; and nobody is sent into group root."""
+    """Not absent and not a leftover: whose it is, its mode, what helps; and no advice to join group root."""
     shm_dir.chmod(0o755)
     base = shm_dir / "tensorpool"
     base.mkdir()

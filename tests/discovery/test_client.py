@@ -15,6 +15,7 @@ from tensorpool import aeron
 from tensorpool.discovery.config import RegistryConfig
 from tensorpool.discovery.registry import Registry
 from tensorpool.driver import Driver, DriverConfig
+from tests.support.patience import PATIENT
 from tests.support.processes import private_directory, wait_until
 
 IPC = "aeron:ipc?term-length=4m"
@@ -48,7 +49,7 @@ class Site:
 
     def _config(self, folder: Path, name: str, first: int) -> DriverConfig:
         return DriverConfig.load(
-            environ={},
+            environ=PATIENT,
             overrides={
                 "driver.instance_id": name,
                 "driver.control_stream_id": first,
@@ -139,7 +140,7 @@ def test_a_name_in_the_drivers_configuration_is_found_by_clients_that_have_none(
     streams = {"volume": {"stream_id": 12_345, "profile": "default"}}
     overrides = {"streams": streams, "policies.announce_period_ms": 200, "profiles.default": PROFILE}
     with tp.local(overrides=overrides) as pool:
-        bare = DriverConfig.load(environ={}, overrides={"shm.base_dir": pool.config.shm.base_dir})
+        bare = DriverConfig.load(environ=PATIENT, overrides={"shm.base_dir": pool.config.shm.base_dir})
         with tp.connect(pool.aeron_dir, config=bare) as client:
             with client.consumer("volume", timeout=20) as consumer, client.producer("volume", timeout=20) as producer:
                 assert consumer.stream_id == producer.stream_id == 12_345
@@ -195,15 +196,15 @@ def test_a_producer_goes_to_the_stream_that_has_its_name(client: tp.Client) -> N
 
 
 def test_a_consumer_waits_for_its_name_at_whichever_driver(client: tp.Client, other: tp.Client) -> None:
-    """As long as it was told to; then the error says what to do."""
-    with pytest.raises(tp.TensorPoolError, match=r"no producer announces the name 'nobody'.*tensorpool ls"):
-        client.consumer("nobody", timeout=1.5)
+    """As long as its timeout; then the error says what to do."""
+    with pytest.raises(tp.TensorPoolError, match=r"no producer announces the name 'absent'.*tensorpool ls"):
+        client.consumer("absent", timeout=1.5)
 
 
-def test_without_discovery_names_are_what_is_heard(site: Site) -> None:
+def test_without_discovery_names_come_from_announces(site: Site) -> None:
     """As before there was any."""
     config = DriverConfig.load(
-        environ={},
+        environ=PATIENT,
         overrides={
             "driver.control_stream_id": 64_000,
             "driver.metadata_stream_id": 64_001,
@@ -230,7 +231,7 @@ def test_a_client_that_is_turned_by_hand_asks_too(site: Site, other: tp.Client) 
         client.invoke()
 
 
-def test_nobody_to_ask_is_an_error_with_the_places(shared_media_driver: aeron.MediaDriver) -> None:
+def test_an_error_names_the_providers_when_none_answers(shared_media_driver: aeron.MediaDriver) -> None:
     """Within the time that was given."""
     config = DriverConfig.load(environ={}, overrides={"driver.control_stream_id": 64_800})
     with (

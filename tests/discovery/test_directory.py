@@ -40,8 +40,8 @@ def test_streams_of_one_id_at_two_drivers_are_two(directory: Directory) -> None:
 def test_a_result_says_all_that_was_announced_and_configured(directory: Directory) -> None:
     """Every field of the announce, the driver's endpoint, and the constants."""
     pools = tuple(PayloadPool(pool_id=id, pool_nslots=8, stride_bytes=64 << id, region_uri=f"u{id}") for id in (1, 4))
-    told = announce(7, epoch=9, producer_id=5, layout_version=2, payload_pools=pools)
-    directory.on_pool_announce("a", told, 0)
+    given = announce(7, epoch=9, producer_id=5, layout_version=2, payload_pools=pools)
+    directory.on_pool_announce("a", given, 0)
     (result,) = directory.find(request(), 0)
     assert (result.epoch, result.producer_id, result.layout_version) == (9, 5, 2)
     assert (result.header_slot_bytes, result.max_dims, result.header_nslots) == (256, 8, 8)
@@ -102,17 +102,17 @@ def test_a_change_within_an_epoch_is_seen(directory: Directory) -> None:
         ({"stream_id": 2**32 - 1}, "without_a_stream_id"),
         ({"epoch": 0}, "without_an_epoch"),
         ({"epoch": 2**64 - 1}, "without_an_epoch"),
-        ({"header_slot_bytes": 128}, "of_other_slot_bytes"),
-        ({"header_nslots": 12}, "of_unusable_nslots"),
-        ({"header_nslots": 0}, "of_unusable_nslots"),
-        ({"header_nslots": 16}, "of_unequal_nslots"),
-        ({"payload_pools": ()}, "of_unusable_pools"),
-        ({"payload_pools": announce().payload_pools * 2}, "of_unusable_pools"),
+        ({"header_slot_bytes": 128}, "of_unusable_rings"),
+        ({"header_nslots": 12}, "of_unusable_rings"),
+        ({"header_nslots": 0}, "of_unusable_rings"),
+        ({"header_nslots": 16}, "of_unusable_rings"),
+        ({"payload_pools": ()}, "of_unusable_rings"),
+        ({"payload_pools": announce().payload_pools * 2}, "of_unusable_rings"),
         ({"header_region_uri": ""}, "of_unusable_uris"),
         ({"header_region_uri": "caf\xe9"}, "of_unusable_uris"),
     ],
 )
-def test_what_nobody_could_attach_to_is_counted_and_passed_over(
+def test_an_announce_that_no_client_could_attach_to_is_counted_and_ignored(
     directory: Directory, changed: dict[str, Any], reason: str
 ) -> None:
     """Each flaw under its name; a good entry stays as it was."""
@@ -153,7 +153,7 @@ def test_names_and_tags_go_with_the_producer_that_gave_them(directory: Directory
 
 
 def test_an_announce_without_a_name_takes_none_away(directory: Directory) -> None:
-    """And a name that is too long gives none: it cannot be told byte for byte in 256."""
+    """And a name that is too long gives none: 256 bytes cannot hold it."""
     directory.on_pool_announce("a", announce(), 0)
     directory.on_data_source_announce("a", named(7, "n" * 256), 0)
     directory.on_data_source_announce("a", named(7, ""), 0)
@@ -214,7 +214,7 @@ def test_filters_are_combined_with_and(directory: Directory) -> None:
     assert found(directory, 0, stream_id=0) == []
 
 
-def test_a_name_is_told_byte_for_byte(directory: Directory) -> None:
+def test_a_name_is_repeated_byte_for_byte(directory: Directory) -> None:
     """Also one that is no text."""
     name = b"caf\xe9 \xff\x00".decode("utf-8", "surrogateescape")
     directory.on_pool_announce("a", announce(), 0)
@@ -282,7 +282,7 @@ def test_a_rule_shows_what_fits_every_list(rule: AclRule, seen: list[int]) -> No
 
 
 def test_there_are_only_so_many_streams() -> None:
-    """Those that are known stay; further ones, and what is told of them, are counted."""
+    """Those that are known stay; further ones and their descriptions are counted."""
     directory = Directory([identity()], max_streams=2)
     assert [directory.on_pool_announce("a", announce(stream_id), 0) for stream_id in (1, 2, 3)] == [True, True, False]
     assert not directory.on_data_source_announce("a", named(9, "x"), 0)

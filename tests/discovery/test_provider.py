@@ -43,7 +43,7 @@ class Fleet:
             }
             for name, place in self.places.items()
         ]
-        own = {"channel": REQUESTS[0], "stream_id": next(_stream_ids), "drivers": drivers}
+        own: dict[str, Any] = {"channel": REQUESTS[0], "stream_id": next(_stream_ids), "drivers": drivers}
         self.registry = Registry(
             RegistryConfig.load(environ={}, overrides={"discovery": own | section}), aeron_dir=aeron_dir
         )
@@ -54,7 +54,7 @@ class Fleet:
         self._requests = self.client.add_publication(own["channel"], own["stream_id"], exclusive=True)
         self.response_stream_id = next(_stream_ids)
         self._responses = self.client.add_subscription("aeron:ipc", self.response_stream_id)
-        self.heard: list[DiscoveryResponse] = []
+        self.received: list[DiscoveryResponse] = []
 
     @property
     def counts(self) -> dict[str, int]:
@@ -77,8 +77,8 @@ class Fleet:
         return self.answers(request_id)[0]
 
     def answers(self, request_id: int) -> list[DiscoveryResponse]:
-        self._responses.poll(lambda data, info: self.heard.append(decode(data)), 100)  # type: ignore[arg-type]
-        return [response for response in self.heard if response.request_id == request_id]
+        self._responses.poll(lambda data, info: self.received.append(decode(data)), 100)  # type: ignore[arg-type]
+        return [response for response in self.received if response.request_id == request_id]
 
     def close(self) -> None:
         self.client.close()
@@ -93,7 +93,7 @@ def fleet(shared_media_driver: aeron.MediaDriver) -> Iterator[Fleet]:
 
 
 def test_a_registry_answers_for_all_its_drivers(fleet: Fleet) -> None:
-    """Each stream under the identity of the place where it was heard."""
+    """Each stream under the driver whose announce stream it came on."""
     fleet.announce("a", 7)
     fleet.announce("b", 7, epoch=3)
     fleet.say("b", named(7, "cam", 3))
@@ -106,7 +106,7 @@ def test_a_registry_answers_for_all_its_drivers(fleet: Fleet) -> None:
     ]
 
 
-def test_what_is_told_again_is_known_again_after_a_later_epoch(fleet: Fleet) -> None:
+def test_a_description_that_is_repeated_is_known_again_after_a_later_epoch(fleet: Fleet) -> None:
     """The very same bytes: they count for the epoch that they come in."""
     fleet.announce("a", 7, epoch=1)
     wait_until(lambda: fleet.ask().results, "the stream is known")
@@ -162,9 +162,9 @@ def test_hostile_requests_are_answered_by_nothing_and_cost_little(fleet: Fleet) 
     counts = fleet.counts
     assert counts["responses_opened"] <= 64 + 64 + 32 * 30
     assert counts["responses_not_opened"] > 500
-    assert len(fleet.registry.provider._link.responder) <= 64  # type: ignore[union-attr]
+    assert len(fleet.registry.provider._connection.streams.responder) <= 64  # type: ignore[union-attr]
     assert _rss_kib() - before_kib < 100_000
-    assert not [response for response in fleet.heard if response.status is DiscoveryStatus.ERROR]
+    assert not [response for response in fleet.received if response.status is DiscoveryStatus.ERROR]
 
 
 def test_a_client_that_asks_too_often_is_passed_over_alone(shared_media_driver: aeron.MediaDriver) -> None:
@@ -202,14 +202,14 @@ def test_a_flood_of_queries_costs_no_lease(shm_dir: Path) -> None:
             for _ in range(5):
                 with client.consumer(producer.stream_id) as consumer:
                     assert consumer.stream_id == producer.stream_id
+            assert pool.discovery is not None
+            counts = pool.discovery.counts
+            wait_until(lambda: counts["requests"] + counts["responses_beyond_queue"] > 100, "a flood of requests")
             assert producer.is_active
         finally:
             is_over.set()
             thread.join()
             asker.close()
-        assert pool.discovery is not None
-        counts = pool.discovery.counts
-        assert counts["requests"] + counts["responses_beyond_queue"] > 100
 
 
 def test_a_provider_comes_back_with_its_media_driver(shm_dir: Path) -> None:
@@ -221,9 +221,9 @@ def test_a_provider_comes_back_with_its_media_driver(shm_dir: Path) -> None:
         fleet.client.close()
         media_driver.close()
         provider = fleet.registry.provider
-        wait_until(lambda: provider._link is None, "the loss is noticed")
+        wait_until(lambda: provider._connection.streams is None, "the loss is noticed")
         media_driver = aeron.MediaDriver(aeron_dir)
-        wait_until(lambda: provider._link is not None, "it is back")
+        wait_until(lambda: provider._connection.streams is not None, "it is back")
     finally:
         fleet.close()
         media_driver.close()

@@ -68,7 +68,7 @@ def test_of_a_channel_only_the_address_is_taken(channel: str, opened: str, longe
     ],
 )
 def test_other_channels_are_refused(channel: str) -> None:
-    """Nonsense, other schemes, many receivers, places that are none, and names that somebody would have to look up."""
+    """Nonsense, other schemes, many receivers, places that are none, and names that need a name server."""
     assert route_to(channel, BOTH, with_host_names=False) is None
 
 
@@ -84,7 +84,9 @@ class Desk:
     """A responder, turned by hand, with a clock of its own."""
 
     def __init__(self, client: aeron.Client) -> None:
-        settings = RegistrySection(response_publication_limit=LIMIT, response_idle_ms=1000, response_connect_ms=500)
+        settings = RegistrySection(
+            expiry_ms=3000, response_publication_limit=LIMIT, response_idle_ms=1000, response_connect_ms=500
+        )
         self.counts: Counter[str] = Counter()
         self.now_ns = 0
         self.responder = Responder(settings, client, self.counts, 0)
@@ -117,23 +119,23 @@ def desk(client: aeron.Client) -> Iterator[Desk]:
     desk.responder.close()
 
 
-def test_answers_come_in_order_once_somebody_listens(desk: Desk, client: aeron.Client) -> None:
+def test_answers_come_in_order_once_there_is_a_subscriber(desk: Desk, client: aeron.Client) -> None:
     """Those that were given before the endpoint was open, too."""
-    heard: list[bytes] = []
+    received: list[bytes] = []
     subscription = client.add_subscription("aeron:ipc", 61_001)
     for number in range(10):
         desk.post(61_001, b"%d" % number)
 
-    def all_heard() -> bool:
-        subscription.poll(lambda data, info: heard.append(data), 100)
-        return len(heard) == 10
+    def all_received() -> bool:
+        subscription.poll(lambda data, info: received.append(data), 100)
+        return len(received) == 10
 
-    desk.turn_until(all_heard, "all answers")
-    assert heard == [b"%d" % number for number in range(10)]
+    desk.turn_until(all_received, "all answers")
+    assert received == [b"%d" % number for number in range(10)]
     assert desk.counts["responses_opened"] == 1
 
 
-def test_what_nobody_fetches_is_dropped_after_a_while(desk: Desk) -> None:
+def test_an_answer_without_a_subscriber_is_dropped_after_a_while(desk: Desk) -> None:
     """And its endpoint is closed when it was idle for long."""
     desk.post(61_002)
     desk.now_ns = 499_000_000
@@ -148,9 +150,9 @@ def test_what_nobody_fetches_is_dropped_after_a_while(desk: Desk) -> None:
     assert len(desk.responder) == 0
 
 
-def test_an_endpoint_in_use_outlives_those_that_nobody_listens_at(desk: Desk, client: aeron.Client) -> None:
+def test_an_endpoint_in_use_outlives_those_without_a_subscriber(desk: Desk, client: aeron.Client) -> None:
     """There are never more than the limit."""
-    heard: list[bytes] = []
+    received: list[bytes] = []
     subscription = client.add_subscription("aeron:ipc", 61_003)
     desk.post(61_003, b"first")
     desk.turn_until(lambda: desk.counts["responses_sent"] == 1, "the first answer")
@@ -158,7 +160,7 @@ def test_an_endpoint_in_use_outlives_those_that_nobody_listens_at(desk: Desk, cl
         desk.post(1, channel=f"aeron:udp?endpoint=127.0.0.1:{port}")
         assert len(desk.responder) <= LIMIT
     desk.post(61_003, b"second")
-    desk.turn_until(lambda: subscription.poll(lambda data, info: heard.append(data), 10), "an answer")
+    desk.turn_until(lambda: subscription.poll(lambda data, info: received.append(data), 10), "an answer")
     desk.turn_until(lambda: desk.counts["responses_sent"] == 2, "the second answer")
     assert desk.counts["responses_opened"] == 31  # it was never opened again
 

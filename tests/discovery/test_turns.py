@@ -28,6 +28,7 @@ from tensorpool.discovery.provider import (
     Source,
     ThriftyIdle,
 )
+from tensorpool.driver.config import DriverConfig
 from tensorpool.driver.driver import DISCOVERY_SHARE
 from tensorpool.wire import Message, decode
 from tensorpool.wire.control import DataSourceAnnounce
@@ -40,6 +41,11 @@ BELOW = "/dev/shm/tensorpool/tensorpool-operator/production"
 _stream_ids = itertools.count(64_000)
 
 
+def section_of(place: Endpoint, **keys: Any) -> DiscoverySection:
+    keys |= {"channel": place.channel, "stream_id": place.stream_id}
+    return DriverConfig.load(environ={}, discovery=keys).discovery
+
+
 class Desk:
     """A provider whose announces, metadata and requests come on one stream, as inside a driver."""
 
@@ -49,7 +55,7 @@ class Desk:
         self.client = client
         self.clock = clock
         limits = {"client_requests_per_s": 100_000, "requests_per_s": 100_000, "announce_period_ms": 1000}
-        section = DiscoverySection(channel=IPC, stream_id=self.place.stream_id, **limits | keys)
+        section = section_of(self.place, **limits | keys)
         identity = DriverIdentity("a", self.place, section.expiry_ms * 1_000_000)
         self.provider = Provider(section, [Source(identity, self.place, self.place)], aeron_dir, clock)
         self.publication = client.add_publication(IPC, self.place.stream_id, exclusive=True)
@@ -187,13 +193,15 @@ def test_registries_get_the_names_of_the_drivers_configuration(
 ) -> None:
     """As a producer would announce them, with every announce of the driver, and not where a producer named it."""
     client = connect(shared_media_driver)
-    place, told = Endpoint(IPC, next(_stream_ids)), Endpoint(IPC, next(_stream_ids))
+    place, registry = Endpoint(IPC, next(_stream_ids)), Endpoint(IPC, next(_stream_ids))
     clock = ManualClock(100 * SECOND_NS)
-    section = DiscoverySection(channel=IPC, stream_id=place.stream_id, announce_period_ms=1000, expiry_ms=3000)
+    section = section_of(place, announce_period_ms=1000, expiry_ms=3000)
     identity = DriverIdentity("a", place, EXPIRY_NS, {7: "volume", 8: "other"})
-    provider = Provider(section, [Source(identity, place, place)], shared_media_driver.aeron_dir, clock, tells=[told])
+    provider = Provider(
+        section, [Source(identity, place, place)], shared_media_driver.aeron_dir, clock, registries=[registry]
+    )
     received: list[bytes] = []
-    subscription = client.add_subscription(told.channel, told.stream_id)
+    subscription = client.add_subscription(registry.channel, registry.stream_id)
     publication = client.add_publication(place.channel, place.stream_id, exclusive=True)
     provider.on_start()
     try:

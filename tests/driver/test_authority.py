@@ -9,10 +9,10 @@ import msgspec
 import pytest
 
 from tensorpool.clock import ManualClock
-from tensorpool.driver.authority import MAX_CLAIMS, MAX_WORDS, Authority, probe, probe_answer
+from tensorpool.driver.authority import MAX_CLAIM_CHARS, MAX_CLAIMS, Authority, probe, probe_answer
 from tensorpool.driver.config import DriverConfig
 from tensorpool.driver.lifecycle import CreateEpoch, Lifecycle, Send
-from tensorpool.driver.rivals import Rivals
+from tensorpool.driver.other_drivers import OtherDrivers
 from tensorpool.logs import get_logger
 from tensorpool.wire.control import ShmPoolAnnounce
 from tensorpool.wire.driver import ResponseCode, Role, ShmAttachRequest, ShmAttachResponse
@@ -54,9 +54,9 @@ def test_an_answer_to_our_probe_is_proof_within_the_first_announce_period(author
     """A driver that was busy was here before us all the same; later no message ends a driver that serves."""
     limit_ns = START_NS + PERIOD_NS * 5 // 4
     assert authority.on_response(probe_answer(START_NS), limit_ns + 1) is None
-    assert not authority.rival
+    assert not authority.earlier_driver
     assert authority.on_response(probe_answer(START_NS), limit_ns) is None
-    assert "REJECTED" in authority.rival
+    assert "REJECTED" in authority.earlier_driver
 
 
 def test_only_the_probe_of_a_later_driver_is_answered(authority: Authority) -> None:
@@ -92,7 +92,7 @@ def test_announces_of_other_memory_are_a_claim(authority: Authority, seen: ShmPo
     words = authority.claim_on(STREAM, LATER_NS)
     assert words is not None
     assert seen.header_region_uri in words
-    assert not authority.rival
+    assert not authority.earlier_driver
 
 
 def test_one_foreign_pool_among_our_own_regions_is_a_claim(authority: Authority) -> None:
@@ -131,9 +131,9 @@ def test_a_claim_on_our_stream_ends_us_within_the_first_announce_period_only(aut
     limit_ns = START_NS + PERIOD_NS * 5 // 4
     authority.on_announce(of_theirs(), limit_ns + 1)
     authority.on_own_stream_claimed(STREAM, limit_ns + 1)
-    assert not authority.rival
+    assert not authority.earlier_driver
     authority.on_own_stream_claimed(STREAM, limit_ns)
-    assert of_theirs().header_region_uri in authority.rival
+    assert of_theirs().header_region_uri in authority.earlier_driver
 
 
 def test_claims_are_bounded(authority: Authority) -> None:
@@ -145,7 +145,7 @@ def test_claims_are_bounded(authority: Authority) -> None:
     authority.on_announce(announce(STREAM, below="/" + "x" * 100_000), LATER_NS)
     words = authority.claim_on(STREAM, LATER_NS)
     assert words is not None
-    assert len(words) == MAX_WORDS
+    assert len(words) == MAX_CLAIM_CHARS
 
 
 # --- what the driver does
@@ -189,14 +189,14 @@ def test_an_attach_that_waits_for_memory_is_refused_when_its_stream_is_claimed(l
 
 
 def test_an_announce_of_another_driver_refuses_the_attach_that_waits(lifecycle: Lifecycle) -> None:
-    """From the bytes of the announce to the refusal: `Rivals` hands the claim on."""
+    """`OtherDrivers` hands the claim on."""
     clock = ManualClock(monotonic_ns=START_NS)
-    rivals = Rivals(lifecycle.config, clock, lifecycle, get_logger("driver"))
-    rivals.on_start()
+    other_drivers = OtherDrivers(lifecycle.config, clock, lifecycle, get_logger("driver"))
+    other_drivers.on_start()
     clock.advance(LATER_NS - START_NS)
     request = attach_request(STREAM, Role.PRODUCER)
     lifecycle.on_attach(request, LATER_NS)
     theirs = msgspec.structs.replace(of_theirs(), announce_timestamp_ns=LATER_NS)
-    refused = answer(rivals.take(theirs.encode(), is_before=False) or [])
+    refused = answer(other_drivers.on_announce(theirs, is_before=False))
     assert (refused.correlation_id, refused.code) == (request.correlation_id, ResponseCode.REJECTED)
-    assert rivals.failure is None, "a driver that has served for long stays"
+    assert other_drivers.failure is None, "a driver that has served for long stays"

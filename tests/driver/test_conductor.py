@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A part of the driver's turn that fails costs nobody anything else; the rest is the decisions' own tests."""
+"""A part of the driver's turn that fails harms no other part; the decisions have tests of their own."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def driver() -> Iterator[Conversation]:
         yield Conversation(config, random.Random(1))
 
 
-def fails(*_: object, **__: object) -> Any:
+def fails(*_: object, **__: Any) -> Any:
     raise RuntimeError("this one fails")
 
 
@@ -56,7 +56,7 @@ def test_a_message_that_fails_costs_no_other_client_its_answer(
     life = driver.conductor.lifecycle
     monkeypatch.setattr(life, "on_attach", failing_for(UNLUCKY, life.on_attach))
     for number, client_id in enumerate((LUCKY, UNLUCKY, LUCKY + 1)):
-        driver.link.inbox.append(attach(client_id, correlation_id=number).encode())
+        driver.streams.inbox.append(attach(client_id, correlation_id=number).encode())
     assert answered(driver.turn()) == [0, 2]
     assert life.counts["failures"] == 1
 
@@ -78,7 +78,7 @@ def test_a_part_that_fails_at_every_turn_stops_no_other(
             monkeypatch.setattr(driver.memory, "take_finished", fails)
         case "effect":
             monkeypatch.setattr(driver.memory, "submit", fails)
-            driver.link.inbox.append(attach(UNLUCKY, 20_000, publish_mode=PublishMode.EXISTING_OR_CREATE).encode())
+            driver.streams.inbox.append(attach(UNLUCKY, 20_000, publish_mode=PublishMode.EXISTING_OR_CREATE).encode())
         case "collect":
             monkeypatch.setattr(driver.memory, "collect", fails)
         case "service":
@@ -88,7 +88,7 @@ def test_a_part_that_fails_at_every_turn_stops_no_other(
             monkeypatch.setattr(life, "announce", lambda id_, now_ns: made(id_, now_ns) if id_ != FRONT else fails())
     said: list[Any] = []
     for number in range(3):
-        driver.link.inbox.append(attach(LUCKY + number, correlation_id=number).encode())
+        driver.streams.inbox.append(attach(LUCKY + number, correlation_id=number).encode())
         said += driver.turn(life.config.announce_period_ns)
     assert answered(said) == [0, 1, 2]
     assert life.counts["failures"] > 0
@@ -127,7 +127,7 @@ def test_failures_are_logged_once_a_second(
 
 
 @pytest.mark.parametrize("error", [TransportError("gone"), Closed("closed")])
-def test_a_log_that_is_gone_gives_up_the_link_and_not_the_driver(
+def test_a_log_that_is_gone_gives_up_the_connection_and_not_the_driver(
     driver: Conversation, monkeypatch: pytest.MonkeyPatch, error: Exception
 ) -> None:
     """It looks for the media driver again; nothing raises."""
@@ -135,11 +135,11 @@ def test_a_log_that_is_gone_gives_up_the_link_and_not_the_driver(
     def offer(_: bytes) -> aeron.OfferResult:
         raise error
 
-    monkeypatch.setattr(driver.link.answers, "offer", offer)
-    driver.link.inbox.append(attach(LUCKY).encode())
+    monkeypatch.setattr(driver.streams.answers, "offer", offer)
+    driver.streams.inbox.append(attach(LUCKY).encode())
     driver.turn()
-    assert driver.conductor._link is None
-    monkeypatch.setattr(driver.conductor._media_driver, "is_dead", lambda: True)
+    assert driver.conductor._streams is None
+    monkeypatch.setattr(driver.conductor._connection._liveness, "is_dead", lambda: True)
     driver.turn()
     assert driver.conductor.lifecycle.counts["failures"] == 0
 
@@ -153,7 +153,7 @@ def test_a_driver_whose_turns_fail_still_ends(driver: Conversation, monkeypatch:
     said: list[Any] = []
     for _ in range(25):
         if not driver.is_over:
-            driver.link.inbox.append(attach(LUCKY).encode())
+            driver.streams.inbox.append(attach(LUCKY).encode())
             said = driver.turn(100 * MS)
     assert driver.is_over
     assert isinstance(said[-1], ShmDriverShutdown)

@@ -15,19 +15,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tensorpool import config
+from tensorpool import settings
 from tensorpool.channel import Endpoint
-from tensorpool.config import Range
 from tensorpool.driver.config import (
     DriverConfig,
-    DriverSection,
-    PoliciesSection,
     PoolConfig,
     ProfileConfig,
-    ShmSection,
     StreamConfig,
 )
 from tensorpool.errors import ConfigError
+from tensorpool.settings import Range
 from tensorpool.shm.layout import PoolSpec, RingSpec
 
 EXAMPLES = Path(__file__).parents[2] / "examples" / "driver"
@@ -135,6 +132,8 @@ KEYS = [
     number("policies.max_streams", "POLICIES_MAX_STREAMS", 1_000),
     number("policies.dynamic_stream_linger_ms", "POLICIES_DYNAMIC_STREAM_LINGER_MS", 30_000),
     number("policies.rate_limited_default_hz", "POLICIES_RATE_LIMITED_DEFAULT_HZ", 10),
+    number("client.attach_timeout_ms", "CLIENT_ATTACH_TIMEOUT_MS", 5000),
+    number("client.discover_timeout_ms", "CLIENT_DISCOVER_TIMEOUT_MS", 2000),
     Key("profiles.a.header_nslots", "PROFILES_A_HEADER_NSLOTS", 1024, "1", "2", 2**31, (1, 2)),
     Key("profiles.a.payload_pools[0].pool_id", None, 1, "0"),
     Key("profiles.a.payload_pools[0].stride_bytes", None, 65536, "64"),
@@ -173,7 +172,7 @@ def with_key(key: str, value: str) -> str:
 def test_the_table_of_keys_is_complete() -> None:
     """What is tested below is all there is, and the variables are spelt as documented."""
     others = ("discovery.", "control.")
-    known = {key: name for key, name in config.known_keys(DriverConfig).items() if not key.startswith(others)}
+    known = {key: name for key, name in settings.known_keys(DriverConfig).items() if not key.startswith(others)}
     ours = {key.key.replace(".a.", ".<name>.").replace(".s.", ".<name>.").replace("[0]", "[]"): key for key in KEYS}
     assert known.keys() - {"profiles.<name>.payload_pools"} == ours.keys()
     for name, key in ours.items():
@@ -205,7 +204,7 @@ def test_a_variable_goes_over_the_file_and_a_flag_over_the_variable(tmp_path: Pa
 # --- defaults that depend on other keys
 
 
-def test_announces_go_where_control_goes_unless_told_otherwise(tmp_path: Path) -> None:
+def test_announces_go_where_control_goes_unless_configured(tmp_path: Path) -> None:
     """Channel and id each on their own, also when control came from a variable or a flag."""
     environ = {"DRIVER_CONTROL_CHANNEL": UDP}
     driver = load(BASE, environ, folder=tmp_path, **{"driver.control_stream_id": 5}).driver
@@ -214,14 +213,14 @@ def test_announces_go_where_control_goes_unless_told_otherwise(tmp_path: Path) -
     assert driver.announce == Endpoint(UDP, 6)
 
 
-def test_old_epochs_live_for_three_announce_periods_unless_told_otherwise(tmp_path: Path) -> None:
+def test_old_epochs_live_for_three_announce_periods_unless_configured(tmp_path: Path) -> None:
     """The period in effect counts; 0 is an age too."""
     policies = load(BASE, {"POLICIES_ANNOUNCE_PERIOD_MS": "20"}, folder=tmp_path).policies
     assert policies.epoch_gc_min_age_ns == 60_000_000
     assert load(folder=tmp_path, **{"policies.epoch_gc_min_age_ns": 0}).policies.epoch_gc_min_age_ns == 0
 
 
-def test_the_base_directory_is_allowed_unless_told_otherwise(tmp_path: Path) -> None:
+def test_the_base_directory_is_allowed_unless_configured(tmp_path: Path) -> None:
     """Whichever it is."""
     assert load(BASE, {"SHM_BASE_DIR": "/x"}, folder=tmp_path).shm.allowed_base_dirs == ("/x",)
 
@@ -298,7 +297,7 @@ def test_flags_come_as_dotted_keys_and_as_tables() -> None:
 
 @pytest.mark.spec("DRV-17-02")
 def test_the_environment_of_the_process_counts_by_default(monkeypatch: pytest.MonkeyPatch) -> None:
-    """So that nobody has to pass it."""
+    """So that a caller need not pass it."""
     monkeypatch.setenv("DRIVER_INSTANCE_ID", "from-the-environment")
     assert DriverConfig.load().driver.instance_id == "from-the-environment"
 
@@ -322,8 +321,8 @@ INVALID: list[tuple[str, object, str]] = [
         for name in ("control", "announce", "qos", "descriptor", "metadata")
         for value in (0, -1, 2**31, True, 1.0)
     ),
-    ("driver.control_channel", "aeron-spy:aeron:ipc", "nobody can publish on a spy"),
-    ("driver.announce_channel", "aeron-spy:aeron:ipc", "nobody can publish on a spy"),
+    ("driver.control_channel", "aeron-spy:aeron:ipc", "a spy channel can only be subscribed to"),
+    ("driver.announce_channel", "aeron-spy:aeron:ipc", "a spy channel can only be subscribed to"),
     *(
         (f"driver.{name}_range", value, "first <= last")
         for name in ("stream_id", "descriptor_stream_id", "control_stream_id")
@@ -539,7 +538,7 @@ def test_a_range_holds_no_id_of_an_endpoint(tmp_path: Path, name: str, endpoint:
 
 @pytest.mark.parametrize("number", [1400, 1401])
 def test_a_range_holds_no_stream_of_the_control_plane(tmp_path: Path, number: int) -> None:
-    """Also where nobody configured it: services hear and answer there by default."""
+    """Also where it is not configured: services receive and answer there by default."""
     error = refused("driver.descriptor_stream_id_range", f"{number}-{number}", tmp_path)
     assert f"a range without {number}, which is control." in error.accepted
 
@@ -651,20 +650,22 @@ def test_the_bill_has_no_limit_when_old_epochs_stay(tmp_path: Path) -> None:
     assert (bill.lines[0].epochs, bill.lines[0].total_bytes, bill.total_bytes) == (None, None, None)
 
 
-def test_a_configuration_made_by_hand_is_checked_and_completed() -> None:
+def test_a_configuration_made_by_hand_is_checked() -> None:
     """As in a test or an embedded driver, without a file."""
     profiles = {"p": ProfileConfig(payload_pools=(PoolConfig(pool_id=1, stride_bytes=64),))}
-    made = DriverConfig(profiles=profiles, streams={"s": StreamConfig(stream_id=5)})
-    assert (made.policies.default_profile, made.streams["s"].profile) == ("p", "p")
-    assert made.driver.announce == made.driver.control
+    loaded = DriverConfig.load(environ={})
+    driver = msgspec.structs.replace(loaded.driver, stream_id_range=Range())
+    policies = msgspec.structs.replace(loaded.policies, allow_dynamic_streams=False, default_profile="p")
+    stream = StreamConfig(stream_id=5, profile="p")
+    made = msgspec.structs.replace(loaded, driver=driver, policies=policies, profiles=profiles, streams={"s": stream})
     refusals: list[tuple[dict[str, Any], str]] = [
-        ({"driver": DriverSection(control_channel="ipc")}, "driver.control_channel"),
-        ({"driver": DriverSection(stream_id_range=Range(1, 9))}, "driver.stream_id_range"),
-        ({"shm": ShmSection(permissions_mode="777")}, "shm.permissions_mode"),
-        ({"policies": PoliciesSection(epoch_gc_keep=0)}, "policies.epoch_gc_keep"),
+        ({"driver": msgspec.structs.replace(driver, control_channel="ipc")}, "driver.control_channel"),
+        ({"driver": msgspec.structs.replace(driver, stream_id_range=Range(1, 9))}, "driver.stream_id_range"),
+        ({"shm": msgspec.structs.replace(made.shm, permissions_mode="777")}, "shm.permissions_mode"),
+        ({"policies": msgspec.structs.replace(policies, epoch_gc_keep=0)}, "policies.epoch_gc_keep"),
         ({"profiles": {"p": ProfileConfig(payload_pools=())}}, "profiles.p.payload_pools"),
         ({"profiles": {}}, "profiles"),
-        ({"streams": {"s": StreamConfig(stream_id=0)}}, "streams.s.stream_id"),
+        ({"streams": {"s": StreamConfig(stream_id=0, profile="p")}}, "streams.s.stream_id"),
         ({"streams": {}}, "streams"),
     ]
     for changes, key in refusals:

@@ -30,14 +30,14 @@ def listen(client: aeron.Client, config: tp.DriverConfig) -> tuple[aeron.Publica
 
 
 def hear[M: Message](subscription: aeron.Subscription, kind: type[M]) -> M:
-    heard: list[Message] = []
+    received: list[Message] = []
 
     def found() -> bool:
-        subscription.poll(lambda data, _: heard.append(decode(data)), 100)
-        return any(isinstance(message, kind) for message in heard)
+        subscription.poll(lambda data, _: received.append(decode(data)), 100)
+        return any(isinstance(message, kind) for message in received)
 
-    wait_until(found, f"a {kind.__name__} is heard")
-    return next(message for message in heard if isinstance(message, kind))
+    wait_until(found, f"a {kind.__name__} is received")
+    return next(message for message in received if isinstance(message, kind))
 
 
 def test_local_serves_at_once_and_leaves_nothing() -> None:
@@ -93,7 +93,7 @@ def test_two_local_drivers_do_not_meet() -> None:
 def test_a_driver_uses_a_media_driver_that_is_there_and_leaves_it_alone(
     shared_media_driver: aeron.MediaDriver, shm_dir: Path
 ) -> None:
-    """It embeds one only where none lives, and ends only what is its own; its clients are told."""
+    """It embeds one only where none lives, and ends only what is its own; its clients are notified."""
     overrides = {"shm.base_dir": str(shm_dir), "driver.control_stream_id": 47_110}
     config = tp.DriverConfig.load(environ={}, overrides=overrides)
     client = aeron.connect(shared_media_driver.aeron_dir)
@@ -114,10 +114,10 @@ def test_a_killed_media_driver_is_noticed_long_before_its_heartbeat_is_old(shm_d
         with tp.Driver(config, aeron_dir=directory) as driver:
             media_driver.send(signal.SIGKILL)
             media_driver.finish()
-            wait_until(lambda: driver.conductor._link is None, "the driver has noticed")
+            wait_until(lambda: driver.conductor._streams is None, "the driver has noticed")
             assert aeron.is_driver_active(directory)
             with aeron.MediaDriver(directory):
-                wait_until(lambda: driver.conductor._link is not None, "the driver has found the next")
+                wait_until(lambda: driver.conductor._streams is not None, "the driver has found the next")
 
 
 def test_a_namespace_that_is_taken_leaves_no_media_driver_behind(shm_dir: Path) -> None:

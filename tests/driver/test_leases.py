@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from tensorpool.driver.leases import Keepalive, LeaseState, LeaseTable
@@ -29,14 +31,14 @@ def attach(client_id: int = 3, stream_id: int = 10, role: Role = Role.CONSUMER) 
     )
 
 
-def keepalive(lease_id: int, **changes: object) -> ShmLeaseKeepalive:
+def keepalive(lease_id: int, **changes: Any) -> ShmLeaseKeepalive:
     fields = {"stream_id": 10, "client_id": 3, "role": Role.CONSUMER, "client_timestamp_ns": 0} | changes
-    return ShmLeaseKeepalive(lease_id=lease_id, **fields)  # type: ignore[arg-type]
+    return ShmLeaseKeepalive(lease_id=lease_id, **fields)
 
 
-def detach(lease_id: int, **changes: object) -> ShmDetachRequest:
+def detach(lease_id: int, **changes: Any) -> ShmDetachRequest:
     fields = {"correlation_id": 9, "stream_id": 10, "client_id": 3, "role": Role.CONSUMER} | changes
-    return ShmDetachRequest(lease_id=lease_id, **fields)  # type: ignore[arg-type]
+    return ShmDetachRequest(lease_id=lease_id, **fields)
 
 
 @pytest.fixture

@@ -58,7 +58,7 @@ from tests.driver.conftest import (
 )
 from tests.support import messages
 
-HOW_TO_CREATE = "; create it (EXISTING_OR_CREATE), or see `tensorpool ls`"
+HOW_TO_CREATE = "; pass create=True, or see `tensorpool ls`"
 CREATE = PublishMode.EXISTING_OR_CREATE
 MAX_TEXT_BYTES = 1024
 
@@ -126,7 +126,7 @@ def with_producer(client_id: int = 7, *, now_ns: int = 0, epoch: int = 2) -> Lif
 
 
 def test_configured_streams_are_provisioned_at_start() -> None:
-    """Memory for each, sparse, since nobody writes it yet (C4, E13)."""
+    """Memory for each, sparse, since no producer writes it yet (C4, E13)."""
     lifecycle = Lifecycle(driver_config(), first_lease_id=500)
     assert lifecycle.on_start(0) == [CreateEpoch(FRONT, RING, False), CreateEpoch(REAR, RING, False)]
 
@@ -243,7 +243,7 @@ def test_consumers_come_and_go_without_a_new_epoch() -> None:
 
 
 def test_a_consumer_while_a_producers_memory_is_made_gets_the_epoch_that_is_announced() -> None:
-    """It does not wait for somebody else's gigabytes."""
+    """It does not wait for the memory of another stream."""
     lifecycle = serving()
     lifecycle.on_attach(attach(7, role=Role.PRODUCER), 0)
     assert only_message(lifecycle.on_attach(attach(3), 0)).epoch == 1
@@ -263,8 +263,8 @@ def test_who_comes_before_the_first_epoch_waits_for_it() -> None:
 
 
 @pytest.mark.parametrize("role", Role)
-def test_a_stream_without_an_epoch_and_without_a_creation_gets_one_when_somebody_comes(role: Role) -> None:
-    """After a failure nobody has to wait for the next try of the driver's own."""
+def test_a_stream_without_an_epoch_and_without_a_creation_gets_one_when_a_client_attaches(role: Role) -> None:
+    """After a failure a client need not wait for the driver's own next attempt."""
     lifecycle = Lifecycle(driver_config(), first_lease_id=500)
     lifecycle.on_start(0)
     lifecycle.on_epoch_failed(FRONT, False, "full", 0)
@@ -272,7 +272,7 @@ def test_a_stream_without_an_epoch_and_without_a_creation_gets_one_when_somebody
     assert outline(lifecycle.on_attach(attach(1, role=role), 1)) == [expected]
 
 
-def test_a_dynamic_stream_is_made_for_whoever_asks_first() -> None:
+def test_a_dynamic_stream_is_made_for_the_client_that_asks_first() -> None:
     """By id or by id 0, for either role; the answer names the stream (E13, E14)."""
     lifecycle = serving()
     asked = attach(1, DYNAMIC[1], publish_mode=CREATE)
@@ -328,6 +328,7 @@ def test_a_retry_is_answered_with_what_is_current() -> None:
     assert (after.lease_id, after.correlation_id, after.stream_id) == (before.lease_id, 1, FRONT)
     assert (after.epoch, after.lease_expiry_timestamp_ns) == (2, 500 + LEASE_NS)
     announce = lifecycle.announce(FRONT, 600)
+    assert announce is not None
     assert after.header_region_uri == announce.header_region_uri != before.header_region_uri
     assert [pool.region_uri for pool in after.payload_pools] == [pool.region_uri for pool in announce.payload_pools]
 
@@ -372,8 +373,8 @@ def test_an_attach_that_waits_for_memory_is_reported_until_it_is_answered() -> N
     """After 200 ms and then every second, with its correlation id, the stream, the bytes and the time."""
     lifecycle = serving()
     lifecycle.on_attach(attach(5, role=Role.PRODUCER, correlation_id=77), 0)
-    told = [(now_ns, reports(lifecycle.on_tick(now_ns))) for now_ns in range(0, 3 * SECOND_NS, 50_000_000)]
-    assert [(now_ns, found) for now_ns, found in told if found] == [
+    reported = [(now_ns, reports(lifecycle.on_tick(now_ns))) for now_ns in range(0, 3 * SECOND_NS, 50_000_000)]
+    assert [(now_ns, found) for now_ns, found in reported if found] == [
         (now_ns, [Report(77, FRONT, RING.size_bytes, now_ns)])
         for now_ns in (FIRST_REPORT_NS, FIRST_REPORT_NS + REPORT_EVERY_NS, FIRST_REPORT_NS + 2 * REPORT_EVERY_NS)
     ]
@@ -571,8 +572,8 @@ def test_a_client_that_waits_for_memory_cannot_ask_for_more() -> None:
 
 
 @pytest.mark.spec("DRV-5-01")
-def test_a_second_producer_is_told_who_is_there() -> None:
-    """§5: the client and its lease, so that somebody can act."""
+def test_a_second_producer_learns_which_client_is_attached() -> None:
+    """§5: the client and its lease, so that an operator can act."""
     lifecycle = with_producer(client_id=7)
     code, text = refusal(lifecycle.on_attach(attach(8, role=Role.PRODUCER), 0))
     assert code is ResponseCode.REJECTED
@@ -686,7 +687,7 @@ def test_a_text_that_fits_is_not_touched() -> None:
 # --- memory that cannot be made
 
 
-def test_a_failed_creation_is_told_with_its_text_and_harms_nobody() -> None:
+def test_a_failed_creation_is_answered_with_its_text_and_harms_no_other_client() -> None:
     """The producer gets INTERNAL_ERROR and the bill; consumers, epoch and announces stay; it may try again."""
     lifecycle = serving()
     lifecycle.on_attach(attach(3), 0)
@@ -706,7 +707,7 @@ def test_a_failed_creation_is_told_with_its_text_and_harms_nobody() -> None:
 
 @pytest.mark.parametrize("role", Role)
 def test_a_dynamic_stream_whose_memory_cannot_be_made_is_forgotten(role: Role) -> None:
-    """Nobody ever saw it: its id is free again and no creation is tried by itself."""
+    """It was never announced: its id is free again and no creation is tried by itself."""
     lifecycle = serving()
     lifecycle.on_attach(attach(1, 0, role, publish_mode=CREATE), 0)
     effects = lifecycle.on_epoch_failed(DYNAMIC[0], role is Role.PRODUCER, "full", 0)
@@ -774,7 +775,7 @@ def test_an_outcome_for_a_stream_that_is_unknown_changes_nothing() -> None:
     assert len(lifecycle.streams) == 2
 
 
-# --- streams that nobody uses any more
+# --- streams that no client uses any more
 
 LINGER_NS = 10 * SECOND_NS
 
@@ -816,7 +817,7 @@ def test_a_stream_that_is_used_or_configured_is_never_dropped() -> None:
 
 
 def test_a_stream_lingers_from_its_last_lease_not_from_its_first_silence() -> None:
-    """Somebody who comes and goes between two announces counts too."""
+    """A client that comes and goes between two announces counts too."""
     lifecycle = with_dynamic_stream()
     lifecycle.on_detach(detach(500, 1, DYNAMIC[0]), 0)
     assert drops(lifecycle, LINGER_NS - SECOND_NS) == []
@@ -826,7 +827,7 @@ def test_a_stream_lingers_from_its_last_lease_not_from_its_first_silence() -> No
 
 
 def test_a_stream_whose_memory_is_being_made_is_not_dropped() -> None:
-    """Whoever waits for it will have it; it lingers anew once that is over."""
+    """The client that waits for it gets it; it lingers anew afterwards."""
     lifecycle = with_dynamic_stream()
     lifecycle.on_detach(detach(500, 1, DYNAMIC[0]), 0)
     lifecycle.on_tick(PERIOD_NS)
@@ -838,7 +839,7 @@ def test_a_stream_whose_memory_is_being_made_is_not_dropped() -> None:
 
 
 def test_a_stream_between_two_epochs_is_not_dropped() -> None:
-    """After its producer's end memory is on the way, which somebody has to take."""
+    """After its producer's end memory is being made, which a client has to use."""
     lifecycle = with_dynamic_stream()
     lifecycle.on_attach(attach(7, DYNAMIC[0], Role.PRODUCER), 0)
     created(lifecycle, DYNAMIC[0], 2, reserved=True)
@@ -854,7 +855,7 @@ def test_a_stream_between_two_epochs_is_not_dropped() -> None:
 
 
 @pytest.mark.spec("DRV-4.9-01", "DRV-4.9-05", "DRV-6-04")
-def test_detach_is_answered_then_told_then_followed_by_a_new_epoch() -> None:
+def test_detach_is_answered_then_published_then_followed_by_a_new_epoch() -> None:
     """E9: response, revoke, announce; in between nothing is announced, then producerId is 0."""
     lifecycle = with_producer()
     effects = lifecycle.on_detach(detach(500, 7, role=Role.PRODUCER, correlation_id=-3), 70)
@@ -881,7 +882,7 @@ def test_detach_is_answered_then_told_then_followed_by_a_new_epoch() -> None:
 
 
 @pytest.mark.spec("DRV-6-03", "DRV-4.9-15", "DRV-4.9-05")
-def test_expiry_of_a_producer_is_told_before_anything_is_announced() -> None:
+def test_expiry_of_a_producer_is_published_before_any_announce() -> None:
     """One turn finds both due: the revoke comes first, and the stale epoch is not announced again (§7)."""
     lifecycle = with_producer()
     effects = lifecycle.on_tick(LEASE_NS)
@@ -904,7 +905,7 @@ def test_an_administrative_revoke_ends_a_lease_with_its_reason() -> None:
 
 
 def test_all_leases_that_are_over_end_in_one_turn() -> None:
-    """Each told once, and none twice."""
+    """Each published once, and none twice."""
     lifecycle = with_producer()
     for client_id in (1, 2):
         lifecycle.on_attach(attach(client_id), 0)
@@ -959,7 +960,7 @@ def test_a_detach_with_a_wrong_field_is_rejected_and_changes_nothing(wrong: Any)
 
 @pytest.mark.spec("DRV-4.9-02", "DRV-4.9-20")
 def test_a_second_detach_is_rejected_without_a_second_notice() -> None:
-    """The end of a lease is told once."""
+    """The end of a lease is published once."""
     lifecycle = with_producer()
     request = detach(500, 7, role=Role.PRODUCER)
     lifecycle.on_detach(request, 0)
@@ -993,7 +994,7 @@ def test_a_right_keepalive_moves_the_expiry() -> None:
     assert outline(lifecycle.on_tick(2 * LEASE_NS - 1))[0] == "revoked 500 EXPIRED"
 
 
-def test_a_stall_of_the_driver_expires_nobody() -> None:
+def test_a_stall_of_the_driver_expires_no_lease() -> None:
     """Every lease gets a whole grace period from the moment the driver is back."""
     lifecycle = with_producer()
     lifecycle.on_attach(attach(3), 0)
@@ -1079,8 +1080,8 @@ def test_a_second_drain_changes_nothing() -> None:
     assert isinstance(exit_, Exit)
 
 
-def test_an_end_without_a_drain_is_told_once() -> None:
-    """A driver that is closed at once still says so; nobody attaches afterwards."""
+def test_an_end_without_a_drain_is_published_once() -> None:
+    """A driver that is closed at once still notifies clients; no client attaches afterwards."""
     lifecycle = with_producer()
     notice = only_message(lifecycle.end(40))
     assert notice == ShmDriverShutdown(timestamp_ns=40, reason=ShutdownReason.NORMAL)
@@ -1091,7 +1092,7 @@ def test_an_end_without_a_drain_is_told_once() -> None:
 
 
 def test_an_end_in_the_middle_of_a_drain_tells_the_reason_of_the_drain() -> None:
-    """Whoever cannot wait for the timeout changes nothing else."""
+    """A caller that cannot wait for the timeout changes nothing else."""
     lifecycle = serving()
     lifecycle.drain(ShutdownReason.ERROR, "out of memory", 0)
     notice = only_message(lifecycle.end(1))
@@ -1235,7 +1236,7 @@ def test_ids_come_back_with_the_end_of_the_lease(ending: str) -> None:
     assert outline(lifecycle.on_consumer_hello(hello(4, control=ANY), LEASE_NS)) == ["ids 0 32000"]
 
 
-def test_what_others_told_a_borrower_of_ids_is_repeated() -> None:
+def test_an_override_by_another_process_is_repeated_to_a_consumer_with_lent_ids() -> None:
     """Wire §10.1.3: with every answer, until it asks for another mode or is gone; nothing is kept of anybody else."""
     lifecycle = consuming(3)
     asked = hello(3, control=ANY)
@@ -1243,9 +1244,9 @@ def test_what_others_told_a_borrower_of_ids_is_repeated() -> None:
     decree = messages.consumer_config(FRONT, 3, use_shm=False, payload_fallback_uri="bridge://lab")
     lifecycle.on_consumer_config(decree)
     lifecycle.on_consumer_config(msgspec.structs.replace(decree, consumer_id=4))
-    told = msgspec.structs.replace(plain, use_shm=False, mode=Mode.STREAM, payload_fallback_uri="bridge://lab")
+    overridden = msgspec.structs.replace(plain, use_shm=False, mode=Mode.STREAM, payload_fallback_uri="bridge://lab")
     for _ in range(2):
-        assert only_message(lifecycle.on_consumer_hello(asked, 1)) == told
+        assert only_message(lifecycle.on_consumer_hello(asked, 1)) == overridden
     declined = only_message(lifecycle.on_consumer_hello(hello(4, control=ANY), 1))
     assert (declined.use_shm, declined.mode, declined.payload_fallback_uri) == (True, Mode.RATE_LIMITED, "")
     other_wish = msgspec.structs.replace(asked, mode=Mode.STREAM)
@@ -1272,7 +1273,7 @@ def test_ids_are_lent_only_to_consumers_with_a_lease_on_the_stream() -> None:
     lifecycle = consuming(3)
     lifecycle.on_attach(attach(5, role=Role.PRODUCER), 0)
     created(lifecycle, FRONT, 2, reserved=True)
-    wanted = {"descriptor": ANY, "control": ANY}
+    wanted: dict[str, Any] = {"descriptor": ANY, "control": ANY}
     strangers = [hello(3, stream_id=REAR, **wanted), hello(4, **wanted), hello(5, **wanted)]
     strangers += [hello(number, **wanted) for number in (0, 2**32 - 1)]
     for stranger in strangers:
@@ -1295,7 +1296,7 @@ def test_ids_come_back_from_a_consumer_that_is_silent_for_four_periods(period_ms
             lifecycle.on_keepalive(keepalive(lease_id, client_id), now_ns)
         lifecycle.on_tick(now_ns)
         answer = outline(lifecycle.on_consumer_hello(hello(4, control=ANY), now_ns))
-        assert answer == (["ids 0 0"] if period <= 3 + 4 else ["ids 0 32000"]), period
+        assert answer == (["ids 0 0"] if period < 3 + 4 else ["ids 0 32000"]), period
 
 
 MIXED = {

@@ -50,7 +50,7 @@ def memory_in(base: Path, clock: Clock, **policies: Any) -> Iterator[Memory]:
 
 
 def kill(memory: Memory) -> None:
-    """What is left when a driver dies: its files, and a lock that nobody holds."""
+    """What is left when a driver dies: its files, and a lock that no process holds."""
     for pool in (memory._large, memory._small, memory._sparse, memory._removals):
         pool.shutdown()
     memory._rings.clear()
@@ -111,7 +111,7 @@ def everything_below(path: Path) -> list[str]:
 
 @pytest.mark.parametrize("reserve", [False, True])
 def test_an_epoch_is_made_as_it_was_ordered_and_can_be_mapped(shm_dir: Path, clock: ManualClock, reserve: bool) -> None:
-    """The outcome carries what clients are told, and a client's own checks accept it."""
+    """The outcome carries what clients receive, and a client's own checks accept it."""
     with memory_in(shm_dir, clock) as memory:
         memory.submit(CreateEpoch(FRONT, RING, reserve))
         outcome = next_outcome(memory)
@@ -193,7 +193,8 @@ def test_a_gigabyte_is_made_while_the_driver_goes_on(shm_dir: Path) -> None:
     with memory_in(shm_dir, SystemClock()) as memory:
         memory.submit(CreateEpoch(FRONT, GIBIBYTE, True))
         memory.submit(CreateEpoch(REAR, GIBIBYTE, False))
-        turns, order = 0, []
+        turns = 0
+        order: list[Any] = []
         while len(order) < 2:
             turns += 1
             outcome = memory.take_finished()
@@ -210,7 +211,7 @@ def test_a_gigabyte_is_made_while_the_driver_goes_on(shm_dir: Path) -> None:
 def test_every_order_has_an_outcome(
     shm_dir: Path, clock: ManualClock, monkeypatch: pytest.MonkeyPatch, error: Exception
 ) -> None:
-    """Whatever goes wrong on the other thread is told: nobody waits for an answer that never comes."""
+    """Every failure on the other thread is reported: no client waits for an answer that never comes."""
 
     def fail(*args: Any, **options: Any) -> None:
         raise error
@@ -229,7 +230,7 @@ def test_every_order_has_an_outcome(
 # --- failure
 
 
-def test_what_does_not_fit_is_refused_with_the_bill_and_harms_nobody(shm_dir: Path, clock: ManualClock) -> None:
+def test_an_epoch_that_does_not_fit_is_refused_with_the_bill(shm_dir: Path, clock: ManualClock) -> None:
     """On a mount of 64 MB: what is needed, what is free, what to do; sparse and small epochs still come."""
     large = RingSpec(1024, (PoolSpec(1, 1 << 16), PoolSpec(2, 1 << 16)))
     with mounted(shm_dir / "small", "tmpfs", "size=64m") as small, memory_in(small, clock) as memory:
@@ -268,7 +269,7 @@ def test_pages_smaller_than_the_configuration_wants_are_refused(shm_dir: Path) -
 
 
 def test_what_regions_are_backed_by_is_found_out(shm_dir: Path, clock: ManualClock) -> None:
-    """E38: hugetlbfs is noticed also where nobody demanded it."""
+    """E38: hugetlbfs is noticed also where it is not demanded."""
     with mounted(shm_dir / "huge", "hugetlbfs") as huge, memory_in(huge, clock) as memory:
         assert memory.is_hugepages
 
@@ -296,7 +297,7 @@ memory.close()
 
 
 def test_memory_that_cannot_be_locked_is_fatal(shm_dir: Path) -> None:
-    """E37: the outcome says so, with the remedy; a sparse epoch is nobody's and is not locked."""
+    """E37: the outcome says so, with the remedy; a sparse epoch has no producer and is not locked."""
     shm_dir.chmod(0o777)
     code, output = run_script(LOCKING, str(shm_dir / "base"))
     assert code == 0, output
@@ -423,7 +424,7 @@ def test_what_the_policy_will_not_keep_goes_before_the_next_is_reserved(
 
 
 def test_another_streams_retired_epochs_make_room_too(small: Path, clock: ManualClock) -> None:
-    """A stream that nobody produces must not keep the others out."""
+    """A stream without a producer must not keep the others out."""
     with memory_in(small, clock, epoch_gc_min_age_ns=10**12) as memory:
         used, _ = reattach(memory, REAR)
         create(memory, FRONT, THIRD, reserve=True)
@@ -648,7 +649,7 @@ def test_epochs_of_an_earlier_driver_are_retired_ones(shm_dir: Path, clock: Manu
         wait_for_files(memory, [left[-1], current])
 
 
-def test_a_stream_that_nobody_serves_any_more_keeps_nothing(shm_dir: Path, clock: ManualClock) -> None:
+def test_a_stream_that_is_no_longer_served_keeps_nothing(shm_dir: Path, clock: ManualClock) -> None:
     """What an earlier driver made on demand goes at its age; while this driver lives its numbers are not used again."""
     with memory_in(shm_dir, clock) as memory:
         left = [create(memory, REAR) for _ in range(2)]
@@ -713,7 +714,7 @@ def test_collection_at_the_start_keeps_nothing_of_a_stream_that_is_not_configure
 
 
 def test_a_removal_that_was_interrupted_is_finished_at_startup(shm_dir: Path, clock: ManualClock) -> None:
-    """Half an epoch is nobody's, and its number is not used again."""
+    """Half an epoch belongs to no stream, and its number is not used again."""
     with memory_in(shm_dir, clock) as memory:
         first, second = create(memory), create(memory)
         kill(memory)
@@ -780,7 +781,7 @@ def test_what_a_dead_driver_left_in_another_namespace_is_swept_away(shm_dir: Pat
 @pytest.mark.spec("WIRE-15.14-05")
 @pytest.mark.spec("WIRE-15.21a.7-01")
 def test_close_removes_everything(shm_dir: Path, clock: ManualClock) -> None:
-    """Current and retired epochs, those that nobody asked for yet, and the lock; nothing stays mapped or open."""
+    """Current and retired epochs, those that no client asked for yet, and the lock; nothing stays mapped or open."""
     with memory_in(shm_dir, clock) as memory:
         for _ in range(3):
             create(memory, FRONT)
@@ -796,7 +797,7 @@ def test_close_removes_everything(shm_dir: Path, clock: ManualClock) -> None:
 def test_close_waits_for_what_is_under_way_and_begins_nothing(
     shm_dir: Path, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Half-made epochs go too; orders that nobody has begun are dropped, so that the end comes soon."""
+    """Half-made epochs go too; orders that no thread has begun are dropped, so that the end comes soon."""
     may_go_on, begun = threading.Event(), []
     real = shm.EpochTree.create
 

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from typing import Any
 
 import pytest
 
@@ -30,7 +31,7 @@ class Log:
         if not self.room:
             return OfferResult.BACK_PRESSURED
         self.room -= 1
-        message = decode(data)
+        message: Any = decode(data)
         number = message.stream_id if isinstance(message, ShmPoolAnnounce) else message.correlation_id
         self.taken.append(number)
         return OfferResult.ACCEPTED

@@ -6,8 +6,8 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from tensorpool.config import Range
 from tensorpool.driver.streams import IdPool, NoStream, StreamTable
+from tensorpool.settings import Range
 from tests.driver.conftest import DYNAMIC, FRONT, REAR, RING, driver_config
 
 

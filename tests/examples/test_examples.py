@@ -89,7 +89,7 @@ def check_camera_to_training_set(output: str) -> None:
     trained, tested, right = counts(r"trained on (\d+), tested on (\d+): (\d+) % right", output)
     assert trained + tested == recorded
     assert right > 85
-    assert "drawn belt.png" in output
+    assert "wrote belt.png" in output
 
 
 CHECKS: dict[str, Callable[[str], None]] = {

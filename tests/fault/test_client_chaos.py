@@ -1,26 +1,24 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Everybody is killed and stopped at random while frames flow; `benchmarks/chaos.py streams` is the long form.
+"""Producers, consumers, the driver and the media driver are killed and stopped at random while frames flow.
 
-TENSORPOOL_STREAMS_SECONDS asks for more, TENSORPOOL_CHAOS_SEED repeats a run as far as the machine does.
+TENSORPOOL_SEED repeats a run as far as the machine does.
 """
 
 from __future__ import annotations
 
-import os
-import time
 from pathlib import Path
 
 import pytest
 
+from tests.levels import SEED, SOAK
 from tests.support.stream_chaos import WITHIN_S, StreamChaos
 
-SECONDS = float(os.environ.get("TENSORPOOL_STREAMS_SECONDS", "15"))
-SEED = int(os.environ.get("TENSORPOOL_CHAOS_SEED", time.time_ns() % 1_000_000_007))
+SECONDS = 10 * SOAK
 STREAMS = (41_000, 41_001)
 
 
 @pytest.mark.timeout(SECONDS + 3 * WITHIN_S)
-def test_produced_is_received_plus_dropped_whoever_is_killed_or_stopped(shm_dir: Path) -> None:
+def test_produced_is_received_plus_dropped_whichever_process_is_killed_or_stopped(shm_dir: Path) -> None:
     """No loop sees an exception, no torn frame is accepted, all recover by themselves, every frame is accounted for.
 
     SIGKILL, and SIGSTOP for 0.2 to 8 s, of producers, consumers, the driver and the media driver; afterwards nothing is

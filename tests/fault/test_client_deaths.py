@@ -61,7 +61,7 @@ def flowing(site: Site, stream_id: int, **options: float) -> tuple[Producing, li
 def wait_for_epoch_after(epoch: int, consumers: list[Consuming]) -> None:
     """Until all of them receive frames of a later one."""
     for consumer in consumers:
-        wait_until(lambda consumer=consumer: consumer.check() or consumer.last[0] > epoch, f"{consumer.name} goes on")  # type: ignore[misc]
+        wait_until(lambda consumer=consumer: consumer.check() or consumer.last[0] > epoch, f"{consumer.name} goes on")
         consumer.wait_for_more(20)
 
 
@@ -125,7 +125,7 @@ def test_of_a_killed_client_neither_file_nor_lease_is_left(site: Site, stream_id
 
 
 def test_after_a_killed_driver_everybody_attaches_to_the_next(site: Site, stream_id: int) -> None:
-    """Started again at once, or after it was missed: higher epochs, nobody is told to do anything, no frame uncounted.
+    """Started again at once, or after it was missed: higher epochs, no user has to act, no frame is uncounted.
 
     Who misses its driver stops by itself; who does not goes on in the old epoch until it hears of the new one.
     """
@@ -135,7 +135,7 @@ def test_after_a_killed_driver_everybody_attaches_to_the_next(site: Site, stream
         site.driver.kill()
         if is_missed:
             for client, before in waits.items():
-                wait_until(lambda client=client, before=before: waiting(client) > before, f"{client.name} notices")  # type: ignore[misc]
+                wait_until(lambda client=client, before=before: waiting(client) > before, f"{client.name} notices")
         site.start_driver()
         wait_for_epoch_after(epoch, consumers)
         assert producer.last[0] > epoch
@@ -153,7 +153,7 @@ def test_after_a_killed_media_driver_everybody_finds_the_next(site: Site, stream
         if not is_alone:
             site.driver.kill()
         for client, before in waits.items():
-            wait_until(lambda client=client, before=before: waiting(client) > before, f"{client.name} notices")  # type: ignore[misc]
+            wait_until(lambda client=client, before=before: waiting(client) > before, f"{client.name} notices")
         site.start_media()
         if not is_alone:
             site.start_driver()

@@ -24,7 +24,7 @@ async def use_async(reader):
 
 def misuse(client, producer, consumer, reader, slot, frames, views):
     def publish_after_the_lease():
-        producer._session.writing.until_ns = 0
+        producer._session.writer.until_ns = 0
         return producer.publish(np.zeros(10, np.uint8))
     for act in (
         lambda: producer.publish(np.zeros(10, np.uint8)),

@@ -1,12 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""SIGSTOP of a consumer or a producer, and a wall clock that jumps: nobody else pays, and who stood still comes back.
+"""SIGSTOP of a consumer or a producer, and a wall clock that jumps: others lose nothing, the stopped one recovers.
 
 Every test ends with an audit of the consumers' books (tests/support/stream_processes.py).
 """
 
 from __future__ import annotations
 
+import contextlib
+import os
 import random
+import signal
 import time
 from pathlib import Path
 
@@ -14,9 +17,10 @@ import numpy as np
 import pytest
 
 import tensorpool as tp
+from tensorpool import aeron
 from tensorpool.client import Client, State, StateChange
 from tensorpool.clock import SystemClock
-from tests.support.processes import wait_until
+from tests.support.processes import Process, wait_until
 from tests.support.stream_processes import Book, Site, audit
 
 STREAM = 43_000
@@ -25,6 +29,7 @@ PAUSE_S = 5.0
 DESCRIPTOR_BYTES = 96  # of the log, with Aeron's header
 STALL_S = 0.2
 SLACK_S = 0.8  # for a machine that is busy with something else
+EVENTS_BYTES = (1 << 20) + 128  # the least that Aeron takes; the rest is its trailer
 POLICIES = {"announce_period_ms": 1000, "lease_keepalive_interval_ms": 1000}
 
 
@@ -184,3 +189,77 @@ def test_steps_of_the_wall_clock_change_nothing() -> None:
             assert consumer.stats.received == producer.stats.published == count
             assert consumer.stats.lost == 0
             assert [change.state for change in changes if change.state is not State.ACTIVE] == []
+
+
+def test_a_process_that_missed_the_media_drivers_events_connects_anew(shm_dir: Path) -> None:
+    """A consumer stands still while a new producer comes and the media driver's buffer of events overflows.
+
+    Aeron goes on without the events that it missed, so the consumer would never have the new producer's image.
+    """
+    patient = ("client_liveness_timeout_ns=60000000000", "publication_unblock_timeout_ns=70000000000")
+    settings = (f"to_clients_buffer_length={EVENTS_BYTES}", *patient)
+    with Site(shm_dir, [STREAM], media=settings, policies=POLICIES) as site:
+        first = site.produce(STREAM, rate_hz=50)
+        consumer = site.consume(STREAM)
+        consumer.wait_for_more(10)
+        consumer.pause()
+        first.end()
+        second = site.produce(STREAM, rate_hz=50)
+        second.wait_for_more(1)
+        overflow_events(site.deployment.aeron_dir, EVENTS_BYTES)
+        consumer.resume()
+        consumer.wait_for_more(10)
+        assert consumer.last[0] == second.last[0]
+        site.drain()
+        audit(consumer, site.truth(STREAM), consumer.end())
+        texts = [entry["text"] for entry in consumer.journal("log")]
+        assert any("missed events of the media driver" in text for text in texts), "\n".join(texts)
+
+
+def overflow_events(aeron_dir: str, buffer_bytes: int) -> None:
+    """Have the media driver send more events than its buffer holds: each subscription is sent each publication."""
+    least_bytes = 100  # of an event: it names a log file
+    with contextlib.closing(aeron.connect(aeron_dir)) as client:
+        subscriptions = [client.add_subscription("aeron:ipc", 4711) for _ in range(20)]
+        for _ in range(2 * buffer_bytes // (len(subscriptions) * least_bytes)):
+            client.add_publication("aeron:ipc?term-length=64k", 4711, True).close()
+
+
+def test_a_process_that_stood_still_polls_nothing_before_it_connects_anew(media_driver: aeron.MediaDriver) -> None:
+    """Its counters may be others' by now: the positions that it would write there hide messages from their readers.
+
+    Aeron's own thread notices that its time is over, but not always before the thread that polls.
+    """
+    with (
+        contextlib.closing(aeron.connect(media_driver.aeron_dir)) as client,
+        Process("-c", IDLE_READER, media_driver.aeron_dir) as reader,
+    ):
+        assert reader.read_line() == "ready"
+        publication = client.add_publication("aeron:ipc?term-length=64k", 4712, True)
+        wait_until(lambda: publication.is_connected, "the reader is connected")
+        assert publication.offer(b"unread")
+        begin_s = time.monotonic()
+        os.kill(reader.pid, signal.SIGSTOP)
+        wait_until(lambda: time.monotonic() > begin_s + 4.2, "so long that a media driver may give its counters away")
+        os.kill(reader.pid, signal.SIGCONT)
+        reader.write_line("poll")
+        assert reader.read_line() == "TransportError 0 True"
+
+
+IDLE_READER = """
+import sys
+from tensorpool import aeron
+client = aeron.connect(sys.argv[1])
+client.expect_polls()
+subscription = client.add_subscription("aeron:ipc", 4712)
+print("ready", flush=True)
+sys.stdin.readline()
+found = []
+try:
+    while not subscription.poll(lambda data, info: found.append(data), 10):
+        pass
+    print("polled", len(found), client.has_missed_events, flush=True)
+except Exception as error:
+    print(type(error).__name__, len(found), client.has_missed_events, flush=True)
+sys.stdin.readline()
+"""

@@ -18,9 +18,10 @@ from typing import Final
 import pytest
 
 import tensorpool as tp
-from tensorpool.client.inquiry import DiscoveredStream
+from tensorpool.client.discovery_query import DiscoveredStream
 from tests.support.driver_process import DriverProcess
 from tests.support.hosts import Network
+from tests.support.patience import PATIENT
 from tests.support.processes import Process, private_directory, wait_until
 
 PERIOD_MS: Final = 500
@@ -131,7 +132,7 @@ class Fleet:
                 "discovery.channel": f"aeron:udp?endpoint={BRIDGE_ADDRESS}:{port}",
                 "discovery.stream_id": 1000,
             }
-            config = tp.DriverConfig.load(environ={}, overrides=settings)
+            config = tp.DriverConfig.load(environ=PATIENT, overrides=settings)
             self.clients.append(tp.connect(str(folder / f"aeron{port}"), config=config))
 
     def start_registry(self, which: int) -> None:

@@ -1,23 +1,22 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Producers, consumers and the driver are killed at random moments; benchmarks/chaos.py is the long form.
+"""Producers, consumers and the driver are killed at random moments.
 
-TENSORPOOL_CHAOS_ROUNDS asks for more kills, TENSORPOOL_CHAOS_SEED repeats a run as far as the machine does.
+TENSORPOOL_SEED repeats a run as far as the machine does.
 """
 
 from __future__ import annotations
 
-import os
 import time
 from pathlib import Path
 
 import pytest
 
 from tensorpool import aeron
+from tests.levels import SEED, SOAK
 from tests.support.chaos import TOKEN, Chaos
 from tests.support.driver_process import Deployment
 
-ROUNDS = int(os.environ.get("TENSORPOOL_CHAOS_ROUNDS", "60"))
-SEED = int(os.environ.get("TENSORPOOL_CHAOS_SEED", time.time_ns() % 1_000_000_007))
+ROUNDS = 20 * SOAK  # one kill each
 STREAMS = range(35_000, 35_003)
 
 
@@ -25,7 +24,7 @@ STREAMS = range(35_000, 35_003)
 def test_random_kills_leave_no_file_no_lease_and_no_failed_attach(
     shared_media_driver: aeron.MediaDriver, shm_dir: Path
 ) -> None:
-    """Whenever and whoever was hit: epochs only grew, everybody attaches again, and nothing is left behind."""
+    """Whichever process dies, and when: epochs only grow, every client attaches again, and no file is left."""
     print(f"seed {SEED}")
     deployment = Deployment(
         shm_dir, shared_media_driver.aeron_dir, streams=STREAMS, policies={"max_leases": 60, "shutdown_token": TOKEN}

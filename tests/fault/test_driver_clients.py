@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Clients are killed or stopped under a driver: their leases end in time, and nobody else's memory is touched."""
+"""Clients are killed or stopped under a driver: their leases end in time, and no other client's memory is touched."""
 
 from __future__ import annotations
 
@@ -114,7 +114,7 @@ def test_a_killed_consumer_expires_and_nobody_else_notices(
 def test_a_stopped_producer_that_wakes_up_cannot_touch_the_new_epoch(
     deployment: Deployment, client: DriverClient, nursery: Nursery, stream_id: int
 ) -> None:
-    """SIGSTOP past expiry, a successor writes, SIGCONT: the zombie writes on, where nobody looks any more.
+    """SIGSTOP past expiry, a successor writes, SIGCONT: the zombie writes into memory that no consumer reads any more.
 
     Every slot that the successor wrote is intact, no other slot is committed, and the zombie's keepalives revive
     nothing.

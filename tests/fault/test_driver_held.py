@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A foreign process that subscribes to the control stream and never polls: the driver serves everybody else."""
+"""A foreign process that subscribes to the control stream and never polls: the driver serves all other clients."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from pathlib import Path
 import pytest
 
 from tensorpool import aeron
-from tensorpool.diagnosis.finding import Level
+from tensorpool.diagnosis.check_result import Level
 from tensorpool.diagnosis.holders import check_holders
 from tensorpool.driver import DriverConfig
 from tensorpool.wire.driver import ResponseCode, ShmDetachResponse, ShmDriverShutdown, ShmLeaseRevoked
 from tests.aeron.test_renewal import foreign_subscriber
-from tests.support.chaos import events_of, start_logged
+from tests.support.chaos import events_of
 from tests.support.driver_client import DriverClient
 from tests.support.driver_process import Deployment, DriverProcess
 from tests.support.processes import Process
@@ -34,17 +34,6 @@ def deployment(shared_media_driver: aeron.MediaDriver, shm_dir: Path) -> Deploym
         driver={"control_channel": CHANNEL},
         policies={"lease_keepalive_interval_ms": 10_000, "shutdown_timeout_ms": 100},
     )
-
-
-@pytest.fixture
-def log(shm_dir: Path) -> Path:
-    return shm_dir / "log"
-
-
-@pytest.fixture
-def process(deployment: Deployment, log: Path) -> Iterator[DriverProcess]:
-    with start_logged(deployment, log) as process:
-        yield process
 
 
 @pytest.fixture

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The SHM driver or its media driver is killed or stopped: the next one goes on, and pauses cost nobody a lease."""
+"""The SHM driver or its media driver is killed or stopped: the next one goes on, pauses end no lease."""
 
 from __future__ import annotations
 
@@ -214,7 +214,7 @@ def test_a_driver_that_stops_with_its_media_driver_expires_nobody(shm_dir: Path)
 
 
 def test_a_driver_that_its_media_driver_gave_up_comes_back_by_itself(shm_dir: Path) -> None:
-    """Stopped for longer than Aeron's client timeout: it connects anew, expires nobody, and serves."""
+    """Stopped for longer than Aeron's client timeout: it connects anew, expires no lease, and serves."""
     directory = str(shm_dir / "aeron")
     liveness = ("client_liveness_timeout_ns=3000000000", "publication_unblock_timeout_ns=3500000000")
     deployment = Deployment(shm_dir, directory, streams=STREAMS, policies=PATIENT)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Memory that is scarce, slow to come by, or not ours to take: clients are told, and the driver serves the others."""
+"""Memory that is scarce, slow to come by, or not ours to take: clients get a reason, the driver serves the others."""
 
 from __future__ import annotations
 
@@ -260,7 +260,7 @@ def test_making_two_gibibytes_holds_up_nobody(shared_media_driver: aeron.MediaDr
         assert pool.stat().st_blocks * 512 >= BIG_SLOTS * MIB, "the memory is there"
         assert len(latencies) > 1, "others were served meanwhile"
 
-        attach_until(lambda: client.heard(ShmLeaseRevoked, client_id=request.client_id))  # nobody keeps it alive
+        attach_until(lambda: client.heard(ShmLeaseRevoked, client_id=request.client_id))  # no client keeps it alive
         attach_until(lambda: len(list(deployment.base_dir.glob(f"*/*/{BIG}/*"))) == 1)  # and the rest is removed
 
         gaps = {
@@ -287,7 +287,7 @@ def test_making_two_gibibytes_holds_up_nobody(shared_media_driver: aeron.MediaDr
         assert client.detach(kept).message.code is ResponseCode.OK
 
 
-# --- somebody else's directory
+# --- another user's directory
 
 _AS_NOBODY = """
 import os, sys

@@ -52,11 +52,6 @@ def deployment(media: Process, shm_dir: Path) -> Deployment:
 
 
 @pytest.fixture
-def log(shm_dir: Path) -> Path:
-    return shm_dir / "log"
-
-
-@pytest.fixture
 def process(deployment: Deployment, log: Path) -> Iterator[DriverProcess]:
     with start_logged(deployment, log) as process, DriverClient(deployment) as client:
         client.meet(process)

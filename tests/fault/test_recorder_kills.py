@@ -3,18 +3,21 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import random
 import signal
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import polars
 import pytest
 
 import tensorpool as tp
-from tensorpool.spark.lake import Lake
+from tensorpool.lake import Lake, maintenance
 from tests.support.lakes import Camera, check
 from tests.support.processes import Process, wait_until
 
@@ -24,17 +27,20 @@ SETTINGS = {
 }
 # As a shell or a service manager starts it: with a process group of its own.
 COMMAND = "import os; os.setpgid(0, 0); from tensorpool.cli.main import main; main()"
+# And on a machine that has neither Java nor pyspark.
+WITHOUT_SPARK = f"import os, sys; sys.modules |= dict(pyspark=None, py4j=None); os.environ['PATH'] = ''; {COMMAND}"
+SPARK = ("--spark", "spark.driver.memory=1g", "--master", "local[2]", "--no-warm-up")
 PATIENCE_S = 180
 
 
 class Recording:
     """The command in a process of its own, and what it says."""
 
-    def __init__(self, pool: tp.Local, lake: Path, *more: str) -> None:
+    def __init__(self, pool: tp.Local, lake: Path | str, *, is_direct: bool = False) -> None:
         where = ("--aeron-dir", pool.aeron_dir, "--set", f"shm.base_dir={pool.config.shm.base_dir}")
-        quick = ("--spark", "spark.driver.memory=1g", "--master", "local[2]", "--no-sync", "--no-warm-up")
-        command = ("record", "cam", "--to", str(lake), "--trigger", "0.8", "--codec", "none", "--json")
-        self.process = Process("-c", COMMAND, *command, *where, *quick, *more)
+        command = ("record", "cam", "--to", str(lake), "--trigger", "0.8", "--codec", "none", "--no-sync", "--json")
+        engine = ("--direct",) if is_direct else SPARK
+        self.process = Process("-c", WITHOUT_SPARK if is_direct else COMMAND, *command, *where, *engine)
 
     def wait_for(self, event: str) -> dict[str, Any]:
         """The next of its events of a kind; fails with its output where it ends before."""
@@ -63,7 +69,7 @@ class Recording:
 
 
 def is_alive(pid: int) -> bool:
-    """Not so a zombie that nobody has waited for."""
+    """False for a zombie whose parent has not waited for it."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     except OSError:
@@ -92,30 +98,83 @@ def test_a_recorder_that_is_interrupted_while_spark_starts_leaves_no_jvm(pool: t
 
 @pytest.mark.timeout(2 * PATIENCE_S + 60)
 @pytest.mark.usefixtures("quick_jvm")
-def test_frames_survive_a_kill_and_a_signal_to_the_group_drains(pool: tp.Local, tmp_path: Path) -> None:
-    """Recorder or JVM killed, started again, told to end: one recording, no frame twice, none unexplained.
+@pytest.mark.parametrize("victim", ["recorder", "jvm"])
+def test_frames_survive_a_kill_and_a_signal_to_the_group_drains(pool: tp.Local, tmp_path: Path, victim: str) -> None:
+    """Recorder or JVM killed, started again, ended by a signal: one recording, no frame twice, none unexplained.
 
     `timeout` and Ctrl-C signal the whole process group: it drains all the same, and ends with exit code 0.
     """
+    survive_a_kill(pool, tmp_path / "lake", victim)
+
+
+def test_frames_survive_a_kill_of_a_recorder_without_spark(pool: tp.Local, tmp_path: Path) -> None:
+    """The same where there is neither pyspark nor Java."""
+    survive_a_kill(pool, tmp_path / "lake", "direct recorder")
+
+
+def test_frames_survive_a_kill_of_a_recorder_to_a_bucket(
+    pool: tp.Local, bucket: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The same on S3, while files are compacted and others read: every version that they see is whole."""
+    monkeypatch.setenv("TENSORPOOL_SPOOL_DIR", str(tmp_path / "spool"))
+    place = f"{bucket}/lake"
+    Lake.create(place)
+    with at_work(place) as found:
+        survive_a_kill(pool, place, "direct recorder")
+    assert found.compacted > 1
+    assert found.read == sorted(found.read)
+    assert found.read[-1] > 0
+
+
+class AtWork:
+    """Compacts a lake and counts its frames again and again, on a thread."""
+
+    def __init__(self, place: str) -> None:
+        self._place = place
+        self._is_over = threading.Event()
+        self.compacted = 0  # files
+        self.read: list[int] = []
+        self.thread = threading.Thread(target=self._run, name="at-work")
+
+    def stop(self) -> None:
+        self._is_over.set()
+        self.thread.join()
+
+    def _run(self) -> None:
+        while not self._is_over.wait(0.2):
+            self.compacted += maintenance.compact(Lake.open(self._place), codec="none").files_before
+            self.read.append(polars.scan_delta(self._place).select(polars.len()).collect().item())
+
+
+@contextlib.contextmanager
+def at_work(place: str) -> Iterator[AtWork]:
+    found = AtWork(place)
+    found.thread.start()
+    try:
+        yield found
+    finally:
+        found.stop()
+
+
+def survive_a_kill(pool: tp.Local, lake: Path | str, victim: str) -> None:
     seed = random.randrange(2**32)
     chance = random.Random(seed)
-    victim, number = chance.choice(["recorder", "jvm"]), chance.choice([signal.SIGTERM, signal.SIGINT])
-    mode = chance.choice(["tail", "batches"])
-    print(f"seed {seed}: {victim} is killed in mode {mode}, then {number.name} to the group")
-    lake = tmp_path / "lake"
+    number, is_direct = chance.choice([signal.SIGTERM, signal.SIGINT]), victim == "direct recorder"
+    print(f"seed {seed}: the {victim} is killed, then {number.name} to the group")
     with pool.connect() as client, Camera(client, "cam", hz=100) as camera:
-        first = Recording(pool, lake, "--mode", mode)
+        first = Recording(pool, lake, is_direct=is_direct)
         with first.process as process:
             first.wait_for_frames(chance.randrange(1, 200))
-            (jvm,) = first.jvms()
-            os.kill(process.pid if victim == "recorder" else jvm, signal.SIGKILL)
+            jvms = first.jvms()
+            assert len(jvms) == (0 if is_direct else 1)
+            os.kill(jvms[0] if victim == "jvm" else process.pid, signal.SIGKILL)
             code, output = process.finish(timeout_s=PATIENCE_S)
-            assert (code, "Spark is gone" in output) == ((-9, False) if victim == "recorder" else (1, True)), output
+            assert (code, "Spark is gone" in output) == ((1, True) if victim == "jvm" else (-9, False)), output
         committed = check(Lake.open(lake))
-        second = Recording(pool, lake)
+        second = Recording(pool, lake, is_direct=is_direct)
         with second.process as process:
             second.wait_for_frames(1)
-            assert not is_alive(jvm), "one recording has one Spark"
+            assert not any(map(is_alive, jvms)), "one recording has one Spark"
             published = camera.producers["cam"].next_seq
             os.killpg(process.pid, number)
             summary = second.wait_for("summary")
@@ -133,4 +192,4 @@ def test_frames_survive_a_kill_and_a_signal_to_the_group_drains(pool: tp.Local, 
     assert len(opened.state.batches) == 1, "it is one recording"
     assert opened.gaps() == [], "the ring was deep enough for everything"
     assert opened.names() == {"cam": [next(iter(found))[0]]}
-    wait_until(lambda: not any((lake / "_staging").glob("*/*/*")), "nothing is left in staging")
+    wait_until(lambda: not any((opened.path / "_staging").glob("*/*/*")), "nothing is left in staging")

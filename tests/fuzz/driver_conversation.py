@@ -93,17 +93,16 @@ class Log:
         pass
 
 
-class Link:
-    """The control stream: hands over what clients sent."""
+class Streams:
+    """The control stream: hands over what clients sent. Stands for the Aeron client, too."""
 
-    client = None
-    is_lost = False
+    is_closed = has_missed_events = False
     holders = ()
     renewals = 0
 
     def __init__(self) -> None:
         self.answers = self.announces = Log()
-        self.requests = self
+        self.requests = self.backlog = self
         self.inbox: deque[bytes] = deque()
 
     def poll(self, handler: Callable[[bytes, object], object], limit: int) -> int:
@@ -115,7 +114,7 @@ class Link:
     def is_own(self, _info: object) -> bool:
         return False
 
-    def is_from_before(self, _info: object) -> bool:
+    def contains(self, _info: object) -> bool:
         return False
 
     def on_polled(self, fragments: int, now_ns: int) -> None:
@@ -168,7 +167,7 @@ class Memory:
         pass
 
 
-class MediaDriverSight:
+class MediaDriverLiveness:
     """The media driver never dies here."""
 
     def is_dead(self) -> bool:
@@ -179,7 +178,7 @@ class MediaDriverSight:
 
 
 class Conversation:
-    """One driver, a well-behaved client, and whoever else sends it messages."""
+    """One driver, a well-behaved client, and other processes that send messages."""
 
     def __init__(self, config: DriverConfig, chance: random.Random) -> None:
         self.chance = chance
@@ -190,12 +189,13 @@ class Conversation:
         self.conductor = DriverConductor(config, self.clock, "/dev/shm/nowhere")
         self.conductor._memory.close()
         self.memory = Memory()
-        self.link = Link()
+        self.streams = Streams()
         self.conductor._memory = cast(Any, self.memory)
-        self.conductor._link = cast(Any, self.link)
-        self.conductor._media_driver = cast(Any, MediaDriverSight())
+        connection = self.conductor._connection
+        connection.streams = connection.client = cast(Any, self.streams)
+        connection._liveness = cast(Any, MediaDriverLiveness())
         self.probe_id = self.clock.monotonic_ns()
-        self.conductor._perform(self.conductor._rivals.on_start())
+        self.conductor._perform(self.conductor._other_drivers.on_start())
         self.conductor._perform(self.conductor.lifecycle.on_start(self.clock.monotonic_ns()))
         for _ in range(20):
             self.turn(config.announce_period_ns // 10)  # from then on it serves, whatever other drivers say
@@ -206,18 +206,18 @@ class Conversation:
     def turn(self, pause_ns: int = MS) -> list[Message]:
         """One turn; what was sent in it."""
         self.clock.advance(pause_ns)
-        self.link.answers.taken.clear()
+        self.streams.answers.taken.clear()
         try:
             self.conductor.do_work()
         except aeron.AgentTerminated:
             self.is_over = True
             self.conductor.on_close()
-        return [decode(data) for data in self.link.answers.taken]
+        return [decode(data) for data in self.streams.answers.taken]
 
     def hear(self, data: bytes) -> None:
         """A message of anybody, and the turn that reads it."""
         self.messages += 1
-        self.link.inbox.append(data)
+        self.streams.inbox.append(data)
         self.turn()
         self.check()
 
@@ -232,19 +232,19 @@ class Conversation:
         assert len(life.streams) <= 2 + 4
         borrowers = {(lease.stream_id, lease.client_id) for lease in life.leases if lease.role is Role.CONSUMER}
         private = life.private_streams
-        assert borrowers >= private._borrowers.keys() | private._half_answered.keys()
+        assert borrowers >= set(private._borrowers) | set(private._half_answered)
         assert max(len(private._descriptor_ids), len(private._control_ids)) <= len(private)
         overrides = [it.override for it in private._borrowers.values() if it.override is not None]
         assert all(len(override.payload_fallback_uri) <= URI_BYTES for override in overrides)
         producers = [lease.stream_id for lease in life.leases if lease.role is Role.PRODUCER]
         assert len(producers) == len(set(producers))
         if self.lease is not None:
-            assert life.leases.get(self.lease) is not None, "nobody else ends the lease of a client that keeps it alive"
+            assert life.leases.get(self.lease) is not None, "no other client ends the lease of one that keeps it alive"
 
     # --- the well-behaved client
 
     def ask(self, request: Message) -> list[Message]:
-        self.link.inbox.append(request.encode())
+        self.streams.inbox.append(request.encode())
         return self.turn()
 
     def attach(self) -> None:
@@ -281,7 +281,7 @@ class Conversation:
 
     def is_served(self) -> None:
         """A client that behaves attaches, keeps alive and detaches, and streams are announced."""
-        self.link.answers.is_held = self.memory.waits = self.memory.fails = False
+        self.streams.answers.is_held = self.memory.waits = self.memory.fails = False
         self.turn()
         self.keep_alive()
         self.detach()
@@ -294,14 +294,14 @@ class Conversation:
             self.keep_alive()
         assert FRONT in {it.stream_id for it in said if isinstance(it, ShmPoolAnnounce)}
 
-    # --- everybody else
+    # --- other clients
 
     def step(self) -> None:
         """Something happens."""
         chance = self.chance
         kind = chance.random()
         if kind < 0.04:
-            self.link.answers.is_held = not self.link.answers.is_held
+            self.streams.answers.is_held = not self.streams.answers.is_held
         elif kind < 0.06:
             self.memory.fails = not self.memory.fails
         elif kind < 0.08:
@@ -319,7 +319,7 @@ class Conversation:
         self.check()
 
     def message(self) -> bytes:
-        """A message of somebody else: valid, but for what no field forbids."""
+        """A message of another client: valid field by field."""
         chance = self.chance
         makers = (
             self._attach,
@@ -370,7 +370,7 @@ class Conversation:
         )
 
     def _of_lease(self) -> dict[str, Any]:
-        """The fields of somebody's lease, of ours with one of them wrong, or of none."""
+        """The fields of another client's lease, of ours with one of them wrong, or of none."""
         chance = self.chance
         leases = [it for it in self.conductor.lifecycle.leases if it.lease_id != self.lease]
         fields: dict[str, Any] = {

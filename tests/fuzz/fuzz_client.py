@@ -16,6 +16,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import enum
+import functools
 import itertools
 import json
 import random
@@ -160,7 +161,7 @@ class Forge:
             fields["stream_id"] = ATTACKED
         for _ in range(50):
             try:
-                return self.kind(**fields).encode()
+                return bytes(self.kind(**fields).encode())
             except LocalProtocolError:
                 for name in self._chance.sample(list(fields), max(1, len(fields) // 3)):
                     if name != "stream_id":
@@ -246,7 +247,7 @@ class Peer:
                 self._send(self._answers[where], self._answer.message(), self._answer.kind)
 
     def relent(self, consumer_id: int) -> None:
-        """A consumer that was told to use no shared memory waits to be told otherwise."""
+        """A consumer that must not use shared memory waits for the next config."""
         config = messages.consumer_config(ATTACKED, consumer_id)
         self._control.offer(config.encode())
 
@@ -284,7 +285,7 @@ class Watchman:
         while not self._is_over.is_set():
             turned = threading.Event()
             asked_ns = time.monotonic_ns()
-            self._conductor.order(lambda now_ns, turned=turned: turned.set())
+            self._conductor.order(functools.partial(_mark, turned))
             is_turned = False
             while not is_turned:
                 is_turned = turned.wait(0.1)
@@ -297,7 +298,7 @@ class Watchman:
 
 
 class Beside:
-    """The stream that nobody attacks: a frame at a time, each of which must come or be counted."""
+    """The stream that is not attacked: a frame at a time, each of which must arrive or be counted."""
 
     def __init__(self, client: tp.Client) -> None:
         self.changes: list[str] = []  # of state, with the reason
@@ -330,6 +331,10 @@ class Beside:
         _wait(is_through, "a frame of the stream beside comes through")
         stats = self.consumer.stats
         assert stats.received + stats.lost == self.published, (stats, self.published)
+
+
+def _mark(turned: threading.Event, now_ns: int) -> None:
+    turned.set()
 
 
 def _wait(is_met: Callable[[], object], what: str, seconds: float = 60.0) -> None:

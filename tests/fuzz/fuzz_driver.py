@@ -2,8 +2,8 @@
 """Fuzz target for what the driver makes of bytes: `fuzz_driver.py [libFuzzer options] [corpus]`.
 
 An input is a conversation: records of a step in time and a message. Whatever is said, the driver's decisions raise
-nothing, every answer can be encoded, none is much longer than what prompted it, and the books stay in order: one
-producer per stream, as many leases as there may be, every grant and every end told once.
+nothing, every answer can be encoded, none is much longer than what prompted it, and the tables stay consistent: one
+producer per stream, as many leases as there may be, every grant and every end sent once.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import sys
 from collections.abc import Iterator
 
 import atheris
-from fuzz_wire import instrument
+from fuzz_wire import instrument  # type: ignore[import-not-found]  # run as a script: its folder is on the path
 
 from tensorpool.driver.config import DriverConfig
 from tensorpool.driver.epoch_messages import Epoch
@@ -56,7 +56,7 @@ CONFIG = DriverConfig.load(
 
 
 class Conversation:
-    """A driver without memory or transport, and the books that somebody who listens would keep of it."""
+    """A driver without memory or transport, and the records that a listener would keep of it."""
 
     def __init__(self) -> None:
         self._now_ns = 1

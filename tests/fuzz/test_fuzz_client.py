@@ -1,17 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A hostile peer against a real client, a few seconds; TENSORPOOL_FUZZ_SECONDS asks for more."""
+"""A hostile peer against a real client."""
 
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-SECONDS = int(os.environ.get("TENSORPOOL_FUZZ_SECONDS", "4"))
+from tests.levels import SOAK
+
+SECONDS = 3 * SOAK
 MOST_LINES = 200 + 20 * SECONDS  # of its log
 
 

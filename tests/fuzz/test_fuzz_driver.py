@@ -1,32 +1,32 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Fuzzing of the driver's decisions, a few seconds; TENSORPOOL_FUZZ_SECONDS asks for more.
+"""Fuzzing of the driver's decisions.
 
 `python -m tests.fuzz.driver_conversation --seconds 600` holds whole conversations for longer.
 """
 
 from __future__ import annotations
 
-import os
 import re
 import shutil
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
 
 from tests.fuzz.driver_conversation import configured, converse
+from tests.levels import SEED, SOAK
+from tests.support.processes import fuzzer_memory_limit
 
 HERE = Path(__file__).parent
-SECONDS = int(os.environ.get("TENSORPOOL_FUZZ_SECONDS", "3"))
+SECONDS = SOAK
 
 
 def test_no_conversation_of_valid_messages_stops_the_driver() -> None:
     """Extreme fields in every order: a client that behaves is served after each; `--seed` repeats one."""
     with configured() as config:
         assert converse(config, seed=1, steps=100) > 100
-        assert converse(config, seed=time.time_ns() % 1_000_000_007, steps=100) > 100
+        assert converse(config, seed=SEED, steps=100) > 100
 
 
 @pytest.mark.timeout(SECONDS + 60)
@@ -35,6 +35,7 @@ def test_no_conversation_upsets_the_driver(tmp_path: Path) -> None:
     pytest.importorskip("atheris")
     corpus = shutil.copytree(HERE / "corpus" / "driver_control", tmp_path / "corpus")  # libFuzzer adds what it finds
     options = [f"-max_total_time={SECONDS}", f"-artifact_prefix={tmp_path}/", "-print_final_stats=1", "-max_len=4096"]
+    options.append(fuzzer_memory_limit())
     result = subprocess.run(
         [sys.executable, str(HERE / "fuzz_driver.py"), *options, str(corpus)],
         capture_output=True,

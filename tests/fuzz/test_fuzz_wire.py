@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Fuzzing of the codec, a few seconds per schema; TENSORPOOL_FUZZ_SECONDS asks for more."""
+"""Fuzzing of the codec, from the corpus that is checked in."""
 
 from __future__ import annotations
 
-import os
 import re
 import shutil
 import subprocess
@@ -12,10 +11,13 @@ from pathlib import Path
 
 import pytest
 
+from tests.levels import SOAK
+from tests.support.processes import fuzzer_memory_limit
+
 pytest.importorskip("atheris")
 
 HERE = Path(__file__).parent
-SECONDS = int(os.environ.get("TENSORPOOL_FUZZ_SECONDS", "3"))
+SECONDS = SOAK
 
 
 @pytest.mark.spec("WIRE-16-17")
@@ -25,7 +27,12 @@ def test_no_bytes_escape_the_codec(schema: str, tmp_path: Path) -> None:
     """The target runs from the checked-in corpus and finds no input that breaks its assertions."""
     corpus = shutil.copytree(HERE / "corpus" / schema, tmp_path / "corpus")  # libFuzzer adds what it finds
     command = [sys.executable, str(HERE / "fuzz_wire.py"), schema]
-    options = [f"-max_total_time={SECONDS}", f"-artifact_prefix={tmp_path}/", "-print_final_stats=1"]
+    options = [
+        f"-max_total_time={SECONDS}",
+        f"-artifact_prefix={tmp_path}/",
+        "-print_final_stats=1",
+        fuzzer_memory_limit(),
+    ]
     result = subprocess.run(
         [*command, *options, str(corpus)], capture_output=True, text=True, check=False, cwd=tmp_path
     )

@@ -2,23 +2,23 @@
 """A bridge between two hosts with media drivers and SHM drivers of their own, over networks good and bad.
 
 Frames have 1 KiB to 16 MiB. Every one that arrives is the one that was sent, byte for byte, and every one that does not
-arrive was counted, by whoever gave it up. `benchmarks/bridge_soak.py` is the long form.
+arrive was counted by the end that dropped it. `benchmarks/bridge_soak.py` is the long form.
 """
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 
 import pytest
 
 import tensorpool as tp
+from tensorpool.wire import Message
 from tensorpool.wire.bridge import BridgeFrameChunk
 from tensorpool.wire.control import DataSourceAnnounce, DataSourceMeta, ShmPoolAnnounce
 from tests.support.crossing import BACK, BACK_ARRIVES_AS, Crossing, Ledger, crossing
 from tests.support.processes import private_directory, wait_until
 
-FRAMES = int(os.environ.get("TENSORPOOL_BRIDGE_FRAMES", "30"))  # in each kind of weather
+FRAMES = 30  # on each kind of network
 
 
 @pytest.fixture(scope="module")
@@ -106,7 +106,7 @@ def test_metadata_of_a_stream_are_found_on_the_other_host(hosts: Crossing) -> No
 def test_only_chunks_announces_and_metadata_cross_the_network(hosts: Crossing) -> None:
     """What the relay saw: nothing of the driver's protocol, and no descriptors."""
     seen = {tuple(ids) for ids in hosts.set_disorder()["messages"]}
-    wanted = {BridgeFrameChunk, ShmPoolAnnounce}
-    allowed = wanted | {DataSourceAnnounce, DataSourceMeta}
+    wanted: set[type[Message]] = {BridgeFrameChunk, ShmPoolAnnounce}
+    allowed: set[type[Message]] = wanted | {DataSourceAnnounce, DataSourceMeta}
     assert {(kind.SCHEMA_ID, kind.TEMPLATE_ID) for kind in wanted} <= seen
     assert seen <= {(kind.SCHEMA_ID, kind.TEMPLATE_ID) for kind in allowed}

@@ -7,6 +7,8 @@ import re
 from pathlib import Path
 from typing import Final, NamedTuple
 
+from tests.levels import QUICK_FOLDERS
+
 
 class Row(NamedTuple):
     """`old` occurs once in src/tensorpool/<file>; with `new` in its place a test that claims the requirement fails."""
@@ -25,9 +27,9 @@ class Row(NamedTuple):
 def claiming_files(root: Path, requirement: str) -> list[str]:
     """Files of tests in which the id occurs, those that start no processes first."""
     quoted = re.compile(f'"{re.escape(requirement)}"')
-    paths = [path.relative_to(root) for path in (root / "tests").glob("*/test_*.py") if quoted.search(path.read_text())]
-    slow = ("conformance", "integration", "fault", "spark")
-    return [str(path) for path in sorted(paths, key=lambda path: (path.parent.name in slow, path))]
+    found = [path for path in (root / "tests").glob("**/test_*.py") if quoted.search(path.read_text())]
+    paths = [path.relative_to(root) for path in found]
+    return [str(path) for path in sorted(paths, key=lambda path: (path.parts[1] not in QUICK_FOLDERS, path))]
 
 
 def _rows() -> tuple[Row, ...]:

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Chunks into frames where sanitizers see every byte: forged datagrams of exact size, rings of exact size, and readers of
-// the slots that a frame is being assembled in. Bridge §5, §6; decisions G18-G21.
+// Chunks into frames where sanitizers see every byte: forged datagrams of exact size, rings of exact size, and readers
+// of the slots that a frame is being assembled in. Bridge §5, §6; decisions G18-G21.
 #include <atomic>
 #include <cstring>
 #include <optional>
@@ -23,12 +23,12 @@ constexpr std::uint64_t kForeverNs = ~std::uint64_t{0};
 
 using Bytes = std::vector<std::uint8_t>;
 
-struct RingOutlet final : Outlet {
-    explicit RingOutlet(RingGeometry geometry) : writer(std::move(geometry)) {}
+struct RingTarget final : FrameTarget {
+    explicit RingTarget(RingGeometry geometry) : writer(std::move(geometry)) {}
     RingWriter& ring() noexcept override { return writer; }
-    void tell(std::uint64_t seq, std::uint32_t, std::uint64_t) override { told.push_back(seq); }
+    void announce(std::uint64_t seq, std::uint32_t, std::uint64_t) override { announced.push_back(seq); }
     RingWriter writer;
-    std::vector<std::uint64_t> told;
+    std::vector<std::uint64_t> announced;
 };
 
 Bytes payload_of(std::uint64_t seq, std::size_t bytes) {
@@ -38,7 +38,7 @@ Bytes payload_of(std::uint64_t seq, std::size_t bytes) {
 }
 
 Bytes header_of(std::uint64_t seq, std::size_t bytes) {
-    Bytes image(kSlotBytes);
+    Bytes image(kHeaderSlotBytes);
     store<std::uint64_t>(image.data(), committed(seq));
     store<std::uint32_t>(image.data() + slot::kValuesLenBytes, static_cast<std::uint32_t>(bytes));
     store<std::uint16_t>(image.data() + slot::kPoolId, 1);
@@ -70,17 +70,19 @@ Bytes message_of(std::uint64_t seq, std::uint32_t index, std::uint32_t count, st
 
 std::vector<Bytes> chunks_of(std::uint64_t seq, const Bytes& payload, std::size_t chunk_bytes) {
     std::vector<Bytes> messages;
-    const auto count = static_cast<std::uint32_t>(std::max<std::size_t>(1, (payload.size() + chunk_bytes - 1) / chunk_bytes));
+    const auto count =
+        static_cast<std::uint32_t>(std::max<std::size_t>(1, (payload.size() + chunk_bytes - 1) / chunk_bytes));
     for (std::uint32_t index = 0; index < count; ++index) {
         const std::size_t begin = index * chunk_bytes;
         const std::size_t end = std::min(payload.size(), begin + chunk_bytes);
-        const Bytes slice(payload.begin() + static_cast<std::ptrdiff_t>(begin), payload.begin() + static_cast<std::ptrdiff_t>(end));
+        const Bytes slice(payload.begin() + static_cast<std::ptrdiff_t>(begin),
+                          payload.begin() + static_cast<std::ptrdiff_t>(end));
         messages.push_back(message_of(seq, index, count, static_cast<std::uint32_t>(begin), slice, payload.size()));
     }
     return messages;
 }
 
-// As Intake does it: in a copy of exactly its size.
+// As ChunkRouter does it: in a copy of exactly its size.
 void take(Assembler& assembler, const Bytes& message) {
     const std::unique_ptr<std::uint8_t[]> exact(new std::uint8_t[std::max<std::size_t>(message.size(), 1)]);
     if (!message.empty()) std::memcpy(exact.get(), message.data(), message.size());
@@ -97,11 +99,11 @@ struct Receiving {
     }
     void bind() {
         assembler.bind(nullptr, 0);
-        outlet.emplace(ring.geometry());
-        assembler.bind(&*outlet, kForeverNs);
+        target.emplace(ring.geometry());
+        assembler.bind(&*target, kForeverNs);
     }
     HeapRing ring;
-    std::optional<RingOutlet> outlet;
+    std::optional<RingTarget> target;
     RingReader reader;
     Assembler assembler;
 };
@@ -123,17 +125,17 @@ TEST(assembler, any_order_gives_the_same_frame) {
         CHECK(found == payload);
     }
     CHECK_EQ(receiving.assembler.frames(), std::uint64_t{300});
-    CHECK_EQ(receiving.outlet->told.size(), std::size_t{300});
+    CHECK_EQ(receiving.target->announced.size(), std::size_t{300});
     CHECK_EQ(receiving.assembler.inflight(), std::size_t{0});
 }
 
-// §6, step 11: who hears of a frame finds it, whole, from the moment it was told.
-TEST(assembler, a_frame_is_told_when_its_slot_is_committed) {
-    struct Looking final : Outlet {
+// §6, step 11: a consumer that receives the descriptor finds the frame whole.
+TEST(assembler, a_frame_is_announced_when_its_slot_is_committed) {
+    struct Looking final : FrameTarget {
         explicit Looking(const HeapRing& heap) : writer(heap.geometry()), reader(heap.geometry()) {}
         RingWriter& ring() noexcept override { return writer; }
-        void tell(std::uint64_t seq, std::uint32_t, std::uint64_t bytes) override {
-            ++told;
+        void announce(std::uint64_t seq, std::uint32_t, std::uint64_t bytes) override {
+            ++announced;
             SlotFrame frame;
             CHECK_EQ(reader.read(seq, frame), Drop::NONE);
             CHECK_EQ(std::uint64_t{frame.values_len_bytes}, bytes);
@@ -143,20 +145,20 @@ TEST(assembler, a_frame_is_told_when_its_slot_is_committed) {
         }
         RingWriter writer;
         RingReader reader;
-        std::uint64_t told = 0;
+        std::uint64_t announced = 0;
     };
     HeapRing ring(4, {{5, 4096}});
-    Looking outlet(ring);
+    Looking target(ring);
     Assembler assembler(kStream, {});
     assembler.set_source(kEpoch, {{1, 4096}});
-    assembler.bind(&outlet, kForeverNs);
+    assembler.bind(&target, kForeverNs);
     for (std::uint64_t seq = 0; seq < 40; ++seq) {
         std::vector<Bytes> chunks = chunks_of(seq, payload_of(seq, 3000 + seq), 700);
         if (seq % 2 != 0) std::reverse(chunks.begin(), chunks.end());  // into a buffer, and copied
         for (const Bytes& message : chunks) take(assembler, message);
     }
     assembler.bind(nullptr, 0);
-    CHECK_EQ(outlet.told, std::uint64_t{40});
+    CHECK_EQ(target.announced, std::uint64_t{40});
     CHECK_EQ(assembler.in_place(), std::uint64_t{20});
 }
 
@@ -180,7 +182,8 @@ TEST(assembler, forged_bytes_hurt_nobody) {
         std::vector<Bytes> chunks = chunks_of(seq, payload_of(seq, random() % 3000), 700);
         Bytes& message = chunks[random() % chunks.size()];
         const auto edits = random() % 4;
-        for (unsigned edit = 0; edit < edits; ++edit) message[random() % message.size()] = static_cast<std::uint8_t>(random());
+        for (unsigned edit = 0; edit < edits; ++edit)
+            message[random() % message.size()] = static_cast<std::uint8_t>(random());
         if (random() % 8 == 0) message.resize(random() % (message.size() + 1));
         take(receiving.assembler, message);
         CHECK(receiving.assembler.inflight() <= 3);
@@ -216,7 +219,8 @@ TEST(assembler, readers_never_see_a_torn_frame) {
         }
     });
     for (std::uint64_t seq = 1; seq <= 1'500; ++seq) {
-        for (const Bytes& message : chunks_of(seq, payload_of(seq, 1000 + seq % 3000), 600)) take(receiving.assembler, message);
+        for (const Bytes& message : chunks_of(seq, payload_of(seq, 1000 + seq % 3000), 600))
+            take(receiving.assembler, message);
         newest.store(seq, std::memory_order_relaxed);
         if (seq % 7 == 0) take(receiving.assembler, chunks_of(seq + 1, payload_of(seq + 1, 2000), 600)[0]);
     }
@@ -237,5 +241,27 @@ TEST(assembler, checksums_agree_however_they_are_computed) {
 TEST(assembler, one_thread_at_a_time) {
     Receiving receiving;
     const Assembler::Busy busy(receiving.assembler);
-    CHECK_THROWS(Misuse, receiving.assembler.expire(1));
+    CHECK_THROWS(LocalProtocolError, receiving.assembler.expire(1));
+}
+
+// Counters of a bridge are named by them: two reasons under one name would add up.
+TEST(assembler, every_reason_has_a_name_of_its_own) {
+    for (const std::span<const char* const> names : {std::span<const char* const>(kChunkDropNames), {kFrameLossNames}})
+        for (std::size_t i = 1; i < names.size(); ++i) {
+            CHECK(names[i] != nullptr && *names[i] != '\0');
+            for (std::size_t j = i + 1; j < names.size(); ++j) CHECK(std::strcmp(names[i], names[j]) != 0);
+        }
+    CHECK_EQ(std::string(kChunkDropNames[static_cast<std::size_t>(ChunkDrop::PAUSED)]), std::string("paused"));
+    CHECK_EQ(std::string(kChunkDropNames[static_cast<std::size_t>(ChunkDrop::LENGTH)]), std::string("length"));
+    CHECK_EQ(std::string(kFrameLossNames[static_cast<std::size_t>(FrameLoss::PAUSED)]), std::string("paused"));
+    CHECK_EQ(std::string(kFrameLossNames[static_cast<std::size_t>(FrameLoss::NO_POOL)]), std::string("no_pool"));
+}
+
+TEST(assembler, limits_that_admit_nothing_are_refused) {
+    AssemblyLimits limits;
+    limits.max_inflight = 0;
+    CHECK_THROWS(std::invalid_argument, Assembler(1, limits));
+    limits = {};
+    limits.timeout_ns = 0;
+    CHECK_THROWS(std::invalid_argument, Assembler(1, limits));
 }

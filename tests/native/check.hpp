@@ -94,8 +94,8 @@ inline int run(int argc, char** argv) {
 
 }  // namespace check
 
-#define TEST(suite, name)                                                          \
-    static void suite##_##name();                                                  \
+#define TEST(suite, name) \
+    static void suite##_##name(); \
     static const check::Register register_##suite##_##name(#suite, #name, suite##_##name); \
     static void suite##_##name()
 
@@ -106,13 +106,13 @@ inline int run(int argc, char** argv) {
     check::equal<std::decay_t<decltype(actual)>>({__FILE__, __LINE__, #actual}, (actual), (expected), context)
 #define CHECK_EQ(actual, expected) CHECK_EQ_IN("", actual, expected)
 
-#define CHECK_THROWS(type, ...)                                                                          \
-    do {                                                                                                 \
-        bool thrown_ = false;                                                                            \
-        try {                                                                                            \
-            __VA_ARGS__;                                                                                 \
-        } catch (const type&) {                                                                          \
-            thrown_ = true;                                                                              \
-        }                                                                                                \
-        if (!thrown_) check::fail(__FILE__, __LINE__, #__VA_ARGS__ " did not throw " #type);             \
+#define CHECK_THROWS(type, ...) \
+    do { \
+        bool thrown_ = false; \
+        try { \
+            __VA_ARGS__; \
+        } catch (const type&) { \
+            thrown_ = true; \
+        } \
+        if (!thrown_) check::fail(__FILE__, __LINE__, #__VA_ARGS__ " did not throw " #type); \
     } while (false)

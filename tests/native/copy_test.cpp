@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Every way of copying a payload moves exactly the bytes that memcpy would.
+// Every kind of copy moves exactly the bytes that memcpy would.
 #include <array>
 #include <fstream>
 #include <numeric>
@@ -24,16 +24,19 @@ void check_copy(const Copy& copy, std::size_t to, std::size_t from, std::size_t 
     copy(target.data() + begin, source.data() + from, bytes);
     streaming_fence();
     bool same = std::memcmp(target.data() + begin, source.data() + from, bytes) == 0;
-    for (std::size_t i = 1; i <= 64; ++i) same = same && target[begin - i] == 0xEE && target[begin + bytes + i - 1] == 0xEE;
+    for (std::size_t i = 1; i <= 64; ++i)
+        same = same && target[begin - i] == 0xEE && target[begin + bytes + i - 1] == 0xEE;
     if (!same)
-        CHECK_EQ_IN("to " + std::to_string(to) + " from " + std::to_string(from) + " bytes " + std::to_string(bytes), same, true);
+        CHECK_EQ_IN("to " + std::to_string(to) + " from " + std::to_string(from) + " bytes " + std::to_string(bytes),
+                    same, true);
 }
 
 template <typename Copy>
 void check_all(const Copy& copy) {
     std::vector<std::size_t> sizes(280);
     std::iota(sizes.begin(), sizes.end(), std::size_t{0});
-    for (std::size_t edge : {std::size_t{384}, std::size_t{1024}, std::size_t{1152}, std::size_t{2048}, std::size_t{2176}, std::size_t{4096}})
+    for (std::size_t edge : {std::size_t{384}, std::size_t{1024}, std::size_t{1152}, std::size_t{2048},
+                             std::size_t{2176}, std::size_t{4096}})
         for (std::size_t d = 0; d < 5; ++d) sizes.push_back(edge - 2 + d);
 #if defined(__SANITIZE_THREAD__) || defined(__SANITIZE_ADDRESS__)
     const std::size_t step = 7;  // sanitized copies are slow; 7 is odd, so that all alignments still meet all sizes
@@ -71,9 +74,9 @@ TEST(copy, payload_copies_equal_memcpy_either_way) {
     for (bool streaming : {false, true})
         for (std::size_t to = 0; to < 64; to += 5)
             for (std::size_t bytes = 0; bytes < 700; bytes += 3)
-                check_copy([streaming](std::uint8_t* at, const std::uint8_t* from, std::size_t n) {
-                    copy_payload(at, from, n, streaming);
-                }, to, bytes % 31, bytes);
+                check_copy([streaming](std::uint8_t* at, const std::uint8_t* from,
+                                       std::size_t n) { copy_payload(at, from, n, streaming); },
+                           to, bytes % 31, bytes);
     copy_payload(nullptr, nullptr, 0, true);  // an empty payload touches nothing
     copy_payload(nullptr, nullptr, 0, false);
 }
@@ -86,8 +89,9 @@ TEST(copy, both_vector_widths_move_whole_blocks) {
             check_copy([](std::uint8_t* to, const std::uint8_t* at, std::size_t n) { stream_blocks_sse2(to, at, n); },
                        32, from, blocks);  // begin = 96 + 32 = a cache line
             if (__builtin_cpu_supports("avx2"))
-                check_copy([](std::uint8_t* to, const std::uint8_t* at, std::size_t n) { stream_blocks_avx2(to, at, n); },
-                           32, from, blocks);
+                check_copy(
+                    [](std::uint8_t* to, const std::uint8_t* at, std::size_t n) { stream_blocks_avx2(to, at, n); }, 32,
+                    from, blocks);
         }
 }
 #endif

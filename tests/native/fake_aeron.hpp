@@ -82,8 +82,8 @@ public:
         api_.buffer_claim_commit = [](BufferClaim* claim) {
             return current()->commit(*reinterpret_cast<XPub*>(claim->frame_header)), 0;
         };
-        api_.async_add_subscription = [](Async** async, Client*, const char* channel, std::int32_t stream_id, ImageHandler,
-                                         void*, ImageHandler, void*) {
+        api_.async_add_subscription = [](Async** async, Client*, const char* channel, std::int32_t stream_id,
+                                         ImageHandler, void*, ImageHandler, void*) {
             *async = new Async{std::string(channel) == kRefused ? -1 : stream_id};
             return 0;
         };
@@ -99,7 +99,8 @@ public:
             if (on_closed) on_closed(closed);
             return 0;
         };
-        api_.subscription_controlled_poll = [](Sub* subscription, FragmentHandler handler, void* to, std::size_t limit) {
+        api_.subscription_controlled_poll = [](Sub* subscription, FragmentHandler handler, void* to,
+                                               std::size_t limit) {
             return current()->poll(*subscription, handler, to, limit);
         };
         api_.header_values = [](Header*, HeaderValues* values) { return values->flags = kUnfragmented, 0; };

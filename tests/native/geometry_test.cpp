@@ -93,10 +93,19 @@ TEST(geometry, the_smallest_pool_that_holds_a_frame_is_chosen) {
     const struct {
         std::uint64_t bytes;
         int pool_id;
-    } rows[] = {{0, 2},   {1, 2},    {63, 2},   {64, 2},    // B17: empty goes to the smallest; B18: equal strides, lowest id
-                {65, 5},  {255, 5},  {256, 5},              //
-                {257, 7}, {4095, 7}, {4096, 7},             //
-                {4097, -1}, {0xFFFF'FFFF, -1}, {std::uint64_t{1} << 40, -1}};
+    } rows[] = {{0, 2},
+                {1, 2},
+                {63, 2},
+                {64, 2},  // B17: empty goes to the smallest; B18: equal strides, lowest id
+                {65, 5},
+                {255, 5},
+                {256, 5},  //
+                {257, 7},
+                {4095, 7},
+                {4096, 7},  //
+                {4097, -1},
+                {0xFFFF'FFFF, -1},
+                {std::uint64_t{1} << 40, -1}};
     for (const auto& row : rows) {
         const std::size_t index = geometry.pool_for(row.bytes);
         const int pool_id = index == RingGeometry::npos ? -1 : geometry.pools()[index].pool_id;

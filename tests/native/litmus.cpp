@@ -141,12 +141,14 @@ inline void* recorded_memcpy(void* to, const void* from, size_t bytes) {
 #define _mm256_loadu_si256(at) \
     (litmus::recorder.data(reinterpret_cast<std::uintptr_t>(at), 32, litmus::Kind::LOAD), _mm256_loadu_si256(at))
 #define _mm256_storeu_si256(at, value) \
-    (litmus::recorder.data(reinterpret_cast<std::uintptr_t>(at), 32, litmus::Kind::STORE), _mm256_storeu_si256(at, value))
+    (litmus::recorder.data(reinterpret_cast<std::uintptr_t>(at), 32, litmus::Kind::STORE), \
+     _mm256_storeu_si256(at, value))
 #define _mm_sfence() litmus::recorder.fence(litmus::Kind::SFENCE, std::memory_order_release)
 #define _mm_stream_si128(at, value) \
     (litmus::recorder.data(reinterpret_cast<std::uintptr_t>(at), 16, litmus::Kind::STREAM), _mm_store_si128(at, value))
 #define _mm256_stream_si256(at, value) \
-    (litmus::recorder.data(reinterpret_cast<std::uintptr_t>(at), 32, litmus::Kind::STREAM), _mm256_store_si256(at, value))
+    (litmus::recorder.data(reinterpret_cast<std::uintptr_t>(at), 32, litmus::Kind::STREAM), \
+     _mm256_store_si256(at, value))
 #endif
 
 #include "ring.hpp"
@@ -165,10 +167,12 @@ using litmus::Trace;
 // --- the two models: which accesses of one thread may not swap
 
 bool is_acquire(std::memory_order order) {
-    return order == std::memory_order_acquire || order == std::memory_order_acq_rel || order == std::memory_order_seq_cst;
+    return order == std::memory_order_acquire || order == std::memory_order_acq_rel ||
+           order == std::memory_order_seq_cst;
 }
 bool is_release(std::memory_order order) {
-    return order == std::memory_order_release || order == std::memory_order_acq_rel || order == std::memory_order_seq_cst;
+    return order == std::memory_order_release || order == std::memory_order_acq_rel ||
+           order == std::memory_order_seq_cst;
 }
 
 bool is_ordered_weak(const Trace& trace, std::size_t a, std::size_t b) {
@@ -280,15 +284,18 @@ constexpr std::uint32_t kSlot = 3;
 class Ring {
 public:
     Ring(std::uint32_t stride, std::uint32_t nslots)
-        : header_(map(64 + std::size_t{nslots} * 256)), pool_(map(64 + std::size_t{nslots} * stride)),
-          geometry_(header_, {{1, stride, pool_}}, nslots), bytes_(stride), nslots_(nslots) {
+        : header_(map(64 + std::size_t{nslots} * 256)),
+          pool_(map(64 + std::size_t{nslots} * stride)),
+          geometry_(header_, {{1, stride, pool_}}, nslots),
+          bytes_(stride),
+          nslots_(nslots) {
         layout_.dtype = static_cast<std::int16_t>(Dtype::UINT8);
         layout_.major_order = static_cast<std::int16_t>(MajorOrder::ROW);
         layout_.ndims = 1;
         layout_.dims[0] = static_cast<std::int32_t>(stride);
         layout_.resolve();
         recorder.header = geometry_.slot(kSlot) + 8;
-        recorder.header_bytes = kSlotBytes - 8;
+        recorder.header_bytes = kHeaderSlotBytes - 8;
         recorder.payload = RingGeometry::payload(geometry_.pools()[0], kSlot);
         recorder.payload_bytes = stride;
     }
@@ -339,7 +346,8 @@ public:
 
 private:
     static std::span<std::uint8_t> map(std::size_t bytes) {
-        void* const at = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+        void* const at =
+            mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
         if (at == MAP_FAILED) throw std::system_error(errno, std::generic_category(), "mmap");
         return {static_cast<std::uint8_t*>(at), bytes};
     }
@@ -379,7 +387,8 @@ int main() {
     Totals tally;
     {
         Ring ring(64, 4);
-        const Trace write = ring.write(), claim = ring.claim(Kind::STORE, false), progress = ring.claim(Kind::STORE, true);
+        const Trace write = ring.write(), claim = ring.claim(Kind::STORE, false),
+                    progress = ring.claim(Kind::STORE, true);
         for (const bool copies : {false, true}) {
             const Trace read = ring.read(copies);
             tally.explore(ring, "weak, write", is_ordered_weak, write, read);
@@ -395,7 +404,8 @@ int main() {
         const Trace read = ring.read(true);
         tally.explore(ring, "x86, large copy", is_ordered_x86, ring.write(), read);
         tally.explore(ring, "weak, large copy", is_ordered_weak, ring.write(), read);
-        tally.explore(ring, "x86, claim filled by streaming stores", is_ordered_x86, ring.claim(Kind::STREAM, false), read);
+        tally.explore(ring, "x86, claim filled by streaming stores", is_ordered_x86, ring.claim(Kind::STREAM, false),
+                      read);
         tally.explore(ring, "x86, progressive claim filled by streaming stores", is_ordered_x86,
                       ring.claim(Kind::STREAM, true), read);
     }

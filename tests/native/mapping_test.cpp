@@ -21,8 +21,8 @@ constexpr std::size_t kBytes = std::size_t{4} << 20;
 // Which addresses the code under test owns, as it calls mmap and munmap: the linker sends these calls here (--wrap).
 struct Ledger {
     bool is_open = false;
-    int takes = 0;          // how often another thread is faster to map where a file was wanted
-    int foreign = 0;        // calls of munmap for addresses that are not ours
+    int takes = 0;    // how often another thread is faster to map where a file was wanted
+    int foreign = 0;  // calls of munmap for addresses that are not ours
     std::vector<std::uintptr_t> pages;
     std::vector<void*> taken;
 
@@ -69,12 +69,13 @@ void* __wrap_mmap(void* hint, std::size_t bytes, int protection, int flags, int 
         void* const free = __real_mmap(nullptr, room, PROT_NONE, anonymous, -1, 0);
         __real_munmap(free, room);
         const std::uintptr_t huge = std::uintptr_t{32} << 20;
-        hint = reinterpret_cast<void*>((reinterpret_cast<std::uintptr_t>(free) + huge - 1) / huge * huge + Ledger::kPage);
+        hint =
+            reinterpret_cast<void*>((reinterpret_cast<std::uintptr_t>(free) + huge - 1) / huge * huge + Ledger::kPage);
     }
     void* const at = __real_mmap(hint, bytes, protection, flags, fd, offset);
     if (at != MAP_FAILED)
         ledger.add(reinterpret_cast<std::uintptr_t>(at), bytes);
-    else if (flags & MAP_FIXED)  // mmap(2): what was there may be unmapped by now, and be anybody's
+    else if (flags & MAP_FIXED)  // mmap(2): it may have unmapped what was there
         ledger.remove(reinterpret_cast<std::uintptr_t>(hint), bytes);
     return at;
 }
@@ -122,4 +123,19 @@ TEST(mapping, a_file_is_mapped_even_where_others_are_always_faster) {
     mapping->bytes().back() = 1;
     CHECK_EQ(ledger.pages.size(), kBytes / Ledger::kPage);
     CHECK_EQ(ledger.foreign, 0);
+}
+
+TEST(mapping, words_are_aligned_inside_and_not_stored_in_read_only_memory) {
+    const SharedFile file(64);
+    const auto writable = file.map(true), readable = file.map(false);
+    writable->store_u64(0, 5);
+    writable->store_u64(56, 7);
+    CHECK_EQ(readable->load_u64(0), std::uint64_t{5});
+    CHECK_EQ(readable->load_u64(56), std::uint64_t{7});
+    for (const std::size_t offset :
+         {std::size_t{1}, std::size_t{57}, std::size_t{60}, std::size_t{64}, SIZE_MAX - 7, SIZE_MAX})
+        CHECK_THROWS(std::invalid_argument, readable->load_u64(offset));
+    CHECK_THROWS(std::invalid_argument, writable->store_u64(64, 1));
+    CHECK_THROWS(std::invalid_argument, readable->store_u64(0, 1));
+    CHECK_EQ(readable->load_u64(0), std::uint64_t{5});
 }

@@ -91,8 +91,8 @@ EVERY_MUTANT = (
         (
             Edit(
                 "ring.hpp",
-                "        alignas(64) std::uint8_t image[kSlotBytes];\n"
-                "        copy_racing(image, geometry_.slot(index), kSlotBytes);\n",
+                "        alignas(64) std::uint8_t image[kHeaderSlotBytes];\n"
+                "        copy_racing(image, geometry_.slot(index), kHeaderSlotBytes);\n",
                 "        const std::uint8_t* const image = geometry_.slot(index);\n",
             ),
         ),

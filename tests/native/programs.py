@@ -19,7 +19,18 @@ HERE = Path(__file__).resolve().parent
 ROOT = HERE.parent.parent
 COMPILER = os.environ.get("CXX", "g++")
 FLAGS = ("-std=c++20", "-O2", "-pthread", "-w")
-HEADERS = ("layout", "tally", "drops", "misuse", "seqlock", "copy", "tensor", "wake", "ring", "mapping")
+HEADERS = (
+    "layout",
+    "relaxed_counter",
+    "drops",
+    "local_protocol_error",
+    "seqlock",
+    "copy",
+    "tensor",
+    "wake",
+    "ring",
+    "mapping",
+)
 
 
 class Edit(NamedTuple):

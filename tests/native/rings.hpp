@@ -45,7 +45,7 @@ private:
 class HeapRing {
 public:
     HeapRing(std::uint32_t nslots, std::vector<PoolSpec> pools)
-        : nslots_(nslots), specs_(std::move(pools)), header(kSuperblockBytes + std::size_t{nslots} * kSlotBytes) {
+        : nslots_(nslots), specs_(std::move(pools)), header(kSuperblockBytes + std::size_t{nslots} * kHeaderSlotBytes) {
         for (const PoolSpec& spec : specs_)
             pools_.emplace_back(kSuperblockBytes + std::size_t{nslots} * spec.stride_bytes);
     }
@@ -57,7 +57,7 @@ public:
         return {header.bytes(), std::move(pools), nslots_};
     }
     std::uint8_t* slot(std::uint32_t index) const {
-        return header.bytes().data() + kSuperblockBytes + std::size_t{index} * kSlotBytes;
+        return header.bytes().data() + kSuperblockBytes + std::size_t{index} * kHeaderSlotBytes;
     }
     std::span<std::uint8_t> pool(std::size_t i) const { return pools_[i].bytes(); }
 
@@ -103,7 +103,9 @@ struct MappedRing {
 class SharedRing {
 public:
     SharedRing(std::uint32_t nslots, std::vector<PoolSpec> pools)
-        : nslots_(nslots), specs_(std::move(pools)), header_(kSuperblockBytes + std::size_t{nslots} * kSlotBytes) {
+        : nslots_(nslots),
+          specs_(std::move(pools)),
+          header_(kSuperblockBytes + std::size_t{nslots} * kHeaderSlotBytes) {
         for (const PoolSpec& spec : specs_)
             pools_.emplace_back(kSuperblockBytes + std::size_t{nslots} * spec.stride_bytes);
     }

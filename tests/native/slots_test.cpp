@@ -18,10 +18,12 @@ namespace {
 constexpr std::uint64_t kGoldenSeq = 5;
 
 // byte_layouts.md: seq 5 committed, 24 bytes, slot 5, pool 1, timestamp 77, meta 1, FLOAT32 ROW 2x3; the rest is zero.
-constexpr std::array<std::uint8_t, kSlotBytes> kGolden = {
-    0x0b, 0, 0, 0, 0, 0, 0, 0, 0x18, 0, 0, 0, 5, 0, 0, 0, 1, 0, 0, 0, 0, 0, 0x4d, 0, 0, 0, 0, 0, 0, 0, 1, 0,  //
-    0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0xc0, 0, 0, 0,        //
-    0xb8, 0, 0x34, 0, 0x84, 3, 1, 0, 9, 0, 1, 0, 2, 0, 0, 0, 0, 0, 0, 2, 0, 0, 0, 3, 0, 0, 0};
+constexpr std::array<std::uint8_t, kHeaderSlotBytes> kGolden = {
+    0x0b, 0,    0,    0, 0,    0, 0, 0, 0x18, 0, 0, 0, 5, 0, 0, 0, 1, 0, 0, 0, 0, 0, 0x4d, 0, 0, 0, 0,
+    0,    0,    0,    1, 0,  //
+    0,    0,    0,    0, 0,    0, 0, 0, 0,    0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0,    0, 0, 0, 0,
+    0,    0xc0, 0,    0, 0,  //
+    0xb8, 0,    0x34, 0, 0x84, 3, 1, 0, 9,    0, 1, 0, 2, 0, 0, 0, 0, 0, 0, 2, 0, 0, 0,    3, 0, 0, 0};
 
 std::array<std::uint8_t, 24> golden_payload() {
     std::array<std::uint8_t, 24> bytes;
@@ -38,8 +40,8 @@ TensorLayout golden_layout() {
 // A ring of 8 slots with pools 1 (64 bytes) and 4 (256 bytes) that holds the golden frame.
 struct GoldenRing : HeapRing {
     GoldenRing() : HeapRing(8, {{4, 256}, {1, 64}}), reader(geometry()) { put(kGolden); }
-    void put(const std::array<std::uint8_t, kSlotBytes>& image) {
-        std::memcpy(slot(kGoldenSeq), image.data(), kSlotBytes);
+    void put(const std::array<std::uint8_t, kHeaderSlotBytes>& image) {
+        std::memcpy(slot(kGoldenSeq), image.data(), kHeaderSlotBytes);
     }
     Drop read() { return reader.read(kGoldenSeq, frame); }
     RingReader reader;
@@ -64,11 +66,11 @@ TEST(slots, write_makes_the_golden_bytes) {
     const HeapRing ring(8, {{4, 256}, {1, 64}});
     RingWriter writer(ring.geometry());
     CHECK(writer.write(kGoldenSeq, golden_layout(), golden_payload(), 77, 1));
-    CHECK(std::memcmp(ring.slot(5), kGolden.data(), kSlotBytes) == 0);
+    CHECK(std::memcmp(ring.slot(5), kGolden.data(), kHeaderSlotBytes) == 0);
     CHECK(std::memcmp(ring.pool(1).data() + 64 + 5 * 64, golden_payload().data(), 24) == 0);
     for (std::uint32_t i = 0; i < 8; ++i)
         if (i != 5)
-            for (std::size_t b = 0; b < kSlotBytes; ++b) CHECK_EQ(ring.slot(i)[b], 0);
+            for (std::size_t b = 0; b < kHeaderSlotBytes; ++b) CHECK_EQ(ring.slot(i)[b], 0);
     for (std::size_t i = 0; i < kSuperblockBytes; ++i) CHECK_EQ(ring.header.bytes()[i], 0);
     CHECK_EQ(writer.next_seq(), 6u);
     CHECK_EQ(writer.written(), 1u);
@@ -95,22 +97,23 @@ TEST(slots, the_golden_bytes_read_back) {
 
 TEST(slots, a_dirty_slot_is_rewritten_completely) {
     const HeapRing ring(8, {{4, 256}, {1, 64}});
-    std::memset(ring.slot(5) + 8, 0xAA, kSlotBytes - 8);
+    std::memset(ring.slot(5) + 8, 0xAA, kHeaderSlotBytes - 8);
     RingWriter writer(ring.geometry());
     writer.write(kGoldenSeq, golden_layout(), golden_payload(), 77, 1);
-    CHECK(std::memcmp(ring.slot(5), kGolden.data(), kSlotBytes) == 0);
+    CHECK(std::memcmp(ring.slot(5), kGolden.data(), kHeaderSlotBytes) == 0);
     // the same through a claim
-    std::memset(ring.slot(5) + 8, 0xAA, kSlotBytes - 8);
+    std::memset(ring.slot(5) + 8, 0xAA, kHeaderSlotBytes - 8);
     RingWriter other(ring.geometry());
     other.begin(kGoldenSeq, golden_layout(), 0, 0, false);
     other.commit(77, 1);
-    CHECK(std::memcmp(ring.slot(5), kGolden.data(), kSlotBytes) == 0);
+    CHECK(std::memcmp(ring.slot(5), kGolden.data(), kHeaderSlotBytes) == 0);
 }
 
 TEST(slots, dims_of_an_earlier_frame_do_not_linger) {
     const HeapRing ring(1, {{1, 256}});
     RingWriter writer(ring.geometry());
-    TensorLayout eight = layout_of(Dtype::UINT8, MajorOrder::ROW, {2, 2, 2, 2, 2, 2, 2, 2}, {128, 64, 32, 16, 8, 4, 2, 1});
+    TensorLayout eight =
+        layout_of(Dtype::UINT8, MajorOrder::ROW, {2, 2, 2, 2, 2, 2, 2, 2}, {128, 64, 32, 16, 8, 4, 2, 1});
     CHECK_EQ(eight.resolve(), Drop::NONE);
     writer.write(0, eight, std::vector<std::uint8_t>(256), 0, 0);
     CHECK_EQ(load<std::int32_t>(ring.slot(0) + slot::kDims + 28), 2);
@@ -181,12 +184,13 @@ TEST(slots, every_drop_reason_can_be_forged) {
             ring.slot(5)[forgery.at + i] = static_cast<std::uint8_t>(forgery.value >> (8 * i));
         CHECK_EQ_IN(forgery.what, ring.read(), forgery.expected);
         for (std::size_t i = 0; i < kDropCount; ++i)
-            CHECK_EQ_IN(forgery.what, ring.reader.drops()[i].get(), i == static_cast<std::size_t>(forgery.expected) ? 1u : 0u);
+            CHECK_EQ_IN(forgery.what, ring.reader.drops()[i].get(),
+                        i == static_cast<std::size_t>(forgery.expected) ? 1u : 0u);
         seen.insert(forgery.expected);
         // the same after a good frame, whose layout the reader remembers
         GoldenRing warm;
         CHECK_EQ(warm.read(), Drop::NONE);
-        std::memcpy(warm.slot(5), ring.slot(5), kSlotBytes);
+        std::memcpy(warm.slot(5), ring.slot(5), kHeaderSlotBytes);
         CHECK_EQ_IN(forgery.what, warm.read(), forgery.expected);
         warm.put(kGolden);
         CHECK_EQ_IN(forgery.what, warm.read(), Drop::NONE);
@@ -206,10 +210,11 @@ TEST(slots, payload_bytes_beyond_the_shape_are_allowed) {
 // Each byte of the slot takes each value: nothing but the listed bytes decides, and no frame leaves its slot.
 TEST(slots, every_value_of_every_byte) {
     GoldenRing ring;
-    for (std::size_t at = 8; at < kSlotBytes; ++at) {
-        const bool opaque = (at >= 22 && at < 60) || at == 77 || at >= slot::kTail;    // times, versions, padding
-        const bool past_ndims = (at >= 91 && at < 115) || (at >= 123 && at < 147);     // dims and strides from the third on
-        const bool unused_progress = at >= 79 && at < 83;                              // B24
+    for (std::size_t at = 8; at < kHeaderSlotBytes; ++at) {
+        const bool opaque = (at >= 22 && at < 60) || at == 77 || at >= slot::kTail;  // times, versions, padding
+        const bool past_ndims =
+            (at >= 91 && at < 115) || (at >= 123 && at < 147);  // dims and strides from the third on
+        const bool unused_progress = at >= 79 && at < 83;       // B24
         const bool exact = (at >= 12 && at < 16) || (at >= 18 && at < 22) || (at >= 60 && at < 72);
         for (int value = 0; value < 256; ++value) {
             ring.put(kGolden);
@@ -236,8 +241,10 @@ TEST(slots, random_headers_stay_inside_their_slot) {
     for (int round = 0; round < 100'000; ++round) {
         ring.put(kGolden);
         for (std::uint64_t n = random() % 6 + 1; n > 0; --n) {
-            static constexpr std::size_t kFields[] = {8, 12, 16, 18, 60, 64, 72, 74, 76, 78, 79, 83, 87, 91, 115, 119, 123};
-            static constexpr std::int32_t kValues[] = {0, 1, 2, 3, 4, 8, 12, 24, 64, 65, 255, -1, 0x7FFF'FFFF, 1 << 17, 1 << 30, 14};
+            static constexpr std::size_t kFields[] = {8,  12, 16, 18, 60, 64,  72,  74, 76,
+                                                      78, 79, 83, 87, 91, 115, 119, 123};
+            static constexpr std::int32_t kValues[] = {0,  1,  2,   3,  4,           8,       12,      24,
+                                                       64, 65, 255, -1, 0x7FFF'FFFF, 1 << 17, 1 << 30, 14};
             const std::size_t at = kFields[random() % std::size(kFields)];
             store<std::int32_t>(ring.slot(5) + at, kValues[random() % std::size(kValues)]);
         }
@@ -266,7 +273,7 @@ TEST(slots, accepts_exactly_the_expected_commit_word) {
         }
     SlotFrame frame;
     store<std::uint64_t>(ring.slot(7), ~std::uint64_t{0});
-    CHECK_EQ(ring.reader.read(~std::uint64_t{0}, frame), Drop::STALE);        // no frame has such a seq
+    CHECK_EQ(ring.reader.read(~std::uint64_t{0}, frame), Drop::STALE);  // no frame has such a seq
     CHECK_EQ(ring.reader.read(kMaxSeq + 1, frame), Drop::STALE);
     CHECK_EQ(ring.reader.read(0, frame), Drop::NOT_COMMITTED);  // A21: an untouched slot is seq 0 in progress
     CHECK(is_late(Drop::NOT_COMMITTED) && is_late(Drop::OVERWRITTEN) && is_late(Drop::STALE));
@@ -308,7 +315,7 @@ TEST(slots, a_frame_without_a_pool_changes_nothing_and_is_counted) {
     CHECK(!writer.is_claimed());
     CHECK_EQ(writer.no_pool_drops(), 2u);
     CHECK_EQ(writer.next_seq(), 0u);
-    CHECK(std::memcmp(ring.slot(5), kGolden.data(), kSlotBytes) == 0);
+    CHECK(std::memcmp(ring.slot(5), kGolden.data(), kHeaderSlotBytes) == 0);
     CHECK(writer.write(5, byte_layout(256), std::vector<std::uint8_t>(256), 0, 0));
 }
 
@@ -318,7 +325,8 @@ TEST(slots, claims_are_in_progress_until_they_are_committed) {
     const std::size_t pool = writer.begin(13, golden_layout(), 7, 8, false);
     CHECK_EQ(ring.geometry().pools()[pool].pool_id, 1);
     CHECK_EQ(word_of(ring, 5), in_progress(13));
-    CHECK(std::memcmp(ring.slot(5) + 8, kGolden.data() + 8, kSlotBytes - 8) == 0);  // the header waits for the commit
+    CHECK(std::memcmp(ring.slot(5) + 8, kGolden.data() + 8, kHeaderSlotBytes - 8) ==
+          0);  // the header waits for the commit
     SlotFrame frame;
     CHECK_EQ(ring.reader.read(13, frame), Drop::NOT_COMMITTED);
     CHECK_EQ(ring.reader.read(5, frame), Drop::OVERWRITTEN);
@@ -337,9 +345,9 @@ TEST(slots, the_header_of_a_progressive_claim_stands_at_once) {
     RingWriter writer(ring.geometry());
     writer.begin(kGoldenSeq, golden_layout(), 77, 1, true);
     CHECK_EQ(word_of(ring, 5), in_progress(5));
-    CHECK(std::memcmp(ring.slot(5) + 8, kGolden.data() + 8, kSlotBytes - 8) == 0);  // B4
+    CHECK(std::memcmp(ring.slot(5) + 8, kGolden.data() + 8, kHeaderSlotBytes - 8) == 0);  // B4
     writer.commit(77, 1);
-    CHECK(std::memcmp(ring.slot(5), kGolden.data(), kSlotBytes) == 0);
+    CHECK(std::memcmp(ring.slot(5), kGolden.data(), kHeaderSlotBytes) == 0);
 }
 
 TEST(slots, an_abandoned_claim_is_never_delivered_and_its_seq_is_free) {
@@ -388,26 +396,26 @@ TEST(slots, misuse_is_refused_before_anything_is_written) {
     GoldenRing ring;
     RingWriter writer(ring.geometry());
     const TensorLayout layout = golden_layout();
-    CHECK_THROWS(Misuse, writer.commit(0, 0));
-    CHECK_THROWS(Misuse, writer.abandon());
+    CHECK_THROWS(LocalProtocolError, writer.commit(0, 0));
+    CHECK_THROWS(LocalProtocolError, writer.abandon());
     CHECK_THROWS(std::invalid_argument, writer.write(kMaxSeq + 1, layout, golden_payload(), 0, 0));
     CHECK_THROWS(std::invalid_argument, writer.begin(~std::uint64_t{0}, layout, 0, 0, false));
     CHECK_THROWS(std::invalid_argument, writer.write(5, layout, std::vector<std::uint8_t>(23), 0, 0));
     CHECK_THROWS(std::invalid_argument, writer.write(5, layout, std::vector<std::uint8_t>(25), 0, 0));
-    CHECK(std::memcmp(ring.slot(5), kGolden.data(), kSlotBytes) == 0);
+    CHECK(std::memcmp(ring.slot(5), kGolden.data(), kHeaderSlotBytes) == 0);
 
     writer.begin(6, layout, 0, 0, false);
-    CHECK_THROWS(Misuse, writer.begin(7, layout, 0, 0, false));
-    CHECK_THROWS(Misuse, writer.write(7, layout, golden_payload(), 0, 0));
+    CHECK_THROWS(LocalProtocolError, writer.begin(7, layout, 0, 0, false));
+    CHECK_THROWS(LocalProtocolError, writer.write(7, layout, golden_payload(), 0, 0));
     CHECK_EQ(word_of(ring, 7), 0u);
     writer.commit(0, 0);
-    CHECK_THROWS(Misuse, writer.commit(0, 0));
+    CHECK_THROWS(LocalProtocolError, writer.commit(0, 0));
 
     for (std::uint64_t back : {std::uint64_t{0}, std::uint64_t{5}, std::uint64_t{6}}) {
         CHECK_THROWS(std::invalid_argument, writer.write(back, layout, golden_payload(), 0, 0));
         CHECK_THROWS(std::invalid_argument, writer.begin(back, layout, 0, 0, false));
     }
-    CHECK(std::memcmp(ring.slot(5), kGolden.data(), kSlotBytes) == 0);
+    CHECK(std::memcmp(ring.slot(5), kGolden.data(), kHeaderSlotBytes) == 0);
     CHECK(writer.write(kMaxSeq, layout, golden_payload(), 0, 0));
     CHECK_EQ(word_of(ring, 7), ~std::uint64_t{0});
     CHECK_THROWS(std::invalid_argument, writer.write(kMaxSeq, layout, golden_payload(), 0, 0));
@@ -461,7 +469,8 @@ TEST(slots, is_committed_means_this_frame_or_a_later_one) {
     CHECK(!reader.wait(kMaxSeq + 1, 0));
 }
 
-// Two threads hammer one writer. Refusals are Misuse, what was accepted is whole, and ThreadSanitizer sees no race.
+// Two threads hammer one writer. Refusals are LocalProtocolError, what was accepted is whole, and ThreadSanitizer sees
+// no race.
 TEST(slots, a_second_thread_is_refused_and_never_interleaved) {
     constexpr std::size_t kBytes = 64 * 1024;
     const HeapRing ring(4, {{1, kBytes}});
@@ -475,7 +484,7 @@ TEST(slots, a_second_thread_is_refused_and_never_interleaved) {
             try {
                 writer.write(next.fetch_add(1), layout, bytes, fill, fill);
                 written.fetch_add(1);
-            } catch (const Misuse&) {
+            } catch (const LocalProtocolError&) {
                 refused.fetch_add(1);
             } catch (const std::invalid_argument&) {  // the other thread took a later number and came first
                 went_back.fetch_add(1);

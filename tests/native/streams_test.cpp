@@ -12,8 +12,8 @@
 #include <sys/wait.h>
 
 #include "check.hpp"
+#include "descriptor_feed.hpp"
 #include "fake_aeron.hpp"
-#include "feed.hpp"
 #include "publisher.hpp"
 #include "rings.hpp"
 
@@ -46,7 +46,8 @@ struct Stream {
                 return true;
             }
         } seqs;
-        while (descriptors->poll(seqs, 100) > 0) {}
+        while (descriptors->poll(seqs, 100) > 0) {
+        }
         return seqs.seqs;
     }
 };
@@ -67,18 +68,20 @@ bool break_futex_wake() {
 
 }  // namespace
 
-// ThreadSanitizer reports every count that is not a Tally.
+// ThreadSanitizer reports every count that is not a RelaxedCounter.
 TEST(streams, any_thread_may_ask_for_counts_meanwhile) {
     constexpr std::uint64_t kFrames = 3000;
     Stream stream;
     const auto late = std::make_shared<LateFrames>();
-    Feed feed(stream.reader, kStream, kEpoch, 0, 0, late);
+    DescriptorFeed feed(stream.reader, kStream, kEpoch, 0, 0, late);
     std::atomic<bool> is_over{false};
     std::atomic<std::uint64_t> asked{0};
     std::thread producer([&] {
         while (asked.load(std::memory_order_relaxed) == 0) std::this_thread::yield();
         std::uint64_t published = 0;
-        stream.aeron.on_claim = [&] { return ++published % 16 == 0 ? kNotConnected : published % 17 == 0 ? kBackPressured : 1; };
+        stream.aeron.on_claim = [&] {
+            return ++published % 16 == 0 ? kNotConnected : published % 17 == 0 ? kBackPressured : 1;
+        };
         for (std::uint64_t seq = 0; seq < kFrames; ++seq) {
             if (seq % 5 == 0) {
                 stream.writer.begin(seq, byte_layout(16), 0, 0, false);
@@ -86,7 +89,8 @@ TEST(streams, any_thread_may_ask_for_counts_meanwhile) {
             } else {
                 CHECK(stream.publish(seq));
             }
-            if (seq % 7 == 0) CHECK(!stream.publisher.publish(seq + 1, byte_layout(65), std::vector<std::uint8_t>(65), 0, 0, 0));
+            if (seq % 7 == 0)
+                CHECK(!stream.publisher.publish(seq + 1, byte_layout(65), std::vector<std::uint8_t>(65), 0, 0, 0));
         }
         const std::uint8_t foreign[1] = {0};
         for (const std::uint64_t epoch : {kEpoch - 1, std::uint64_t{0}}) {
@@ -105,7 +109,8 @@ TEST(streams, any_thread_may_ask_for_counts_meanwhile) {
             if (turn % 50 == 7 ? feed.latest(*stream.descriptors, frame) : feed.next(*stream.descriptors, frame))
                 turn % 20 == 3 ? feed.refuse(frame, Drop::BAD_PROGRESS) : frame.found_overwritten();
         }
-        while (feed.next(*stream.descriptors, frame)) {}
+        while (feed.next(*stream.descriptors, frame)) {
+        }
     });
     std::thread asker([&] {
         while (!is_over.load(std::memory_order_relaxed)) {
@@ -138,7 +143,9 @@ TEST(streams, a_second_thread_is_refused_until_the_descriptor_is_out) {
     bool is_nested = false;
     stream.aeron.on_claim = [&] {
         if (!std::exchange(is_nested, true))
-            std::thread([&] { CHECK_THROWS(Misuse, stream.publish(1)); }).join();  // else its descriptor would be first
+            std::thread([&] {
+                CHECK_THROWS(LocalProtocolError, stream.publish(1));
+            }).join();  // else its descriptor would be first
         return 1;
     };
     CHECK(stream.publish(0));
@@ -147,7 +154,7 @@ TEST(streams, a_second_thread_is_refused_until_the_descriptor_is_out) {
     CHECK(stream.announced() == (std::vector<std::uint64_t>{0, 1}));
 }
 
-// Each thread goes on to the next frame as soon as one is published; who is refused has published nothing.
+// Each thread goes on to the next frame as soon as one is published; a refused call has published nothing.
 TEST(streams, of_two_threads_one_publishes_a_frame) {
     constexpr std::uint64_t kFrames = 2000;
     Stream stream;
@@ -157,7 +164,7 @@ TEST(streams, of_two_threads_one_publishes_a_frame) {
             try {
                 stream.publish(seq);
                 published.fetch_add(1);
-            } catch (const Misuse&) {
+            } catch (const LocalProtocolError&) {
             } catch (const std::invalid_argument&) {  // the other thread has used this seq
             }
         }

@@ -2,6 +2,7 @@
 // What dims, strides and dtypes mean and which are refused. Wire §8.2, §15.8; decisions B9-B14, B23, B24.
 #include <algorithm>
 #include <limits>
+#include <string>
 
 #include "check.hpp"
 #include "rings.hpp"
@@ -43,7 +44,7 @@ TEST(tensor, element_sizes) {
     const struct {
         int dtype;
         std::uint32_t bytes;
-    } rows[] = {{0, 0}, {1, 1}, {2, 1},  {3, 2},  {4, 2},  {5, 4},  {6, 4},  {7, 8},     {8, 8},
+    } rows[] = {{0, 0}, {1, 1},  {2, 1},  {3, 2},  {4, 2},  {5, 4},  {6, 4},  {7, 8},  {8, 8},
                 {9, 4}, {10, 8}, {11, 1}, {12, 0}, {13, 1}, {14, 1}, {15, 0}, {99, 0}, {-1, 0}};
     for (const auto& row : rows) CHECK_EQ_IN(row.dtype, element_bytes(static_cast<std::int16_t>(row.dtype)), row.bytes);
     for (int dtype = -32768; dtype <= 32767; ++dtype)
@@ -60,7 +61,14 @@ TEST(tensor, inferred_and_declared_strides) {
         {"B10 middle inferred", Dtype::UINT8, ROW, {2, 3, 4}, {64, 0, 2}, Drop::NONE, 64 + 16 + 6 + 1, {64, 8, 2}},
         {"B10 column outer inferred", Dtype::UINT16, COL, {3, 2}, {4, 0}, Drop::NONE, 4 * 2 + 12 + 2, {4, 12}},
         {"padded rows", Dtype::UINT8, ROW, {3, 100}, {128, 1}, Drop::NONE, 2 * 128 + 100, {128, 1}},
-        {"eight dimensions", Dtype::UINT8, ROW, {2, 2, 2, 2, 2, 2, 2, 2}, {}, Drop::NONE, 256, {128, 64, 32, 16, 8, 4, 2, 1}},
+        {"eight dimensions",
+         Dtype::UINT8,
+         ROW,
+         {2, 2, 2, 2, 2, 2, 2, 2},
+         {},
+         Drop::NONE,
+         256,
+         {128, 64, 32, 16, 8, 4, 2, 1}},
         {"eight dimensions column", Dtype::INT64, COL, {2, 1, 2, 1, 2, 1, 2, 1}, {}, Drop::NONE, 128},
         {"boolean is a byte", Dtype::BOOLEAN, ROW, {7}, {}, Drop::NONE, 7, {1}},
         {"bytes are bytes", Dtype::BYTES, ROW, {7}, {}, Drop::NONE, 7, {1}},
@@ -75,7 +83,12 @@ TEST(tensor, overlapping_or_contradicting_strides_are_refused) {
         {"column strides under the row flag", Dtype::FLOAT32, ROW, {2, 3}, {4, 8}, Drop::BAD_STRIDES},
         {"row strides under the column flag", Dtype::FLOAT32, COL, {2, 3}, {12, 4}, Drop::BAD_STRIDES},
         {"negative", Dtype::FLOAT32, ROW, {2, 3}, {-12, 4}, Drop::BAD_STRIDES},
-        {"most negative", Dtype::FLOAT32, ROW, {2, 3}, {12, std::numeric_limits<std::int32_t>::min()}, Drop::BAD_STRIDES},
+        {"most negative",
+         Dtype::FLOAT32,
+         ROW,
+         {2, 3},
+         {12, std::numeric_limits<std::int32_t>::min()},
+         Drop::BAD_STRIDES},
         {"negative on a unit dimension", Dtype::FLOAT32, ROW, {1, 3}, {-1, 4}, Drop::BAD_STRIDES},
         {"negative on an empty tensor", Dtype::FLOAT32, ROW, {0, 3}, {-1, 4}, Drop::BAD_STRIDES},
         {"inferred outer over a declared inner that overlaps", Dtype::FLOAT32, ROW, {2, 3}, {0, 2}, Drop::BAD_STRIDES},
@@ -249,8 +262,8 @@ Declared declare(const std::vector<std::int32_t>& dims, const std::vector<std::i
     for (std::size_t axis : axes)
         if (dims[axis] > 1) wide.push_back(axis);
     for (std::size_t i = 0; i < wide.size(); ++i) {
-        const std::int64_t least = i == 0 ? static_cast<std::int64_t>(element)
-                                          : result.effective[wide[i - 1]] * dims[wide[i - 1]];
+        const std::int64_t least =
+            i == 0 ? static_cast<std::int64_t>(element) : result.effective[wide[i - 1]] * dims[wide[i - 1]];
         result.follows_b9 = result.follows_b9 && result.effective[wide[i]] >= least;
     }
     return result;
@@ -307,12 +320,13 @@ TEST(tensor, small_shapes_agree_with_enumeration) {
 
 TEST(tensor, header_round_trip) {
     for (MajorOrder order : {ROW, COL}) {
-        TensorLayout layout = layout_of(Dtype::INT16, order, {2, 1, 3}, order == ROW ? std::vector<std::int32_t>{64, 0, 4}
-                                                                                     : std::vector<std::int32_t>{2, 0, 64});
+        TensorLayout layout =
+            layout_of(Dtype::INT16, order, {2, 1, 3},
+                      order == ROW ? std::vector<std::int32_t>{64, 0, 4} : std::vector<std::int32_t>{2, 0, 64});
         layout.progress_unit = 1;
         layout.progress_stride_bytes = order == ROW ? 64 : 2;
         CHECK_EQ(layout.resolve(), Drop::NONE);
-        std::uint8_t image[kSlotBytes];
+        std::uint8_t image[kHeaderSlotBytes];
         std::memset(image, 0xAA, sizeof image);
         write_tensor_header(image, layout);
         TensorLayout parsed;
@@ -323,7 +337,49 @@ TEST(tensor, header_round_trip) {
         CHECK_EQ(parsed.extent_bytes, layout.extent_bytes);
         CHECK_EQ(parsed.progress_stride_bytes, layout.progress_stride_bytes);
         for (std::size_t i = slot::kPad; i < slot::kHeaderLength; ++i) CHECK_EQ(image[i], 0);
-        for (std::size_t i = slot::kTail; i < kSlotBytes; ++i) CHECK_EQ(image[i], 0);
+        for (std::size_t i = slot::kTail; i < kHeaderSlotBytes; ++i) CHECK_EQ(image[i], 0);
         for (std::size_t i = 0; i < slot::kPad; ++i) CHECK_EQ(image[i], 0xAA);  // not this function's part
     }
+}
+
+// The producer's API refuses what a consumer would drop, and says why.
+TEST(tensor, a_layout_that_no_frame_can_have_is_refused_with_its_reason) {
+    struct Refusal {
+        std::string text;
+        int dtype = 1;
+        int order = 1;
+        std::vector<std::int32_t> dims = {2, 3};
+        std::vector<std::int32_t> strides = {};
+        int unit = 0;
+        std::uint32_t unit_stride_bytes = 0;
+    };
+    const std::vector<Refusal> rows = {
+        {"at most 8 dimensions", 1, 1, std::vector<std::int32_t>(9, 1)},
+        {"1 to 8 dimensions", 1, 1, {}},
+        {"as many as dims", 1, 1, {2, 3}, {1}},
+        {"numbers of the specification", -1},
+        {"numbers of the specification", 65'537},
+        {"numbers of the specification", 1, 65'537},
+        {"numbers of the specification", 1, 1, {2, 3}, {}, 256},
+        {"dtype is not one", 12},
+        {"major_order is 1", 1, 3},
+        {"must not be negative", 1, 1, {-1}},
+        {"below 4 GiB", 1, 1, {kMax, 3}},
+        {"strides must be positive", 1, 1, {2, 3}, {-1, 1}},
+        {"strides must be positive", 1, 1, {2, 3}, {2, 1}},
+        {"progress_stride_bytes", 1, 1, {2, 3}, {}, 1, 4},
+    };
+    for (const Refusal& row : rows) {
+        std::string text;
+        try {
+            checked_layout(row.dtype, row.order, row.dims, row.strides, row.unit, row.unit_stride_bytes);
+        } catch (const std::invalid_argument& error) {
+            text = error.what();
+        }
+        CHECK_EQ_IN(row.text + ": " + text, text.find(row.text) != std::string::npos, true);
+    }
+    const std::vector<std::int32_t> dims = {2, 3}, strides = {16, 4};
+    const TensorLayout layout = checked_layout(9, 1, dims, strides, 1, 16);
+    CHECK_EQ(layout.extent_bytes, std::uint64_t{28});
+    CHECK_EQ(layout.byte_strides[0], std::int64_t{16});
 }

@@ -6,8 +6,8 @@
 //
 // Every 8-byte word of a payload follows from the frame's seq and the word's index, and so do the header's fields, so
 // that any mixture is recognised, and cheaply. Reader 0 copies, reader 1 looks at the mapped bytes in place, reader 2
-// does both in turn. Prints one line of JSON; exit code 1 when a torn frame was accepted, when a frame was dropped for a
-// reason that this writer gives no cause for, or when accepted and dropped reads do not add up to the attempts.
+// does both in turn. Prints one line of JSON; exit code 1 when a torn frame was accepted, when a frame was dropped for
+// a reason that this writer gives no cause for, or when accepted and dropped reads do not add up to the attempts.
 #include <array>
 #include <atomic>
 #include <cstdio>
@@ -34,10 +34,22 @@ constexpr int kReaders = 3;
 constexpr std::array<std::uint32_t, 5> kSizes = {64, 4096, 64 * 1024, 1024 * 1024, 4 * 1024 * 1024};
 constexpr std::uint64_t kTurnNs = 2'000'000;  // how long the writer stays with one size
 
-const char* const kDropNames[kDropCount] = {
-    "NONE",      "NOT_COMMITTED", "OVERWRITTEN", "STALE",    "BAD_EMBEDDED_HEADER", "BAD_PAYLOAD_OFFSET",
-    "BAD_PAYLOAD_SLOT", "BAD_POOL", "BAD_LENGTH", "BAD_DTYPE", "BAD_MAJOR_ORDER",     "BAD_NDIMS",
-    "BAD_DIMS",  "BAD_STRIDES",   "BAD_PROGRESS", "NO_POOL"};
+const char* const kDropNames[kDropCount] = {"NONE",
+                                            "NOT_COMMITTED",
+                                            "OVERWRITTEN",
+                                            "STALE",
+                                            "BAD_EMBEDDED_HEADER",
+                                            "BAD_PAYLOAD_OFFSET",
+                                            "BAD_PAYLOAD_SLOT",
+                                            "BAD_POOL",
+                                            "BAD_LENGTH",
+                                            "BAD_DTYPE",
+                                            "BAD_MAJOR_ORDER",
+                                            "BAD_NDIMS",
+                                            "BAD_DIMS",
+                                            "BAD_STRIDES",
+                                            "BAD_PROGRESS",
+                                            "NO_POOL"};
 
 // --- what frame `seq` looks like
 
@@ -51,7 +63,9 @@ std::uint64_t mix(std::uint64_t x) {
 constexpr std::uint64_t kStep = 0xD1B5'4A32'D192'ED03;
 std::uint64_t word_at(std::uint64_t seq, std::size_t i) { return mix(seq) + i * kStep; }
 std::uint64_t timestamp_of(std::uint64_t seq) { return mix(~seq); }
-std::uint32_t meta_of(std::uint64_t seq, std::size_t words) { return static_cast<std::uint32_t>(mix(mix(seq) ^ words)); }
+std::uint32_t meta_of(std::uint64_t seq, std::size_t words) {
+    return static_cast<std::uint32_t>(mix(mix(seq) ^ words));
+}
 
 TensorLayout layout_of(std::uint64_t seq, std::size_t words) {
     const auto n = static_cast<std::int32_t>(words);
@@ -159,18 +173,19 @@ void write_frames(const MappedRing& ring, Shared& shared, const Options& options
         const std::size_t words = random.below(2) == 0 ? largest : least + random.below(largest - least + 1);
         const TensorLayout layout = layout_of(seq, words);
         const auto open = [&](std::size_t fill_words, bool header_first) {
-            const Pool& pool = writer.geometry().pools()[writer.begin(seq, layout, timestamp_of(seq),
-                                                                      meta_of(seq, words), header_first)];
+            const Pool& pool =
+                writer.geometry()
+                    .pools()[writer.begin(seq, layout, timestamp_of(seq), meta_of(seq, words), header_first)];
             fill(RingGeometry::payload(pool, writer.geometry().index_of(seq)), seq, fill_words);
         };
-        const std::uint64_t way = random.below(8);
-        if (way == 0) {  // given up half way, then written after all
+        const std::uint64_t kind = random.below(8);
+        if (kind == 0) {  // abandoned in the middle, then written after all
             open(words / 2, random.below(2) == 0);
             writer.abandon();
             shared.abandoned.add();
         }
-        if (way < 4) {
-            open(words, way == 1);
+        if (kind < 4) {
+            open(words, kind == 1);
             writer.commit(timestamp_of(seq), meta_of(seq, words));
             shared.in_place.add();
         } else {
@@ -191,8 +206,9 @@ bool header_matches(const RingGeometry& geometry, const SlotFrame& frame) {
     const TensorLayout& layout = *frame.layout;
     return frame.timestamp_ns == timestamp_of(frame.seq) && frame.meta_version == meta_of(frame.seq, words) &&
            frame.pool == geometry.pool_for(frame.values_len_bytes) && layout.dtype == expected.dtype &&
-           layout.major_order == expected.major_order && layout.ndims == expected.ndims && layout.dims == expected.dims &&
-           layout.strides == expected.strides && layout.extent_bytes == frame.values_len_bytes;
+           layout.major_order == expected.major_order && layout.ndims == expected.ndims &&
+           layout.dims == expected.dims && layout.strides == expected.strides &&
+           layout.extent_bytes == frame.values_len_bytes;
 }
 
 // Backwards every other time: a writer that runs forwards is then met in the middle.
@@ -227,7 +243,7 @@ void read_frames(const MappedRing& ring, Shared& shared, const Options& options,
     ReaderCounts& counts = shared.readers[static_cast<std::size_t>(id)];
     Random random(options.seed * 1000 + static_cast<std::uint64_t>(id) + 1);
     std::vector<std::uint8_t> copied(kSizes.back());
-    DropTallies seen;
+    DropCounters seen;
     while (!shared.stop.load(std::memory_order_relaxed)) {
         const std::optional<std::uint64_t> newest = reader.newest();
         if (!newest) continue;
@@ -271,7 +287,7 @@ void read_frames(const MappedRing& ring, Shared& shared, const Options& options,
             counts.accepted[size].add();
         }
     }
-    const auto is_same = [](const Tally& mine, const Tally& its) { return mine.get() == its.get(); };
+    const auto is_same = [](const RelaxedCounter& mine, const RelaxedCounter& its) { return mine.get() == its.get(); };
     if (!std::equal(seen.begin(), seen.end(), reader.drops().begin(), is_same)) counts.miscounted.add();
 }
 
@@ -419,19 +435,21 @@ int main(int argc, char** argv) {
     std::string drops;
     for (std::size_t i = 1; i < kDropCount; ++i)
         if (sum.drops[i] > 0)
-            drops += (drops.empty() ? "\"" : ", \"") + std::string(kDropNames[i]) + "\": " + std::to_string(sum.drops[i]);
+            drops +=
+                (drops.empty() ? "\"" : ", \"") + std::string(kDropNames[i]) + "\": " + std::to_string(sum.drops[i]);
     std::array<std::uint64_t, kSizes.size()> written{};
     for (std::size_t i = 0; i < kSizes.size(); ++i) written[i] = shared.written[i].get();
     const auto count = [](std::uint64_t n) { return static_cast<unsigned long long>(n); };
-    std::printf("{\"seed\": %llu, \"seconds\": %.3f, \"attempts\": %llu, \"accepted\": %llu, \"torn_header\": %llu, "
-                "\"torn_payload\": %llu, \"raced\": %llu, \"raced_header\": %llu, \"mixed_discarded\": %llu, "
-                "\"unexplained\": %llu, \"adds_up\": %s, \"crashed\": %d, \"drops\": {%s}, \"accepted_by_size\": %s, "
-                "\"raced_by_size\": %s, \"written_by_size\": %s, \"streamed\": %llu, \"in_place\": %llu, "
-                "\"abandoned\": %llu}\n",
-                count(options.seed), elapsed, count(sum.attempts), count(sum.accepted), count(sum.torn_header),
-                count(sum.torn_payload), count(sum.raced), count(sum.raced_header), count(sum.mixed),
-                count(sum.unexplained), sum.adds_up() ? "true" : "false", crashed, drops.c_str(),
-                by_size(sum.accepted_by_size).c_str(), by_size(sum.raced_by_size).c_str(), by_size(written).c_str(),
-                count(shared.streamed.get()), count(shared.in_place.get()), count(shared.abandoned.get()));
+    std::printf(
+        "{\"seed\": %llu, \"seconds\": %.3f, \"attempts\": %llu, \"accepted\": %llu, \"torn_header\": %llu, "
+        "\"torn_payload\": %llu, \"raced\": %llu, \"raced_header\": %llu, \"mixed_discarded\": %llu, "
+        "\"unexplained\": %llu, \"adds_up\": %s, \"crashed\": %d, \"drops\": {%s}, \"accepted_by_size\": %s, "
+        "\"raced_by_size\": %s, \"written_by_size\": %s, \"streamed\": %llu, \"in_place\": %llu, "
+        "\"abandoned\": %llu}\n",
+        count(options.seed), elapsed, count(sum.attempts), count(sum.accepted), count(sum.torn_header),
+        count(sum.torn_payload), count(sum.raced), count(sum.raced_header), count(sum.mixed), count(sum.unexplained),
+        sum.adds_up() ? "true" : "false", crashed, drops.c_str(), by_size(sum.accepted_by_size).c_str(),
+        by_size(sum.raced_by_size).c_str(), by_size(written).c_str(), count(shared.streamed.get()),
+        count(shared.in_place.get()), count(shared.abandoned.get()));
     return sum.torn() == 0 && sum.unexplained == 0 && sum.adds_up() && crashed == 0 ? 0 : 1;
 }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Sleeping readers: woken by the writer from another thread or process, through a read-only mapping, and never for
-// longer than a bounded time when nobody wakes them.
+// longer than a bounded time when the writer does not wake them.
 #include <atomic>
 #include <fstream>
 #include <string>
@@ -19,10 +19,11 @@ using namespace tensorpool::test;
 namespace {
 
 constexpr std::uint64_t kMs = 1'000'000;
-constexpr std::uint64_t kForever = 20'000 * kMs;  // far longer than any test; who returns earlier was woken
+constexpr std::uint64_t kForever = 20'000 * kMs;  // far longer than any test: a sleeper that returns earlier was woken
 
 void nap(std::uint64_t nanoseconds) {
-    const timespec time{static_cast<time_t>(nanoseconds / 1'000'000'000), static_cast<long>(nanoseconds % 1'000'000'000)};
+    const timespec time{static_cast<time_t>(nanoseconds / 1'000'000'000),
+                        static_cast<long>(nanoseconds % 1'000'000'000)};
     nanosleep(&time, nullptr);
 }
 

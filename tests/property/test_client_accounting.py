@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """produced = received + the sum of counted drops, for every schedule of publishing, losing, reading and remapping.
 
-A writer, a reception and a real Aeron stream between them, in one process. Descriptors get lost and come twice, slots
+A writer, a reader and a real Aeron stream between them, in one process. Descriptors get lost and come twice, slots
 lie, the reader is slow, asks for the newest, keeps to a rate, changes its stream, loses its memory and gets it back,
 epochs come and go. Whenever everything that is left was read, the book has to balance, to the frame:
 
@@ -28,13 +28,14 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition,
 from tensorpool import aeron
 from tensorpool._core import DropReason
 from tensorpool.client.frame import Frame
-from tensorpool.client.reception import SEQ_WENT_BACK, Reception
+from tensorpool.client.stream_reader import SEQ_WENT_BACK, StreamReader
 from tensorpool.errors import FrameOverwritten
 from tests.client.conftest import Stream
+from tests.levels import SOAK
 from tests.support.processes import private_directory
 
 NSLOTS = 4
-WISHED = (DropReason.RATE_LIMITED, DropReason.SKIPPED)  # not a loss to whoever asked for it
+WISHED = (DropReason.RATE_LIMITED, DropReason.SKIPPED)  # not a loss to a consumer that asked for it
 
 _stream_ids = itertools.count(40_000)
 
@@ -85,9 +86,9 @@ class AccountingMachine(RuleBasedStateMachine):
     @initialize(max_gap=st.sampled_from([None, 0, 2, NSLOTS]))
     def begin(self, max_gap: int | None) -> None:
         """The first frame that is seen is where counting begins."""
-        self.reception = Reception(max_gap)
-        self.reception.set_streams(self.first.subscription, None)
-        self.reception.adopt(self.stream.mapped())
+        self.reader = StreamReader(max_gap)
+        self.reader.set_streams(self.first.subscription, None)
+        self.reader.adopt(self.stream.mapped())
         self.publish(1)
         self.read_all()
         assert self.delivered == [(1, 0)]
@@ -118,7 +119,7 @@ class AccountingMachine(RuleBasedStateMachine):
 
     @rule()
     def describe_too_early(self) -> None:
-        """Then it is committed, and nobody is told again."""
+        """Then it is committed, and no further progress is reported."""
         seq = self.stream.next_seq
         self.stream.begin(seq)
         self.describe(seq)
@@ -142,10 +143,10 @@ class AccountingMachine(RuleBasedStateMachine):
 
     @rule(count=few)
     def read(self, count: int) -> None:
-        with self.reception.lock:
-            self.reception.apply()
+        with self.reader.lock:
+            self.reader.apply()
             for _ in range(count):
-                source = self.reception.source
+                source = self.reader.source
                 frame = None if source is None else source.next()
                 if frame is None:
                     return
@@ -160,9 +161,9 @@ class AccountingMachine(RuleBasedStateMachine):
 
     @rule()
     def look_at_the_newest(self) -> None:
-        with self.reception.lock:
-            self.reception.apply()
-            source = self.reception.source
+        with self.reader.lock:
+            self.reader.apply()
+            source = self.reader.source
             received = None if source is None else source.feed.latest(source.descriptors)
         if source is None or received is None:
             return
@@ -190,35 +191,35 @@ class AccountingMachine(RuleBasedStateMachine):
         frame = self.kept[index % len(self.kept)]
         with ThreadPoolExecutor(1) as thread:
             found = thread.submit(is_whole, frame, use).result() if elsewhere else is_whole(frame, use)
-        received = self.reception.stats().received
+        received = self.reader.stats().received
         if not found:
             self.late.add((frame.epoch, frame.seq))
         assert received == len(self.delivered) - len(self.late)
 
     @rule(rate_hz=st.sampled_from([0, 0, 1, 1_000_000]))
     def keep_to_a_rate(self, rate_hz: int) -> None:
-        self.reception.set_rate(rate_hz)
+        self.reader.set_rate(rate_hz)
 
     @rule(is_throttled=st.booleans())
     def change_the_stream(self, is_throttled: bool) -> None:
-        self.reception.switch(self.stream.subscribe(), is_throttled=is_throttled)
+        self.reader.switch(self.stream.subscribe(), is_throttled=is_throttled)
 
     # --- memory
 
     @precondition(lambda self: self.is_mapped)
     @rule()
     def lose_memory(self) -> None:
-        self.reception.suspend()
+        self.reader.suspend()
         self.is_mapped = False
 
     @precondition(lambda self: not self.is_mapped)
     @rule()
     def let_go(self) -> None:
-        self.reception.let_go()
+        self.reader.let_go()
 
     @rule()
     def map_again(self) -> None:
-        self.reception.adopt(self.stream.mapped())
+        self.reader.adopt(self.stream.mapped())
         self.is_mapped = True
 
     @rule(count=st.integers(0, NSLOTS + 1))
@@ -227,7 +228,7 @@ class AccountingMachine(RuleBasedStateMachine):
         self.committed += self.stream.next_seq
         self.stream = self.stream.later(self.own_folder)
         self.publish(count)
-        self.reception.adopt(self.stream.mapped())
+        self.reader.adopt(self.stream.mapped())
         self.is_mapped = True
 
     # --- the book
@@ -237,13 +238,13 @@ class AccountingMachine(RuleBasedStateMachine):
         """Read what is left; a last frame makes everything before it known."""
         if not self.is_mapped:
             self.map_again()
-        self.reception.set_rate(0)
+        self.reader.set_rate(0)
         self.read_all()
-        assert not self.reception.attention & SEQ_WENT_BACK
+        assert not self.reader.attention & SEQ_WENT_BACK
         self.publish(1)
         self.read_all()
         assert self.delivered[-1] == (self.stream.epoch, self.stream.next_seq - 1)
-        stats = self.reception.stats()
+        stats = self.reader.stats()
         assert stats.received == len(self.delivered) - len(self.late)
         assert stats.received + stats.lost == self.committed + self.stream.next_seq
         assert self.told == stats.lost - len(self.late) - sum(stats.drops.get(reason, 0) for reason in WISHED)
@@ -251,18 +252,18 @@ class AccountingMachine(RuleBasedStateMachine):
         assert stats.last_seq_seen == self.stream.next_seq - 1
 
     def teardown(self) -> None:
-        if hasattr(self, "reception"):
+        if hasattr(self, "reader"):
             self.balance()
-            before = self.reception.stats()
-            self.reception.close()
+            before = self.reader.stats()
+            self.reader.close()
             later = {(it.epoch, it.seq) for it in self.kept if not is_whole(it, "is_intact")} - self.late
-            after = self.reception.stats()
+            after = self.reader.stats()
             assert (after.received, after.drops_late) == (
                 before.received - len(later),
                 before.drops_late + len(later),
             ), "also after the consumer was closed"
-            assert self.reception.descriptors is not None
-            self.reception.descriptors.close()
+            assert self.reader.descriptors is not None
+            self.reader.descriptors.close()
         self.first.publication.close()
         shutil.rmtree(self.own_folder)
 
@@ -278,4 +279,4 @@ def machine(shared_media_driver: aeron.MediaDriver) -> Iterator[type[AccountingM
 
 def test_the_book_balances(machine: type[AccountingMachine]) -> None:
     """Under every schedule."""
-    run_state_machine_as_test(machine, settings=settings(max_examples=60, stateful_step_count=40, deadline=None))
+    run_state_machine_as_test(machine, settings=settings(max_examples=60 * SOAK, stateful_step_count=40))

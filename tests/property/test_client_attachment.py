@@ -25,6 +25,7 @@ from tensorpool.client.attachment import (
     LOST_RETRY_NS,
     Attached,
     Attachment,
+    AttachSpec,
     Detached,
     Effect,
     LossReason,
@@ -32,7 +33,6 @@ from tensorpool.client.attachment import (
     Phase,
     Refused,
     Send,
-    Wish,
 )
 from tensorpool.wire.driver import (
     LeaseRevokeReason,
@@ -43,6 +43,7 @@ from tensorpool.wire.driver import (
     ShmDetachResponse,
 )
 from tests.client.conftest import MS, SECOND_NS, STREAM, announced, granted, refused, revoked
+from tests.levels import SOAK
 
 KEEPALIVE_NS = SECOND_NS
 SILENCE_NS = 3 * SECOND_NS
@@ -91,7 +92,7 @@ class AttachmentMachine(RuleBasedStateMachine):
     def begin(self, role: Role) -> None:
         self.role = role
         self.attachment = Attachment(
-            Wish(STREAM, role),
+            AttachSpec(STREAM, role),
             new_client_id=lambda: next(self.client_ids),
             new_correlation_id=lambda: next(self.correlation_ids),
             keepalive_interval_ns=KEEPALIVE_NS,
@@ -341,7 +342,7 @@ class AttachmentMachine(RuleBasedStateMachine):
         if not is_so:
             return
         self.has_link = False
-        self.perform(self.attachment.on_link_lost("gone"))
+        self.perform(self.attachment.on_connection_lost("gone"))
         assert self.believed is None
 
     @precondition(lambda self: not self.has_link)
@@ -416,5 +417,5 @@ class AttachmentMachine(RuleBasedStateMachine):
         assert self.attachment.phase is (Phase.ATTACHED if self.is_wanted else Phase.CLOSED)
 
 
-AttachmentMachine.TestCase.settings = settings(max_examples=80, stateful_step_count=50, deadline=None)
+AttachmentMachine.TestCase.settings = settings(max_examples=80 * SOAK, stateful_step_count=50)
 TestAttachment = AttachmentMachine.TestCase

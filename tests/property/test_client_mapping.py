@@ -12,8 +12,10 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from tensorpool.client.mapping import FRESH_PERIODS, Check, Effect, Map, MappingState, Unmap
+from tensorpool.client.mapping import Check, Effect, Map, MappingState, Unmap
+from tensorpool.shm.announced import FRESH_PERIODS
 from tests.client.conftest import SECOND_NS, announced, granted, revoked
+from tests.levels import SOAK
 
 PERIOD_NS = SECOND_NS
 WINDOW_NS = FRESH_PERIODS * PERIOD_NS
@@ -184,5 +186,5 @@ class MappingMachine(RuleBasedStateMachine):
             assert self.mapped == epoch
 
 
-MappingMachine.TestCase.settings = settings(max_examples=100, stateful_step_count=50, deadline=None)
+MappingMachine.TestCase.settings = settings(max_examples=100 * SOAK, stateful_step_count=50)
 TestMapping = MappingMachine.TestCase

@@ -12,7 +12,7 @@ from typing import Any, Final
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, event, example, given, settings
+from hypothesis import event, example, given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as nps
 
@@ -21,6 +21,7 @@ from tensorpool.client import Consumer, DropReason, Frame, Producer
 from tensorpool.errors import LocalProtocolError
 from tensorpool.wire.control import Dtype
 from tests.client.conftest import SMALL
+from tests.levels import SOAK
 
 type Array = np.ndarray[Any, Any]
 
@@ -30,7 +31,7 @@ REFUSED: Final = (">i4", ">f8", "<f2", "<c8", "<c16", "S3", "<U2", "<M8[s]", "<m
 
 dtypes = st.sampled_from(NUMBERS)
 shapes = nps.array_shapes(min_dims=1, max_dims=8, min_side=0, max_side=3)  # all of them fit a pool
-settled = settings(deadline=None, max_examples=150, suppress_health_check=[HealthCheck.too_slow])
+settled = settings(max_examples=150 * SOAK)
 
 
 class Ends:
@@ -189,7 +190,7 @@ def test_every_length_arrives_or_is_counted(ends: Ends, length: int, is_strided:
         assert same(ends.received(seq).copy(), data)
 
 
-@settings(settled, max_examples=100)
+@settings(settled, max_examples=100 * SOAK)
 @given(dtype=st.sampled_from(REFUSED), shape=nps.array_shapes(min_dims=1, max_dims=3), is_fortran=st.booleans())
 def test_dtypes_that_no_frame_can_carry_are_refused(
     ends: Ends, dtype: str, shape: tuple[int, ...], is_fortran: bool
@@ -203,7 +204,7 @@ def test_dtypes_that_no_frame_can_carry_are_refused(
     assert ends.producer.next_seq == next_seq
 
 
-@settings(settled, max_examples=100)
+@settings(settled, max_examples=100 * SOAK)
 @given(
     shape=st.just(()) | nps.array_shapes(min_dims=9, max_dims=12, max_side=1),
     dtype=dtypes,

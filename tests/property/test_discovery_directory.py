@@ -11,6 +11,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from tensorpool.discovery.directory import Directory
 from tests.discovery.conftest import EXPIRY_NS, announce, described, identity, named, read, request
+from tests.levels import SOAK
 
 DRIVERS = st.sampled_from(["a", "b"])
 STREAMS = st.integers(1, 4)
@@ -137,4 +138,4 @@ class Directories(RuleBasedStateMachine):
 
 
 TestDirectories = Directories.TestCase
-TestDirectories.settings = settings(max_examples=150, stateful_step_count=40, deadline=None)
+TestDirectories.settings = settings(max_examples=150 * SOAK, stateful_step_count=40)

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import sys
 from collections import Counter
+from collections.abc import Sequence
 
 import msgspec
 from hypothesis import settings
@@ -63,6 +64,7 @@ from tests.driver.conftest import (
     epoch_of,
     keepalive,
 )
+from tests.levels import SOAK
 from tests.support import messages
 
 MAX_LEASES, MAX_STREAMS = 4, 4
@@ -157,7 +159,7 @@ class DriverMachine(RuleBasedStateMachine):
         self.owed: set[int] = set()  # leases that asked again while their stream had no epoch
         self.known = {FRONT, REAR}
         self.was_ready: set[int] = set()
-        self.used_ns: dict[int, int] = {}  # when somebody last had a lease
+        self.used_ns: dict[int, int] = {}  # when a client last had a lease
         self.idle_ns: dict[int, int] = {}  # when an announce found a dynamic stream without use
         self.lent: dict[tuple[str, tuple[int, int]], int] = {}
         self.heard_ns: dict[tuple[int, int], int] = {}
@@ -172,7 +174,7 @@ class DriverMachine(RuleBasedStateMachine):
     @precondition(lambda self: not self.has_ended)
     @rule(request=sound_requests)
     def attach_and_wait(self, request: ShmAttachRequest) -> None:
-        """The common case, in one step: nobody interferes until the memory is there."""
+        """The common case, in one step: no other request comes until the memory is there."""
         self.attach(request)
         while (entry := self.waiting_of(request.client_id)) is not None:
             self.finish(entry.stream_id, is_made=True)
@@ -404,7 +406,7 @@ class DriverMachine(RuleBasedStateMachine):
         self.check_claims()
 
     def check_books(self) -> None:
-        """Every lease of the driver's is one that a client was told of and not told the end of, to the nanosecond."""
+        """Every lease of the driver's was granted to a client and not revoked since, to the nanosecond."""
         assert {lease.lease_id: lease.expiry_ns for lease in self.life.leases} == {
             lease.lease_id: lease.expiry_ns for lease in self.held.values()
         }
@@ -421,10 +423,10 @@ class DriverMachine(RuleBasedStateMachine):
         assert not producers or max(producers.values()) == 1
         assert not clients or max(clients.values()) == 1
         assert len(claims) <= MAX_LEASES
-        assert all(entry.stream_id in self.orders for entry in self.waiting)  # nobody waits for nothing
+        assert all(entry.stream_id in self.orders for entry in self.waiting)  # each waits for an epoch
 
     def teardown(self) -> None:
-        """Once all memory is made everybody has an answer, and every configured stream is there."""
+        """Once all memory is made every client has an answer, and every configured stream is there."""
         if sys.exception() is not None:
             return  # it has failed already
         for _ in range(4):
@@ -485,7 +487,7 @@ class DriverMachine(RuleBasedStateMachine):
             entry.stream_id == order.stream_id and entry.request.role is Role.PRODUCER for entry in self.waiting
         )
         assert is_for_producer or order.stream_id not in self.ready
-        assert order.reserve is is_for_producer  # C4: gigabytes only where somebody will write them
+        assert order.reserve is is_for_producer  # C4: gigabytes only where a producer will write them
         self.orders[order.stream_id] = order
 
     def on_dropped(self, stream_id: int) -> None:
@@ -525,7 +527,7 @@ class DriverMachine(RuleBasedStateMachine):
         assert tuple(pool.region_uri for pool in answer.payload_pools) == epoch.pool_region_uris
         if request.role is Role.PRODUCER:
             assert self.producer_of(stream_id) is None
-            assert epoch.epoch > self.seen_epoch.get(stream_id, 0)  # its own, which nobody has seen yet
+            assert epoch.epoch > self.seen_epoch.get(stream_id, 0)  # its own, which no client has seen yet
         else:
             assert epoch.epoch == self.seen_epoch[stream_id]  # the one that is announced
         self.seen_epoch[stream_id] = epoch.epoch
@@ -583,7 +585,7 @@ class DriverMachine(RuleBasedStateMachine):
         return codes
 
     def check_ends(self, notices: list[object], ended: list[Held], reason: LeaseRevokeReason) -> None:
-        """Exactly these leases were told to have ended, and a producer's end has ordered the next epoch."""
+        """Exactly these leases were revoked, and a producer's end has ordered the next epoch."""
         assert all(isinstance(notice, ShmLeaseRevoked) and notice.reason is reason for notice in notices)
         told = [notice.lease_id for notice in notices if isinstance(notice, ShmLeaseRevoked)]
         assert sorted(told) == sorted(lease.lease_id for lease in ended)
@@ -643,8 +645,8 @@ def is_same_attempt(first: ShmAttachRequest, again: ShmAttachRequest, stream_id:
     return is_same and again.stream_id in (first.stream_id, stream_id)
 
 
-def check_refused(answers: list[object], refused: list[Waiting], code: ResponseCode) -> None:
-    """Each of these got this answer, nobody else got any."""
+def check_refused(answers: Sequence[object], refused: list[Waiting], code: ResponseCode) -> None:
+    """Each of these got this answer, and no other client got one."""
     assert all(isinstance(answer, ShmAttachResponse) and answer.code is code for answer in answers)
     assert Counter(answer.correlation_id for answer in answers if isinstance(answer, ShmAttachResponse)) == Counter(
         entry.request.correlation_id for entry in refused
@@ -669,5 +671,5 @@ def hello(consumer_id: int, stream_id: int, kinds: set[str]) -> ConsumerHello:
     return messages.hello(stream_id, consumer_id, **channels)
 
 
-DriverMachine.TestCase.settings = settings(max_examples=250, stateful_step_count=60, deadline=None)
+DriverMachine.TestCase.settings = settings(max_examples=250 * SOAK, stateful_step_count=60)
 TestDriver = DriverMachine.TestCase

@@ -65,7 +65,7 @@ def test_a_mutated_superblock_maps_exactly_if_no_checked_field_changed(
     for byte, value in mutations:
         data[byte] = value
     (memory / "r").write_bytes(data)
-    fields = unpacked_superblock(data[:64])
+    fields = unpacked_superblock(bytes(data[:64]))
     bases = AllowedBases([memory])
     if is_acceptable(fields, sound):
         region = map_region(uri, spec, bases)
@@ -134,7 +134,7 @@ specs = st.builds(
 def test_a_superblock_matches_its_own_region_and_no_other(
     ours: RegionSpec, theirs: RegionSpec, pid: int, now_ns: int
 ) -> None:
-    """Any two regions that differ are told apart by their superblocks, in either direction."""
+    """The superblocks of any two regions that differ are distinguished, in either direction."""
     assert ours.mismatch(ours.superblock(pid, now_ns).encode_body()) is None
     if ours != theirs:
         assert ours.mismatch(theirs.superblock(pid, now_ns).encode_body()) is not None

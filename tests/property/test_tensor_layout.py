@@ -11,6 +11,7 @@ import os
 import struct
 from collections.abc import Iterator, Sequence
 from random import Random
+from typing import Literal
 
 import numpy as np
 import pytest
@@ -18,6 +19,7 @@ from hypothesis import assume, event, example, given, settings
 from hypothesis import strategies as st
 
 from tensorpool._core import DropReason, Mapping, RingReader, RingWriter, SlotFrame, TensorLayout
+from tests.levels import SOAK
 
 ROW, COLUMN = 1, 2
 BIT = 14
@@ -77,7 +79,7 @@ def small_tensors(draw: st.DrawFn) -> tuple[int, int, list[int], list[int]]:
     return dtype, order, dims, draw(st.tuples(*near).map(list))
 
 
-@settings(deadline=None, max_examples=500)
+@settings(max_examples=500 * SOAK)
 @given(small_tensors())
 @example((9, ROW, [5, 1], [4, 4]))
 @example((9, ROW, [2, 3], [20, 8]))
@@ -109,11 +111,12 @@ def test_a_layout_is_accepted_iff_it_is_ordered_and_then_no_element_overlaps(
             np.ndarray(dims, typ, bytearray(layout.extent_bytes - 1), strides=layout.byte_strides)
 
 
-@settings(deadline=None, max_examples=300)
+@settings(max_examples=300 * SOAK)
 @given(dtypes, st.lists(st.integers(1, 5), min_size=1, max_size=8))
 def test_inferred_strides_are_those_of_numpy(dtype: int, shape: list[int]) -> None:
     """Row order is numpy's C, column order its F; declaring what would be inferred changes nothing."""
-    for order, name in ((ROW, "C"), (COLUMN, "F")):
+    orders: list[tuple[int, Literal["C", "F"]]] = [(ROW, "C"), (COLUMN, "F")]
+    for order, name in orders:
         array = np.empty(shape, NUMPY[dtype], order=name)
         inferred = TensorLayout(dtype, order, shape)
         assert inferred.byte_strides == array.strides
@@ -130,7 +133,7 @@ large = st.one_of(
 )
 
 
-@settings(deadline=None, max_examples=500)
+@settings(max_examples=500 * SOAK)
 @given(dtypes, orders, st.lists(st.tuples(large, large), min_size=1, max_size=8), st.booleans())
 @example(10, ROW, [(INT32_MAX, INT32_MAX)] * 8, True)
 @example(1, ROW, [(65537, 0), (65535, 0)], True)
@@ -150,7 +153,7 @@ def test_no_size_wraps_around(dtype: int, order: int, axes: list[tuple[int, int]
             assert [layout.byte_strides[i] for i in wide] == [oracle.strides[i] for i in wide]
 
 
-@settings(deadline=None, max_examples=500)
+@settings(max_examples=500 * SOAK)
 @given(orders, st.lists(large, min_size=1, max_size=8))
 @example(ROW, [2**30, 2**17, 2**17])
 @example(COLUMN, [2**17, 2**17, 2**30])
@@ -164,7 +167,7 @@ def test_bits_fill_whole_bytes_and_never_wrap(order: int, dims: list[int]) -> No
         assert layout.extent_bytes == size
 
 
-@settings(deadline=None, max_examples=200)
+@settings(max_examples=200 * SOAK)
 @given(dtypes, orders, st.lists(st.integers(-(2**31), 4), min_size=1, max_size=4))
 def test_negative_extents_are_refused(dtype: int, order: int, dims: list[int]) -> None:
     """A negative dimension is no dimension, whatever stands beside it."""
@@ -267,7 +270,7 @@ changes: st.SearchStrategy[tuple[int, bytes]] = st.one_of(
 )
 
 
-@settings(deadline=None, max_examples=500)
+@settings(max_examples=500 * SOAK)
 @given(changed=st.lists(changes, min_size=1, max_size=8))
 def test_a_mutated_header_never_yields_a_frame_outside_its_slot(ring: Ring, changed: list[tuple[int, bytes]]) -> None:
     """A good header with wrong bytes anywhere but in the commit word is a counted drop or a frame in bounds."""
@@ -277,7 +280,7 @@ def test_a_mutated_header_never_yields_a_frame_outside_its_slot(ring: Ring, chan
     check_read(ring, bytes(image))
 
 
-@settings(deadline=None, max_examples=500)
+@settings(max_examples=500 * SOAK)
 @given(body=st.binary(min_size=248, max_size=248), keeps_embedded_header=st.booleans())
 def test_random_bytes_never_yield_a_frame_outside_their_slot(
     ring: Ring, body: bytes, keeps_embedded_header: bool
@@ -305,7 +308,7 @@ def check_read(ring: Ring, image: bytes) -> None:
     assert isinstance(reader.read(SEQ), SlotFrame)
 
 
-@settings(deadline=None, max_examples=500)
+@settings(max_examples=500 * SOAK)
 @given(case=small_tensors(), noise=st.randoms(use_true_random=False))
 def test_what_is_written_is_read(case: tuple[int, int, list[int], list[int]], noise: Random) -> None:
     """Any accepted layout makes the trip through the slot unchanged, bytes included, by copy and in place."""

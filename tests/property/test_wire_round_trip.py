@@ -53,14 +53,16 @@ def objects_of(cls: Any, block: Block, types: dict[str, Any]) -> st.SearchStrate
 
 def messages_of(schema: Schema) -> st.SearchStrategy[Message]:
     return st.one_of(
-        objects_of(schema.types[message.name], message.block, schema.types)
-        for document in schema.documents
-        for message in document.messages
+        [
+            objects_of(schema.types[message.name], message.block, schema.types)
+            for document in schema.documents
+            for message in document.messages
+        ]
     )
 
 
 MESSAGES = {schema.id: messages_of(schema) for schema in SCHEMAS}
-any_message = st.one_of(MESSAGES.values())
+any_message = st.one_of(list(MESSAGES.values()))
 
 
 def without_filler(message: Message, data: bytes) -> bytes:

@@ -53,7 +53,7 @@ def mapped_files(below: Path) -> list[str]:
 
 
 def huge_page_bytes() -> int:
-    """What the kernel can gather the pages of a tmpfs into; 0: it cannot, or was told not to."""
+    """What the kernel can gather the pages of a tmpfs into; 0: it cannot, or is configured not to."""
     settings = Path("/sys/kernel/mm/transparent_hugepage")
     if not settings.exists() or "[deny]" in (settings / "shmem_enabled").read_text():
         return 0

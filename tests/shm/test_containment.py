@@ -118,7 +118,7 @@ def test_any_of_several_bases_will_do(inside: Path, outside: Path, shm_dir: Path
 def test_a_base_that_is_a_link_counts_as_what_it_led_to_at_the_start(
     inside: Path, outside: Path, shm_dir: Path
 ) -> None:
-    """Bases are resolved once: turning the link around later lets nobody in."""
+    """Bases are resolved once: changing the link later opens nothing."""
     link = shm_dir / "link"
     link.symlink_to(shm_dir / "base")
     bases = AllowedBases([link])
@@ -130,7 +130,7 @@ def test_a_base_that_is_a_link_counts_as_what_it_led_to_at_the_start(
     assert first_byte(inside, bases) == b"i"
 
 
-def test_a_base_that_appears_later_as_a_link_lets_nobody_in(outside: Path, shm_dir: Path) -> None:
+def test_a_base_that_appears_later_as_a_link_opens_nothing(outside: Path, shm_dir: Path) -> None:
     """A base that did not exist at the start is trusted only as the directory that it was spelled to be."""
     bases = AllowedBases([shm_dir / "later"])
     (shm_dir / "later").symlink_to(shm_dir / "outside")
@@ -377,7 +377,7 @@ for file_mode, directory_mode in (mode.split("/") for mode in modes):
 """
 
 
-def test_whoever_may_not_read_is_told_why_and_what_helps(inside: Path, shm_dir: Path) -> None:
+def test_a_process_that_may_not_read_learns_why_and_what_helps(inside: Path, shm_dir: Path) -> None:
     """EACCES prints our uid and groups, the owner, group and mode in the way, and the fix."""
     shm_dir.chmod(0o755)
     for path in (inside, inside.parent):

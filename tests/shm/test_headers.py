@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tensorpool._core import SLOT_BYTES, SUPERBLOCK_BYTES
+from tensorpool._core import HEADER_SLOT_BYTES, SUPERBLOCK_BYTES
 from tensorpool.shm import AllowedBases, HeaderFile, PoolSpec, RingSpec, layout_of, map_ring
 from tensorpool.shm.headers import read_head
 from tests.shm.by_hand import RING, mapped_files, open_files, pool_file, replace_bytes, ring_file
@@ -56,7 +56,7 @@ def test_the_newest_is_found_by_a_scan_and_from_any_seq_that_was_there(write: Wr
     assert len(header.commit_words()) == NSLOTS
 
 
-def test_a_seq_that_never_was_helps_nobody(write: Write, shm_dir: Path) -> None:
+def test_a_seq_that_never_was_finds_nothing(write: Write, shm_dir: Path) -> None:
     """Its slot is empty, or is being written."""
     write(2)
     header = header_of(shm_dir)
@@ -66,7 +66,7 @@ def test_a_seq_that_never_was_helps_nobody(write: Write, shm_dir: Path) -> None:
     assert header.newest() == 1
 
 
-def test_a_frame_is_told_with_its_header(write: Write, shm_dir: Path) -> None:
+def test_a_frame_is_read_with_its_header(write: Write, shm_dir: Path) -> None:
     write(5)
     frame = header_of(shm_dir).frame(4)
     assert frame is not None
@@ -79,13 +79,13 @@ def test_a_frame_is_told_with_its_header(write: Write, shm_dir: Path) -> None:
     [(0, b"\x08"), (60, b"\xff\xff\xff\x7f"), (64, b"\xff" * 8)],
     ids=["being written", "header length", "header"],
 )
-def test_a_slot_that_is_none_is_told_as_none(write: Write, shm_dir: Path, offset: int, data: bytes) -> None:
+def test_a_slot_that_is_invalid_is_none(write: Write, shm_dir: Path, offset: int, data: bytes) -> None:
     write(5)
     replace_bytes(shm_dir / "ring", SUPERBLOCK_BYTES + offset, data)
     assert header_of(shm_dir).frame(4) is None
 
 
-@pytest.mark.parametrize("size", [0, SUPERBLOCK_BYTES, SUPERBLOCK_BYTES + SLOT_BYTES - 1])
+@pytest.mark.parametrize("size", [0, SUPERBLOCK_BYTES, SUPERBLOCK_BYTES + HEADER_SLOT_BYTES - 1])
 def test_a_file_that_ends_too_early_is_an_empty_ring(write: Write, shm_dir: Path, size: int) -> None:
     write(5)
     header = header_of(shm_dir)
@@ -98,7 +98,7 @@ def test_a_file_that_ends_too_early_is_an_empty_ring(write: Write, shm_dir: Path
 def test_a_file_that_lost_its_end_tells_what_it_has(write: Write, shm_dir: Path) -> None:
     write(4)
     header = header_of(shm_dir)
-    os.truncate(shm_dir / "ring", SUPERBLOCK_BYTES + 2 * SLOT_BYTES + 100)
+    os.truncate(shm_dir / "ring", SUPERBLOCK_BYTES + 2 * HEADER_SLOT_BYTES + 100)
     assert header.newest() == 1
 
 

@@ -43,7 +43,7 @@ def abandoned(shm_dir: Path) -> Path:
 
 @pytest.mark.spec("WIRE-15.21a.7-02")
 def test_the_epochs_of_a_dead_driver_are_removed(abandoned: Path) -> None:
-    """Stale stamp, dead process, no lock: gone, and told."""
+    """Stale stamp, dead process, no lock: removed, and reported."""
     removed = list(shm.remove_dead_epochs(str(abandoned), later(), WINDOW_NS))
     assert [epoch.stream_id for epoch in removed] == [1, 2]
     assert not list(abandoned.rglob("*.pool"))

@@ -6,6 +6,7 @@ from __future__ import annotations
 import os
 import signal
 import time
+from typing import Any
 
 import pytest
 
@@ -68,14 +69,14 @@ def test_numbers_that_are_no_pid_are_dead(pid: int) -> None:
 def test_without_a_readable_proc_an_existing_pid_is_alive(monkeypatch: pytest.MonkeyPatch) -> None:
     """In doubt nothing is deleted."""
 
-    def refuse(*_: object, **__: object) -> None:
+    def refuse(*_: object, **__: Any) -> None:
         raise PermissionError
 
     monkeypatch.setattr("builtins.open", refuse)
     assert is_process_alive(os.getpid(), since_ns=1)
 
 
-def test_a_process_of_somebody_else_is_alive(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_process_of_another_user_is_alive(monkeypatch: pytest.MonkeyPatch) -> None:
     """EPERM means that there is one."""
 
     def refuse(pid: int, number: int) -> None:
@@ -109,7 +110,7 @@ def test_a_stamp_of_the_wall_clock_is_compared_with_the_wall_clock() -> None:
         assert facts.is_active(window_ns=300) is is_active
 
 
-def test_an_owner_that_was_stamped_by_the_wall_clock_is_told_from_a_later_process() -> None:
+def test_an_owner_that_was_stamped_by_the_wall_clock_is_distinguished_from_a_later_process() -> None:
     """The start by the wall clock is compared with that of the process that has the number now."""
     now, wall = time.monotonic_ns(), time.time_ns()
     assert liveness_of(HEADER.superblock(os.getpid(), wall), now, wall).is_process_alive

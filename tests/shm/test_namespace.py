@@ -30,7 +30,7 @@ def test_the_path_is_base_user_namespace(shm_dir: Path) -> None:
 
 
 def test_the_environment_does_not_name_the_user(monkeypatch: pytest.MonkeyPatch) -> None:
-    """USER and LOGNAME are whatever somebody set them to."""
+    """USER and LOGNAME may be set to anything."""
     monkeypatch.setenv("USER", "../../etc")
     monkeypatch.setenv("LOGNAME", "mallory")
     assert namespace_path("/dev/shm/x") == "/dev/shm/x/tensorpool-root/default"
@@ -94,7 +94,7 @@ for base in sys.argv[1:]:
 
 
 def test_users_share_a_base_and_nothing_else(shm_dir: Path) -> None:
-    """Where root ran first another user still gets a tree; where it may not write, it is told why."""
+    """Where root ran first another user still gets a tree; where it may not write, the error says why."""
     shm_dir.chmod(0o755)
     make_namespace(str(shm_dir / "base"))
     (shm_dir / "locked").mkdir(mode=0o755)
@@ -109,7 +109,7 @@ def test_users_share_a_base_and_nothing_else(shm_dir: Path) -> None:
 
 
 @pytest.mark.parametrize("plant", ["tensorpool-root", "tensorpool-root/default"])
-def test_a_directory_that_somebody_else_planted_is_refused(shm_dir: Path, plant: str) -> None:
+def test_a_directory_that_another_user_made_is_refused(shm_dir: Path, plant: str) -> None:
     """Its owner could replace our files under our feet."""
     (shm_dir / plant).mkdir(parents=True)
     os.chown(shm_dir / plant, NOBODY, NOBODY)
@@ -143,7 +143,7 @@ def test_all_namespaces_below_a_base_are_found(shm_dir: Path) -> None:
 # --- the lock
 
 
-def test_a_second_driver_is_refused_and_told_who_holds_the_namespace(shm_dir: Path) -> None:
+def test_a_second_driver_is_refused_and_learns_which_process_holds_the_namespace(shm_dir: Path) -> None:
     """The error names the pid and the file; after the release the namespace is free and the file gone."""
     with folder(shm_dir) as fd:
         lock = NamespaceLock(fd, str(shm_dir))
@@ -166,7 +166,7 @@ time.sleep(600)
 
 
 def test_the_lock_dies_with_its_process(shm_dir: Path) -> None:
-    """SIGKILL leaves the file, which then holds nobody up."""
+    """SIGKILL leaves the file, which then blocks no driver."""
     with Process("-c", HOLDER, str(shm_dir)) as holder, folder(shm_dir) as fd:
         assert holder.read_line() == "held"
         with pytest.raises(ConfigError, match=f"pid {holder.pid} holds"):
@@ -181,7 +181,7 @@ def test_the_lock_dies_with_its_process(shm_dir: Path) -> None:
 
 
 def test_a_lock_is_a_lock_while_others_take_and_release_it(shm_dir: Path) -> None:
-    """Release removes the file: nobody ends up holding one that is no longer at its path."""
+    """Release removes the file: no process ends up holding one that is no longer at its path."""
     holders, most, taken = 0, 0, 0
     counting = threading.Lock()
 
@@ -210,7 +210,7 @@ def test_a_lock_is_a_lock_while_others_take_and_release_it(shm_dir: Path) -> Non
     assert list(shm_dir.iterdir()) == []
 
 
-def test_a_lock_that_somebody_removed_is_released_without_taking_the_next_ones(shm_dir: Path) -> None:
+def test_a_lock_that_was_removed_is_released_without_taking_the_next_ones(shm_dir: Path) -> None:
     """`rm -rf` under a running driver: its release does not remove the lock of its successor."""
     with folder(shm_dir) as fd:
         first = NamespaceLock(fd, str(shm_dir))

@@ -20,7 +20,7 @@ def test_directories_get_matching_search_bits_and_setgid_for_a_writing_group(fil
 
 @pytest.mark.parametrize("mode", [0o400, 0o060, 0o770, 0o4660, 0o10660])
 def test_modes_that_regions_cannot_have_are_refused(mode: int) -> None:
-    """The owner must read and write, and nobody executes a region."""
+    """The owner must read and write, and no account executes a region."""
     with pytest.raises(ConfigError, match=r"shm.permissions_mode = .* accepted: 600, 640, 660"):
         check_file_mode(mode)
 

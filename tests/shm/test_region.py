@@ -288,7 +288,7 @@ def test_the_magic_is_stored_last_and_then_synced(shm_dir: Path, monkeypatch: py
             seen.append((offset, superblock(path)))
 
     monkeypatch.setattr(region, "Mapping", Witness)
-    monkeypatch.setattr(region.os, "fsync", lambda fd: seen.append(("fsync", superblock(path))))
+    monkeypatch.setattr("tensorpool.shm.region.os.fsync", lambda fd: seen.append(("fsync", superblock(path))))
     create(path)
     complete = RING | {"pid": os.getpid(), "activity_timestamp_ns": 1_000}
     assert seen == [(0, complete | {"magic": 0}), (0, complete), ("fsync", complete)]

@@ -85,7 +85,7 @@ def test_a_read_only_ring_has_no_writer(uris: list[str], bases: AllowedBases) ->
 
 
 def test_the_oldest_sign_of_life_counts(uris: list[str], bases: AllowedBases, shm_dir: Path) -> None:
-    """One region that nobody refreshes makes the whole ring look dead; the driver refreshes all."""
+    """One region that is not refreshed makes the whole ring look dead; the driver refreshes all."""
     ring, owner = mapped(uris, bases), mapped(uris, bases, writable=True)
     owner.header.refresh_activity(9_000)
     assert ring.activity_timestamp_ns == 2_000

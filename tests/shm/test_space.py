@@ -41,7 +41,7 @@ def test_a_mount_without_inodes_says_so(shm_dir: Path) -> None:
         assert f"{few} has no inode left; remove files, or mount -o remount,nr_inodes" in refused.detail
 
 
-def test_the_space_of_a_mount_is_told_for_what_is_yet_to_be_made(shm_dir: Path) -> None:
+def test_the_space_of_a_mount_is_reported_for_paths_that_do_not_exist_yet(shm_dir: Path) -> None:
     """A bill can be checked before the first directory exists."""
     with mounted(shm_dir / "small", "tmpfs", "size=8m") as small:
         (small / "x").write_bytes(bytes(4096))

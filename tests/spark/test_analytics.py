@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 import pytest
 from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql.types import StructType
 
 import tensorpool as tp
 from tensorpool.client import Client
@@ -18,8 +17,9 @@ from tensorpool.errors import ConfigError
 from tensorpool.spark.analytics import frames_of, qos, stats
 from tensorpool.spark.columns import FRAME_DDL
 from tensorpool.spark.functions import frame_stats, frame_udf, gaps
-from tests.spark.conftest import new_stream, publish, read
-from tests.spark.frame_rows import MS, SECOND_NS, make_lake, row, rows_over_time, source, table, write_in_order
+from tests.spark.conftest import read
+from tests.support.deployment import new_stream, publish
+from tests.support.frame_rows import MS, SECOND_NS, make_lake, row, rows_over_time, source, table, write_in_order
 
 type Rows = list[dict[str, Any]]
 
@@ -131,7 +131,7 @@ def test_figures_of_a_stream(spark: SparkSession, tmp_path: Path) -> None:
     folder.mkdir()
     late = [row(seq=300, timestamp_ns=90 * SECOND_NS, received_ns=90 * SECOND_NS)]
     write_in_order(folder, map(table, (rows[:90], rows[90:] + late)))
-    reader = spark.readStream.schema(StructType.fromDDL(FRAME_DDL)).option("maxFilesPerTrigger", 1)
+    reader = spark.readStream.schema(FRAME_DDL).option("maxFilesPerTrigger", 1)
     streaming = reader.parquet(str(folder))
     query = stats(streaming, "1s", watermark="1s").writeStream.format("memory").queryName("figures")
     query.outputMode("append").trigger(availableNow=True).start().awaitTermination()
@@ -177,7 +177,7 @@ def test_live_frames_are_measured_where_they_are(
     stream_id = new_stream()
     with publish(client, stream_id, 40):
         live = read(spark, pool, stream_id, payload=payload)
-        assert sorted(live.select(number_of().alias("n")).toPandas()["n"]) == list(range(40))
+        assert sorted(row.n for row in live.select(number_of().alias("n")).collect()) == list(range(40))
         (found,) = as_dicts(stats(live))
         assert (found["frames"], found["min_int"], found["max_int"], found["lost"]) == (40, 0, 39, 0)
         assert found["values"] == 40 * 64

@@ -23,9 +23,10 @@ import pytest
 
 import tensorpool as tp
 from tensorpool.client import Client
-from tensorpool.spark.lake import Lake
-from tensorpool.spark.lake.files import read_frames
-from tests.spark.conftest import QUIET, consumer_leases, options_of, pattern, publish
+from tensorpool.lake import Lake
+from tensorpool.lake.files import read_frames
+from tests.spark.conftest import QUIET
+from tests.support.deployment import consumer_leases, options_of, pattern, publish
 from tests.support.jvm import quick_options
 from tests.support.processes import ROOT, Process, wait_until
 
@@ -149,6 +150,7 @@ def run_application(
     return last
 
 
+@pytest.mark.soak  # the same in one process: test_source.py, test_recorder.py, test_analytics.py
 @pytest.mark.timeout(PATIENCE_S + 50)
 def test_a_cluster_reads_records_and_measures_frames_of_16_mib_with_workers_of_1_gib(
     cluster: Cluster, pool: tp.Local, client: Client, tmp_path: Path

@@ -12,9 +12,9 @@ import pyarrow as pa
 import pytest
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as fn
-from pyspark.sql.types import StructType
 
 from tensorpool.errors import ConfigError
+from tensorpool.lake.control_tables import SCHEMAS
 from tensorpool.spark.columns import FRAME_DDL, TABLE_DDL
 from tensorpool.spark.functions import (
     consumer_lag,
@@ -28,8 +28,7 @@ from tensorpool.spark.functions import (
     to_training_set,
     with_metadata,
 )
-from tensorpool.spark.tables import SCHEMAS
-from tests.spark.frame_rows import MS, SECOND_NS, attribute, bit_row, row, rows_over_time, table, write_in_order
+from tests.support.frame_rows import MS, SECOND_NS, attribute, bit_row, row, rows_over_time, table, write_in_order
 
 type Rows = list[dict[str, Any]]
 QOS = ("received_ns", "kind", "stream_id", "client_id", "epoch", "seq", "drops_gap", "drops_late", "mode")
@@ -50,7 +49,7 @@ class Tables:
         """Each list of rows is a micro-batch of its own."""
         folder = self._fresh()
         write_in_order(folder, map(table, batches))
-        return self._reader(folder, StructType.fromDDL(FRAME_DDL))
+        return self._reader(folder, FRAME_DDL)
 
     def qos(self, rows: Iterable[tuple[Any, ...]]) -> DataFrame:
         return self.spark.createDataFrame(list(rows), TABLE_DDL["qos"])
@@ -59,13 +58,13 @@ class Tables:
         folder = self._fresh()
         columns = [[dict(zip(QOS, one, strict=True)) for one in rows] for rows in batches]
         write_in_order(folder, (pa.Table.from_pylist(rows, SCHEMAS["qos"]) for rows in columns))
-        return self._reader(folder, StructType.fromDDL(TABLE_DDL["qos"]))
+        return self._reader(folder, TABLE_DDL["qos"])
 
     def metadata(self, *rows: tuple[Any, ...]) -> DataFrame:
         return self.spark.createDataFrame(list(rows), TABLE_DDL["metadata"])
 
     def metadata_stream(self) -> DataFrame:
-        return self._reader(self._fresh(), StructType.fromDDL(TABLE_DDL["metadata"]))
+        return self._reader(self._fresh(), TABLE_DDL["metadata"])
 
     def run(self, streaming: DataFrame, mode: str = "append") -> Rows:
         """All that a streaming query gives, to its end."""
@@ -83,7 +82,7 @@ class Tables:
         folder.mkdir()
         return folder
 
-    def _reader(self, folder: Path, schema: StructType) -> DataFrame:
+    def _reader(self, folder: Path, schema: str) -> DataFrame:
         return self.spark.readStream.schema(schema).option("maxFilesPerTrigger", 1).parquet(str(folder))
 
 
@@ -120,7 +119,10 @@ def described(array: np.ndarray[Any, Any]) -> Any:
 
 def test_a_function_of_arrays_is_a_function_of_frames(tables: Tables) -> None:
     """Dtype, shape and order are those of the frame; whatever fits the type may be returned."""
-    images = [np.arange(6, dtype=np.int16).reshape(2, 3), np.asfortranarray(np.arange(4, dtype=np.uint8).reshape(2, 2))]
+    images: list[np.ndarray[Any, Any]] = [
+        np.arange(6, dtype=np.int16).reshape(2, 3),
+        np.asfortranarray(np.arange(4, dtype=np.uint8).reshape(2, 2)),
+    ]
     frames = tables.batch([row(image, seq=seq) for seq, image in enumerate(images)])
     found = as_dicts(frames.select("seq", mean().alias("mean"), described().alias("what")))
     assert values(found, "seq", "mean") == [(0, 2.5), (1, 1.5)]

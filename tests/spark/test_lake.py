@@ -11,14 +11,13 @@ from typing import Any
 import numpy as np
 import pytest
 from pyspark.sql import DataFrame, Row, SparkSession
-from pyspark.sql.streaming import StreamingQuery
+from pyspark.sql.streaming.query import StreamingQuery
 
-from tensorpool.spark import rings
+from tensorpool.lake import Lake, commits, layout, maintenance, ring_reader
+from tensorpool.lake.file_policy import FilePolicy
+from tensorpool.lake.files import read_frames
+from tensorpool.lake.staging import Staging
 from tensorpool.spark.columns import FRAME_DDL
-from tensorpool.spark.lake import Lake, commits, layout, maintenance
-from tensorpool.spark.lake.cut import Cut
-from tensorpool.spark.lake.files import read_frames
-from tensorpool.spark.lake.staging import Staging
 from tests.support.lakes import Ring, check, recorded
 
 
@@ -34,9 +33,9 @@ class Recording:
         lo = self.ring.next_seq
         self.ring.write(frames)
         edges = [lo + frames * index // tasks for index in range(tasks + 1)]
-        folder, cut = Staging(self.lake.path, "q", self.batches), Cut("lz4", is_durable=False)
+        folder, policy = Staging(self.lake.path, "q", self.batches), FilePolicy("lz4", is_durable=False)
         staged = [
-            folder.stage(self.ring.part(first, last), self.ring.span(first, last), cut)
+            folder.stage(self.ring.part(first, last), self.ring.span(first, last), policy)
             for first, last in itertools.pairwise(edges)
         ]
         commits.commit(self.lake, "q", self.batches, staged)
@@ -46,7 +45,7 @@ class Recording:
 @pytest.fixture
 def recording(shm_dir: Path, tmp_path: Path) -> Iterator[Recording]:
     yield Recording(shm_dir, tmp_path / "lake")
-    rings.let_go(0)
+    ring_reader.let_go(0)
 
 
 def read(spark: SparkSession, lake: Lake | Path, **options: Any) -> DataFrame:
@@ -61,14 +60,15 @@ def seqs_of(frames: DataFrame) -> list[int]:
 
 def row(seq: int, array: np.ndarray[Any, Any], dtype: str, order: str = "C", **more: Any) -> Row:
     data = array.tobytes(order=order)  # type: ignore[arg-type]
-    values = {"timestamp_ns": 5, "received_ns": 6, "meta_version": 1, "trace_id": 2**40, "dropped_before": 0} | more
+    values = {"timestamp_ns": 5, "received_ns": 6, "meta_version": 1, "trace_id": 2**40, "dropped_before": 0}
+    values |= {"time": None, "dropped_reason": None} | more
     own = {"stream_id": 7, "epoch": 3, "seq": seq, "dtype": dtype, "shape": list(array.shape), "order": order}
     return Row(**own, **values, nbytes=len(data), payload=data)
 
 
 def test_rows_come_back_as_they_went_in(spark: SparkSession, tmp_path: Path) -> None:
     """Every column, whatever the order of the rows."""
-    arrays = [
+    arrays: list[tuple[np.ndarray[Any, Any], str, str]] = [
         (np.arange(6, dtype=np.uint16).reshape(2, 3), "UINT16", "C"),
         (np.arange(6, dtype=np.float64).reshape(3, 2), "FLOAT64", "F"),
         (np.array(7, np.int64), "INT64", "C"),
@@ -123,7 +123,9 @@ def test_tables_streams_and_payloads_by_option(spark: SparkSession, recording: R
     recording.ring.write(100)
     recording.add(4)
     lake = recording.lake
-    staged = Staging(lake.path, "q", 2).stage(recording.ring.part(10, 110), recording.ring.span(10, 110), Cut("none"))
+    staged = Staging(lake.path, "q", 2).stage(
+        recording.ring.part(10, 110), recording.ring.span(10, 110), FilePolicy("none")
+    )
     commits.commit(lake, "q", 2, [staged])
     frames = read(spark, lake)
     assert seqs_of(frames) == recorded(lake)[(10_000, 1)]
@@ -143,7 +145,7 @@ def test_a_file_that_is_missing_or_torn_is_named(spark: SparkSession, recording:
     recording.add(8)
     first = recording.lake.full_path(recording.lake.files()[0].path)
     first.unlink()
-    with pytest.raises(Exception, match=f"{first.name}: the manifest names this file, but it is missing"):
+    with pytest.raises(Exception, match=f"{first.name}: the log names this file, but it is missing"):
         read(spark, recording.lake).collect()
     assert seqs_of(read(spark, recording.lake, failOnDataLoss="false")) == [4, 5, 6, 7]
     first.write_bytes(b"no Parquet")
@@ -170,14 +172,14 @@ def test_new_commits_stream_once_and_across_compaction_and_retention(
     recording.add(6)
     recording.add(6)
     before = read(spark, lake)
-    done = maintenance.compact(spark, lake)
+    done = maintenance.compact(lake)
     assert (done.files_before, done.files_after) == (6, 1)
     assert check(lake) == {(10_000, 1): list(range(18))}
     assert seqs_of(before) == list(range(18))
     maintenance.remove_unused(lake, grace_s=0)
     assert len(list(lake.path.glob("stream_id=*/*/*.parquet"))) == 1
     assert catch_up() == list(range(18))
-    assert maintenance.compact(spark, lake) == maintenance.Compacted(0, 0, 0, 0)
+    assert maintenance.compact(lake) == maintenance.Compacted(0, 0, 0, 0)
     recording.add(6)
     maintenance.retain(lake, max_bytes=lake.files()[-1].bytes)
     assert seqs_of(read(spark, lake)) == [21, 22, 23]
@@ -188,8 +190,8 @@ def test_large_frames_come_one_row_group_at_a_time(shm_dir: Path, tmp_path: Path
     """A worker holds one frame of 16 MiB, however many the file has."""
     lake, ring = Lake.create(tmp_path / "lake"), Ring(shm_dir, nslots=8, nbytes=16 << 20)
     ring.write(5)
-    staged = Staging(lake.path, "q", 0).stage(ring.part(0, 5), ring.span(0, 5), Cut("none", is_durable=False))
+    staged = Staging(lake.path, "q", 0).stage(ring.part(0, 5), ring.span(0, 5), FilePolicy("none", is_durable=False))
     commits.commit(lake, "q", 0, [staged])
     batches = read_frames(lake.full_path(lake.files()[0].path))
     assert [batch.num_rows for batch in batches] == [1] * 5
-    rings.let_go(0)
+    ring_reader.let_go(0)

@@ -12,10 +12,9 @@ from click.testing import CliRunner
 
 from tensorpool.cli.main import group
 from tensorpool.errors import ConfigError
-from tensorpool.spark import rings
-from tensorpool.spark.lake import Lake, commits
-from tensorpool.spark.lake.cut import Cut
-from tensorpool.spark.lake.staging import Staging
+from tensorpool.lake import Lake, commits, ring_reader
+from tensorpool.lake.file_policy import FilePolicy
+from tensorpool.lake.staging import Staging
 from tests.support.lakes import Ring
 
 
@@ -32,10 +31,12 @@ def lake(shm_dir: Path, tmp_path: Path) -> Iterator[Lake]:
     lake, ring = Lake.create(tmp_path / "lake"), Ring(shm_dir)
     for batch, (lo, hi) in enumerate(((0, 12), (12, 16))):
         ring.write(hi - lo)
-        staged = Staging(lake.path, "q", batch).stage(ring.part(lo, hi), ring.span(lo, hi), Cut(is_durable=False))
+        staged = Staging(lake.path, "q", batch).stage(
+            ring.part(lo, hi), ring.span(lo, hi), FilePolicy(is_durable=False)
+        )
         commits.commit(lake, "q", batch, [staged])
     yield lake
-    rings.let_go(0)
+    ring_reader.let_go(0)
 
 
 @pytest.mark.parametrize(
@@ -65,7 +66,7 @@ def test_a_lake_is_listed_and_checked(lake: Lake) -> None:
     assert code == 0
     assert "stream 10000  epoch 1  frames 0 to 15: 12 in 2 files" in output
     listed = msgspec.json.decode(run("lake", "ls", "--json", str(lake.path))[1])
-    assert (listed["epochs"][0]["frames"], listed["epochs"][0]["lost"], listed["commits"]) == (12, 4, 2)
+    assert (listed["epochs"][0]["frames"], listed["epochs"][0]["lost"], listed["version"]) == (12, 4, 2)
     assert run("lake", "verify", "--deep", str(lake.path)) == (0, "2 files, 0 problems\n")
     lake.full_path(lake.files()[0].path).unlink()
     code, output = run("lake", "verify", "--json", str(lake.path))

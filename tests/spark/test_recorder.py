@@ -1,46 +1,48 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Recording live streams: every frame once or in a gap, across overruns, epochs, dead workers and restarts."""
+"""Spark's recorder: what holds for every recorder, and that dead workers cost nothing."""
 
 from __future__ import annotations
 
-import contextlib
 import os
 import signal
-import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
 from pyspark.sql import SparkSession
 
 import tensorpool as tp
-from tensorpool import aeron
 from tensorpool.client import Client
-from tensorpool.errors import ConfigError, LocalProtocolError
-from tensorpool.spark.lake import UNKNOWN_TAIL, Lake
-from tensorpool.spark.recorder import Recorder, RecordingFailed, Settings, default_name
-from tests.spark.conftest import look_until, new_stream
-from tests.support.driver_process import Deployment
+from tensorpool.errors import ConfigError
+from tensorpool.lake import Lake
+from tensorpool.lake.direct_recorder import DirectRecorder
+from tensorpool.spark.recorder import Recorder, RecordingFailed, Settings
+from tests.support.deployment import look_until, new_stream
 from tests.support.lakes import Camera, check, options_of
-from tests.support.processes import wait_until
-
-
-@pytest.fixture(params=["tail", "batches"])
-def mode(request: pytest.FixtureRequest) -> str:
-    """Everything holds for both ways to record."""
-    return str(request.param)
+from tests.support.recorder_cases import (  # noqa: F401  run here with the fixture `record` below
+    test_a_driver_that_is_killed_and_started_again_costs_no_recording,
+    test_a_full_disk_is_waited_for,
+    test_a_new_epoch_goes_on_in_the_same_recording,
+    test_a_pause_costs_what_the_rings_forgot_in_it,
+    test_a_recording_goes_on_where_it_was_closed,
+    test_a_recording_goes_on_with_fewer_streams,
+    test_a_recording_is_named_by_its_streams,
+    test_two_streams_are_recorded_whole_with_what_was_said_of_them,
+    test_what_cannot_be_recorded_is_refused,
+    test_whoever_gives_up_draining_is_told_what_is_left,
+    wait_for_frames,
+)
 
 
 @pytest.fixture
-def record(spark: SparkSession, pool: tp.Local, tmp_path: Path, mode: str) -> Iterator[Callable[..., Recorder]]:
+def record(spark: SparkSession, pool: tp.Local, tmp_path: Path) -> Iterator[Callable[..., Recorder]]:
     """A recorder to the test's lake; not started, closed with the test."""
     made: list[Recorder] = []
 
-    def make(*streams: int | str, name: str | None = None, **settings: object) -> Recorder:
-        chosen = Settings(
-            mode=mode, trigger_s=0.3, codec="none", is_durable=False, is_warmed_up=False, **options_of(pool)
-        )
+    def make(*streams: int | str, name: str | None = None, **settings: Any) -> Recorder:
+        chosen = Settings(trigger_s=0.3, codec="none", is_durable=False, is_warmed_up=False, **options_of(pool))
         chosen = msgspec.structs.replace(chosen, **settings)
         made.append(Recorder(spark, streams, tmp_path / "lake", name=name, settings=chosen))
         return made[-1]
@@ -50,76 +52,6 @@ def record(spark: SparkSession, pool: tp.Local, tmp_path: Path, mode: str) -> It
         one.close()
 
 
-def wait_for_frames(recorder: Recorder, count: int) -> None:
-    def is_there() -> bool:
-        recorder.poll()
-        return recorder.totals().frames >= count
-
-    look_until(is_there, f"{count} frames are recorded")
-
-
-def test_two_streams_are_recorded_whole_with_what_was_said_of_them(
-    record: Callable[..., Recorder], client: Client, tmp_path: Path
-) -> None:
-    """Everything that was published up to the stop is there; metadata and QoS beside it."""
-    first, second = new_stream("deep"), new_stream("deep")
-    with Camera(client, first, second) as camera:
-        camera.producers[first].set_metadata({"exposure_ms": 4}, tags=["lab1"])
-        recorder = record(first, second, is_warmed_up=True)
-        recorder.start()
-        wait_for_frames(recorder, 100)
-        ends = camera.stop()
-        totals = recorder.stop()
-    assert (totals.lost, totals.lag_frames, totals.adds_up) == (0, 0, True)
-    assert [stream.stream_id for stream in totals.streams] == [first, second]
-    lake = Lake.open(tmp_path / "lake")
-    assert sum(map(len, check(lake, ends).values())) == totals.frames >= 100
-    newest = lake.metadata(first)[-1]
-    assert {attribute.key: attribute.value for attribute in newest.attributes} == {"exposure_ms": b"4", "tags": b"lab1"}
-    assert sum(file.rows for file in lake.tables("qos")) == totals.qos_rows > 0
-
-
-def test_a_recording_goes_on_where_it_was_closed(
-    record: Callable[..., Recorder], client: Client, tmp_path: Path
-) -> None:
-    """Closed without draining: the frames in between come from the ring."""
-    stream = new_stream("deep")
-    with Camera(client, stream, hz=50) as camera:
-        recorder = record(stream, name="cam")
-        with pytest.raises(LocalProtocolError, match="recording 'cam' is running already"):
-            record(stream, name="cam")
-        recorder.start()
-        wait_for_frames(recorder, 40)
-        recorder.close()
-        more = camera.producers[stream].next_seq + 50
-        wait_until(lambda: camera.producers[stream].next_seq > more, "more is published")
-        again = record(stream, name="cam")
-        assert again.is_resumed
-        again.start()
-        wait_for_frames(again, 40)
-        ends = camera.stop()
-        assert again.stop().lost == 0
-    lake = Lake.open(tmp_path / "lake")
-    assert len(lake.state.batches) == 1
-    check(lake, ends)
-    assert lake.gaps() == []
-
-
-def test_whoever_gives_up_draining_is_told_what_is_left(
-    record: Callable[..., Recorder], client: Client, caplog: pytest.LogCaptureFixture
-) -> None:
-    stream = new_stream("deep")
-    with Camera(client, stream, hz=200) as camera:
-        recorder = record(stream)
-        recorder.start()
-        seq = camera.producers[stream].next_seq
-        wait_until(lambda: camera.producers[stream].next_seq > seq, "there is something to record")
-        recorder.stop(timeout_s=0)
-    (told,) = [it.message for it in caplog.records if it.message.startswith("stopped_early")]
-    assert "goes on where its last commit ended" in told
-
-
-@pytest.mark.parametrize("mode", ["batches"])
 def test_an_overrun_of_a_small_ring_is_gaps_that_add_up(
     record: Callable[..., Recorder], client: Client, tmp_path: Path
 ) -> None:
@@ -136,7 +68,6 @@ def test_an_overrun_of_a_small_ring_is_gaps_that_add_up(
     check(Lake.open(tmp_path / "lake"), ends)
 
 
-@pytest.mark.parametrize("mode", ["batches"])
 def test_with_fail_on_data_loss_an_overrun_ends_it_with_the_range(
     record: Callable[..., Recorder], client: Client
 ) -> None:
@@ -146,26 +77,6 @@ def test_with_fail_on_data_loss_an_overrun_ends_it_with_the_range(
         recorder.start()
         with pytest.raises(RecordingFailed, match=rf"DataLoss: stream {stream}, epoch \d+: frames \d+ to \d+ are lost"):
             wait_for_frames(recorder, 10**9)
-
-
-def test_a_new_epoch_goes_on_in_the_same_recording(
-    record: Callable[..., Recorder], pool: tp.Local, client: Client, tmp_path: Path
-) -> None:
-    """The producer leaves and another comes: the driver begins a new epoch."""
-    stream = new_stream("deep")
-    with Camera(client, stream, hz=50):
-        recorder = record(stream)
-        recorder.start()
-        wait_for_frames(recorder, 20)
-    with Camera(client, stream) as camera:
-        wait_until(lambda: camera.producers[stream].next_seq > 50, "the next producer publishes")
-        ends = camera.stop()
-        totals = recorder.stop()
-    lake = Lake.open(tmp_path / "lake")
-    found = check(lake, ends)
-    assert len(found) == totals.streams[0].epochs >= 2
-    assert totals.adds_up
-    assert not [gap for gap in lake.gaps() if gap.reason == UNKNOWN_TAIL]
 
 
 def test_a_worker_that_is_killed_in_the_midst_of_a_task_costs_nothing(
@@ -215,107 +126,24 @@ def workers_below(spark: SparkSession) -> list[int]:
     return [pid for pid, (parent, _) in parents.items() if parent in daemons]
 
 
-def test_a_driver_that_is_killed_and_started_again_costs_no_recording(
-    spark: SparkSession, media_driver: aeron.MediaDriver, shm_dir: Path, tmp_path: Path, mode: str
+def test_a_recording_goes_on_with_the_engine_that_it_was_begun_with(
+    record: Callable[..., Recorder], client: Client, tmp_path: Path
 ) -> None:
-    """It goes on by itself in the epoch that the next driver makes; what nobody saw of the old one is a gap."""
-    profile = {"header_nslots": 4096, "payload_pools": [{"pool_id": 1, "stride_bytes": 1024}]}
-    patient = {"announce_period_ms": 1000, "lease_keepalive_interval_ms": 1000}
-    site = Deployment(shm_dir, media_driver.aeron_dir, profiles={"small": profile}, policies=patient)
-    settings = Settings(mode=mode, trigger_s=0.3, codec="none", is_durable=False, is_warmed_up=False)
-    with site.start() as first:
-        where = {"aeron_dir": site.aeron_dir, "config": str(site.config_path)}
-        client = tp.connect(site.aeron_dir, config=site.config_path)
-        with client, Camera(client, 10_000, hz=50) as camera:
-            recorder = Recorder(spark, [10_000], tmp_path / "lake", settings=msgspec.structs.replace(settings, **where))
-            recorder.start()
-            wait_for_frames(recorder, 20)
-            before = camera.producers[10_000].epoch
-            first.kill()
-            with site.start():
-                wait_until(lambda: (camera.producers[10_000].epoch or 0) > (before or 0), "the next epoch")
-                wait_for_frames(recorder, recorder.totals().frames + 40)
-                ends = camera.stop()
-                totals = recorder.stop()
-    lake = Lake.open(tmp_path / "lake")
-    found = check(lake, ends)
-    assert max(epoch for _, epoch in found) > (before or 0)
-    assert totals.adds_up
-    assert totals.streams[0].epochs >= 2
-
-
-@contextlib.contextmanager
-def small_disk(at: Path) -> Iterator[Path]:
-    """Let go of as soon as Spark's workers do."""
-    at.mkdir()
-    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=32m", "none", str(at)], check=True)
-    try:
-        yield at
-    finally:
-        subprocess.run(["umount", "-l", str(at)], check=True)
-
-
-@pytest.mark.skipif(os.geteuid() != 0, reason="mounts a file system")
-def test_a_full_disk_is_waited_for(
-    record: Callable[..., Recorder], client: Client, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    """It is said once, nothing is torn or there twice, and the recording goes on when there is space."""
-    stream = new_stream("deep")
-    with small_disk(tmp_path / "lake") as mount, Camera(client, stream, hz=50) as camera:
-        recorder = record(stream)
-        recorder.start()
-        wait_for_frames(recorder, 20)
-        hog = mount / ".hog"
-        with hog.open("wb", buffering=0) as file, contextlib.suppress(OSError):
-            while file.write(bytes(1 << 16)):  # to the last byte, whatever the recorder takes meanwhile
-                pass
-
-        def is_full() -> bool:
-            recorder.poll()
-            return recorder.is_full
-
-        look_until(is_full, "the recorder says that there is no space")
-        before = recorder.totals().frames
-        hog.unlink()
-        wait_for_frames(recorder, before + 20)
-        ends = camera.stop()
-        totals = recorder.stop()
-        assert not recorder.is_full
-        assert totals.adds_up
-        check(Lake.open(mount), ends)
-        assert [told.message.split()[0] for told in caplog.records if "lake_" in told.message] == [
-            "lake_full",
-            "lake_goes_on",
-        ]
-
-
-def test_what_cannot_be_recorded_is_refused(record: Callable[..., Recorder]) -> None:
-    with pytest.raises(ConfigError, match="at least one stream"):
-        record()
-    with pytest.raises(ConfigError, match="letters, digits"):
-        record(1, name="../up")
-    with pytest.raises(ConfigError, match="none or lz4 or zstd"):
-        record(1, codec="gzip")
-    with pytest.raises(ConfigError, match="tail or batches"):
-        record(1, mode="guess")
-
-
-def test_a_recording_goes_on_as_it_was_begun(record: Callable[..., Recorder], client: Client, mode: str) -> None:
-    stream = new_stream("deep")
-    with Camera(client, stream, hz=50):
-        recorder = record(stream, name="cam")
+    """Spark's checkpoint and that of a direct recording count batches of their own."""
+    first, second = new_stream("deep"), new_stream("deep")
+    with Camera(client, first, second, hz=50):
+        recorder = record(first, name="cam")
         recorder.start()
         wait_for_frames(recorder, 5)
+        settings = recorder.settings
         recorder.close()
-        other = {"tail": "batches", "batches": "tail"}[mode]
-        again = record(stream, name="cam", mode=other)
-        with pytest.raises(ConfigError, match=f"{other}.*accepted: {mode}, with which cam was begun"):
+        with (
+            pytest.raises(ConfigError, match=r"cam.*begun with it"),
+            DirectRecorder([first], tmp_path / "lake", name="cam", settings=settings),
+        ):
+            pass
+        with DirectRecorder([second], tmp_path / "lake", name="other", settings=settings) as direct:
+            wait_for_frames(direct, 5)
+        again = record(second, name="other")
+        with pytest.raises(ConfigError, match=r"other.*not begun with --direct"):
             again.start()
-        again.close()
-        again = record(stream, name="cam", mode=None)
-        again.start()
-        assert again.mode == mode
-
-
-def test_a_recording_is_named_by_its_streams() -> None:
-    assert default_name(["camera/front", 10001]) == "camera-front_10001"

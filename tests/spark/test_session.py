@@ -47,7 +47,7 @@ def test_formats_are_added_to_a_session_of_the_users_own(spark: SparkSession) ->
 
 def test_the_package_is_loaded_without_pyspark() -> None:
     """Lakes, rings and the commands' help need no JVM and wait for none."""
-    script = "import sys, tensorpool.spark.rings, tensorpool.spark.publisher; print('pyspark' in sys.modules)"
+    script = "import sys, tensorpool.lake.ring_reader, tensorpool.spark.sink_process; print('pyspark' in sys.modules)"
     assert run_script(script) == (0, "False\n")
 
 

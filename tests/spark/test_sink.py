@@ -13,20 +13,21 @@ import numpy as np
 import pyarrow as pa
 import pytest
 from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql.streaming import StreamingQuery
+from pyspark.sql.streaming.query import StreamingQuery
 from pyspark.sql.types import StructType
 
 import tensorpool as tp
 from tensorpool.client import Client
 from tensorpool.errors import ConfigError
+from tensorpool.lake.live_options import sink_options
 from tensorpool.shm.arrays import numpy_dtype
 from tensorpool.spark.columns import FRAME_DDL
-from tensorpool.spark.options import sink_options
 from tensorpool.spark.sink import check_columns
 from tensorpool.wire.control import Dtype
 from tensorpool.wire.driver import Role
-from tests.spark.conftest import options_of, pattern, read
-from tests.spark.frame_rows import write_in_order
+from tests.spark.conftest import read
+from tests.support.deployment import options_of, pattern
+from tests.support.frame_rows import write_in_order
 
 type Stream = Callable[..., int]
 
@@ -107,11 +108,11 @@ def receive(client: Client, stream_id: int, count: int) -> list[tuple[int, int, 
 
 def test_bad_rows_and_bad_plans_are_refused_by_name(spark: SparkSession, pool: tp.Local, stream: Stream) -> None:
     stream_id = stream("tiny")
-    columns = StructType.fromDDL("stream_id BIGINT, payload BINARY, dtype STRING, shape ARRAY<INT>")
+    columns = "stream_id BIGINT, payload BINARY, dtype STRING, shape ARRAY<INT>"
     good = (stream_id, bytearray(6), "UINT8", [2, 3])
 
     def write(*rows: tuple[Any, ...], partitions: int = 1, streams: tuple[int, ...] = (stream_id,)) -> None:
-        written(spark.createDataFrame(rows, columns).repartition(partitions), pool, *streams).save()
+        written(spark.createDataFrame(list(rows), columns).repartition(partitions), pool, *streams).save()
 
     with pytest.raises(Exception, match=r"row 0 \(stream .*, partition 0\): payload of 6 bytes; UINT8 \[4\] has 4"):
         write((stream_id, bytearray(6), "UINT8", [4]))
@@ -120,6 +121,12 @@ def test_bad_rows_and_bad_plans_are_refused_by_name(spark: SparkSession, pool: t
     with pytest.raises(Exception, match=f"stream_id 99; expected one of option streams: {stream_id}, 20999"):
         write((99, bytearray(6), "UINT8", [2, 3]), streams=(stream_id, 20_999))
     assert producers(pool, stream_id) == 0
+
+
+def columns_of(text: str) -> StructType:
+    found = StructType.fromDDL(text)
+    assert isinstance(found, StructType)
+    return found
 
 
 @pytest.mark.parametrize(
@@ -133,8 +140,8 @@ def test_bad_rows_and_bad_plans_are_refused_by_name(spark: SparkSession, pool: t
 )
 def test_columns_that_cannot_be_frames_are_refused(columns: str, words: str) -> None:
     with pytest.raises(ConfigError, match=words):
-        check_columns(StructType.fromDDL(columns), sink_options({"streams": "1"}))
+        check_columns(columns_of(columns), sink_options({"streams": "1"}))
 
 
 def test_the_sources_own_rows_are_frames() -> None:
-    check_columns(StructType.fromDDL(FRAME_DDL), sink_options({"streams": "camera/copy"}))
+    check_columns(columns_of(FRAME_DDL), sink_options({"streams": "camera/copy"}))

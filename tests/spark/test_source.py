@@ -7,29 +7,23 @@ import contextlib
 import os
 import signal
 from collections.abc import Callable
+from datetime import UTC
 from pathlib import Path
 from typing import Any
 
 import pytest
 from pyspark.errors import StreamingQueryException
 from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql.functions import spark_partition_id
-from pyspark.sql.streaming import StreamingQuery
+from pyspark.sql.functions import col, spark_partition_id
+from pyspark.sql.streaming.query import StreamingQuery
 
 import tensorpool as tp
 from tensorpool import aeron
 from tensorpool.client import Client
+from tensorpool.lake.ring_reader import FRAME_SCHEMA
 from tensorpool.spark import fetch_payloads, progress_of, total_of, with_metrics
-from tensorpool.spark.rings import FRAME_SCHEMA
-from tests.spark.conftest import (
-    consumer_leases,
-    look_until,
-    pattern,
-    publish,
-    read,
-    read_stream,
-    wait_for_progress,
-)
+from tests.spark.conftest import read, read_stream, wait_for_progress
+from tests.support.deployment import consumer_leases, look_until, pattern, publish
 from tests.support.driver_process import Deployment
 from tests.support.processes import wait_until
 
@@ -91,6 +85,13 @@ def test_a_snapshot_between_offsets(spark: SparkSession, pool: tp.Local, client:
         assert sorted(row.seq for row in rows) == list(range(20, 30))
         assert read(spark, pool, stream_id, startingOffsets="-10m").count() == 100
         assert read(spark, pool, stream_id, startingOffsets="-0ms").count() == 0
+        times = [row.time for row in read(spark, pool, stream_id).select("time").orderBy("seq").collect()]
+        assert times == sorted(times)
+        middle = times[40].astimezone(UTC).isoformat()
+        later = sum(time >= times[40] for time in times)
+        assert read(spark, pool, stream_id, startingTimestamp=middle).count() == later
+        assert read(spark, pool, stream_id, endingTimestamp=middle).count() == 100 - later
+        assert read(spark, pool, stream_id).where(col("time") >= times[40]).count() == later
         elsewhere = f'{{"7": {{"epoch": {epoch}, "seq": 0}}}}'
         with pytest.raises(Exception, match=f"streams of this query: {stream_id}"):
             read(spark, pool, stream_id, startingOffsets=elsewhere).count()

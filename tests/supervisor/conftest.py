@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from tensorpool.supervisor.config import SupervisorConfig, SupervisorSection
+from tensorpool.supervisor.config import SupervisorConfig
 from tensorpool.supervisor.snapshot import ChangeKind, ConsumerStatus, StreamStatus
 from tensorpool.supervisor.view import View
 from tensorpool.wire.control import (
@@ -49,12 +49,18 @@ def hello(consumer_id: int = CONSUMER, **changed: Any) -> ConsumerHello:
     return messages.hello(consumer_id=consumer_id, **{"stream_id": STREAM} | changed)
 
 
-def told(consumer_id: int = CONSUMER, **changed: Any) -> ConsumerConfig:
+def configured(consumer_id: int = CONSUMER, **changed: Any) -> ConsumerConfig:
     return messages.consumer_config(consumer_id=consumer_id, **{"stream_id": STREAM} | changed)
 
 
 def named(name: str, stream_id: int = STREAM, **changed: Any) -> DataSourceAnnounce:
-    fields = {"stream_id": stream_id, "producer_id": PRODUCER, "epoch": 1, "meta_version": 0, "name": name}
+    fields: dict[str, Any] = {
+        "stream_id": stream_id,
+        "producer_id": PRODUCER,
+        "epoch": 1,
+        "meta_version": 0,
+        "name": name,
+    }
     return DataSourceAnnounce(**fields | changed)
 
 
@@ -96,7 +102,7 @@ def alive(state: str = "running", tag: str = "service:bridge:b1", **changed: Any
 
 
 def a_view(**section: Any) -> View:
-    return View(SupervisorConfig(supervisor=SupervisorSection(**section)))
+    return View(SupervisorConfig.load(environ={}, supervisor=section))
 
 
 @pytest.fixture

@@ -84,6 +84,9 @@ def test_a_drivers_own_file_will_do(tmp_path: Path) -> None:
     stream_id = 5
     [discovery]
     max_results = 10
+
+    [client]
+    attach_timeout_ms = 9000
     """
     config = load(text, tmp_path)
     assert (config.driver.qos_stream_id, config.stale_ns) == (1250, 800_000_000)
@@ -122,8 +125,9 @@ def test_the_environment_goes_over_the_file(tmp_path: Path) -> None:
 )
 def test_what_cannot_be_used_is_refused_by_its_key(key: str, value: object, words: str) -> None:
     """With what is accepted."""
+    settings: dict[str, Any] = {key: value}
     with pytest.raises(ConfigError) as refused:
-        load(**{key: value})
+        load(**settings)
     assert refused.value.key == key
     assert words in str(refused.value)
 
@@ -133,12 +137,12 @@ def test_what_cannot_be_used_is_refused_by_its_key(key: str, value: object, word
     [
         ("", "when_lag_over", "a rule needs one of them"),
         ('when_lag_over = 5\nstream = ""', "stream", '"*" for all'),
-        ('when_lag_over = 5\nmode = "STREAM"', "mode", "a rule has to tell something"),
+        ('when_lag_over = 5\nmode = "STREAM"', "mode", "a rule has to change something"),
         ('when_lag_over = 5\nmode = "FAST"', "mode", "RATE_LIMITED or STREAM"),
         ('when_lag_over = 5\nfallback_uri = "http://x"', "fallback_uri", "bridge://<id>"),
         ('when_lag_over = 5\nfallback_uri = "bridge://"', "fallback_uri", "bridge://<id>"),
         ('when_lag_over = 5\nfallback_uri = "aeron:udp"', "fallback_uri", "endpoint=host:port"),
-        ('when_lag_over = 5\nfallback_uri = "bridge://x"\nrelease_after_ms = 1', "release_after_ms", "went elsewhere"),
+        ('when_lag_over = 5\nfallback_uri = "bridge://x"\nrelease_after_ms = 1', "release_after_ms", "reads elsewhere"),
         ("when_lag_over = 5\ncooldown_ms = 0", "cooldown_ms", "from 1"),
         ("when_lag_over = 5\nconsumer_ids = [0]", "consumer_ids[0]", "from 1"),
         ("when_lag_over = 5\nrate_hz = 5", "rate_hz", "one of stream"),
@@ -154,5 +158,6 @@ def test_a_rule_that_cannot_work_is_refused(tmp_path: Path, rule: str, key: str,
 
 def test_remote_http_has_to_be_asked_for() -> None:
     """Then it is served."""
-    config = load(**{"supervisor.http": "0.0.0.0:9464", "supervisor.http_allow_remote": True})
+    settings: dict[str, Any] = {"supervisor.http": "0.0.0.0:9464", "supervisor.http_allow_remote": True}
+    config = load(**settings)
     assert config.supervisor.http == "0.0.0.0:9464"

@@ -52,7 +52,7 @@ METRICS = set(
         tensorpool_changes_total tensorpool_aeron_total tensorpool_aeron_level tensorpool_aeron_resources
         tensorpool_control_held_bytes
         tensorpool_supervisor_messages_total tensorpool_supervisor_overflow_total tensorpool_supervisor_connected
-        tensorpool_supervisor_told_total
+        tensorpool_supervisor_overrides_total
         """,
     )
 )
@@ -67,7 +67,7 @@ def clock() -> ManualClock:
 @pytest.fixture
 def exports(clock: ManualClock, shm_dir: Path) -> Exports:
     """Of a view with a stream, a consumer, a service and two leases; there is no media driver."""
-    observer = Observer(str(shm_dir / "nothing"), SupervisorConfig(), clock=clock)
+    observer = Observer(str(shm_dir / "nothing"), SupervisorConfig.load(environ={}), clock=clock)
     view = observer.view
     for second in range(1, 11):
         now_ns = second * S
@@ -80,7 +80,7 @@ def exports(clock: ManualClock, shm_dir: Path) -> Exports:
         view.on_message(kept(CONSUMER, Role.CONSUMER, 2), now_ns)
         view.on_message(alive("paused"), now_ns)
         view.tick(now_ns)
-    return Exports(observer, lambda: [counter("tensorpool_supervisor_told", "Told.", 3)])
+    return Exports(observer, lambda: [counter("tensorpool_supervisor_overrides", "Overrides.", 3)])
 
 
 def samples(exports: Exports) -> dict[str, dict[frozenset[tuple[str, str]], float]]:
@@ -120,9 +120,9 @@ def test_metrics_say_what_the_view_knows(exports: Exports) -> None:
     assert value("tensorpool_leases", role="producer") == 1
     assert value("tensorpool_changes_total", kind="consumer lagging") == 1
     assert value("tensorpool_supervisor_messages_total", kind="QosConsumer") == 10
-    assert value("tensorpool_supervisor_told_total") == 3
+    assert value("tensorpool_supervisor_overrides_total") == 3
     assert value("tensorpool_supervisor_connected") == 0
-    assert "tensorpool_stream_bytes_per_second" not in found  # nobody knows them
+    assert "tensorpool_stream_bytes_per_second" not in found  # the frame size is unknown
 
 
 def test_metric_names_and_labels_are_these(exports: Exports) -> None:
@@ -181,7 +181,7 @@ def test_who_holds_the_control_stream_is_a_metric(shared_media_driver: aeron.Med
 
 
 def test_the_view_is_served_as_json_and_answers_are_a_moment_old_at_most(exports: Exports, clock: ManualClock) -> None:
-    """However many ask, the view is looked at ten times a second."""
+    """However many requests there are, the view is read ten times a second."""
     first = json.loads(exports.routes["/view"]().body)
     assert first["streams"][0]["stream_id"] == STREAM
     assert first["time_ns"] == 1_000 * S
@@ -228,7 +228,7 @@ def expressions() -> Iterator[tuple[str, str, str]]:
 def test_every_query_of_the_dashboard_is_about_metrics_and_labels_that_exist(
     title: str, expression: str, legend: str, exports: Exports, shared_media_driver: aeron.MediaDriver, connect: Any
 ) -> None:
-    """Whoever renames a metric finds the panel here."""
+    """A metric that is renamed fails here until the panel follows."""
     known = {name: {label for key in found for label, _ in key} for name, found in samples(exports).items()}
     known |= {"tensorpool_stream_bytes_per_second": set(LABELS), "tensorpool_stream_frame_age_seconds": set(LABELS)}
     known |= {"tensorpool_supervisor_given_up_total": set()}

@@ -41,7 +41,7 @@ def send(server: HttpServer, data: bytes) -> bytes:
     """Raw bytes, to the end of the answer."""
     host, _, port = server.address.rpartition(":")
     with socket.create_connection((host, int(port)), timeout=30) as connection:
-        with contextlib.suppress(OSError):  # who has heard enough may hang up
+        with contextlib.suppress(OSError):  # a client may hang up early
             connection.sendall(data)
             connection.shutdown(socket.SHUT_WR)
         found = b""
@@ -86,7 +86,7 @@ def test_a_page_that_names_another_host_is_refused(server: HttpServer) -> None:
     ],
     ids=range(10),
 )
-def test_nonsense_is_answered_or_closed_and_harms_nobody(server: HttpServer, data: bytes) -> None:
+def test_nonsense_is_answered_or_closed_and_does_no_harm(server: HttpServer, data: bytes) -> None:
     """No answer repeats what was sent; the next request is served."""
     found = send(server, data)
     assert b"evil" not in found
@@ -101,7 +101,7 @@ def test_a_route_that_fails_is_a_500_without_its_words(server: HttpServer) -> No
 
 
 def test_so_many_at_once_and_no_more(server: HttpServer) -> None:
-    """Who says nothing takes a place; the next is turned away, and let in when places are free."""
+    """A client that sends nothing takes a place; the next is refused, and admitted when places are free."""
     host, _, port = server.address.rpartition(":")
     held = [socket.create_connection((host, int(port)), timeout=30) for _ in range(module.MAX_REQUESTS)]
     try:
@@ -138,7 +138,7 @@ def test_an_address_that_cannot_be_had_is_a_config_error(server: HttpServer) -> 
         HttpServer("127.0.0.1", port, {}, key="supervisor.http")
 
 
-def test_it_ends_while_somebody_is_connected() -> None:
+def test_it_ends_while_a_client_is_connected() -> None:
     """And leaves no thread of its own."""
     server = HttpServer("127.0.0.1", 0, {})
     host, _, port = server.address.rpartition(":")

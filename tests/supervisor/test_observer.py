@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The observer at a real media driver: hears everybody, foreign peers too, and nobody notices it."""
+"""The observer at a real media driver: it receives all messages, of foreign peers too, and disturbs no process."""
 
 from __future__ import annotations
 
@@ -68,8 +68,8 @@ def test_a_foreign_producer_is_seen_with_its_rate_and_notices_nothing(
     assert (found.nslots, found.region_fault, found.layout_flaw) == (peer.nslots, None, None)
     assert found.seq is not None
     assert 0 <= found.seq < peer.next_seq
-    said = {type(heard.message).__name__ for heard in peer.transcript}
-    assert said <= {"ShmPoolAnnounce", "FrameDescriptor"}
+    sent = {type(entry.message).__name__ for entry in peer.transcript}
+    assert sent <= {"ShmPoolAnnounce", "FrameDescriptor"}
     assert peer.grants == []
 
 
@@ -96,7 +96,7 @@ def test_a_ring_of_which_only_a_part_was_written_and_one_that_turned_many_times(
                 peer.write(number, bytes(8))
             peer.begin(seq + 1, bytes(8))
             wait_until(
-                lambda seq=seq: sees(observer, peer.stream_id, lambda it: it.seq == seq),  # type: ignore[misc]
+                lambda seq=seq: sees(observer, peer.stream_id, lambda it: it.seq == seq),
                 f"seq {seq} is found",
             )
 
@@ -169,7 +169,7 @@ def test_a_client_of_ours_is_seen_from_attach_to_detach() -> None:
 
 
 def test_it_outlives_the_media_driver(shm_dir: Path) -> None:
-    """And says whether there is one; without any it does not start unless it is told to wait."""
+    """It reports whether there is one; without any it does not start unless it is patient."""
     aeron_dir = str(shm_dir / "aeron")
     config = SupervisorConfig.load(environ={}, overrides=PERIOD)
     with pytest.raises(TransportError, match=r"no media driver is alive at .*tensorpool driver"):

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 
@@ -18,6 +19,7 @@ from tensorpool import aeron
 from tensorpool.control import Commander
 from tensorpool.control.errors import CommandRejected
 from tensorpool.errors import LocalProtocolError
+from tensorpool.settings import Secret
 from tensorpool.supervisor.config import RuleConfig, SupervisorConfig, SupervisorSection
 from tensorpool.supervisor.snapshot import Change, ConsumerState
 from tensorpool.supervisor.supervisor import Supervisor
@@ -31,7 +33,12 @@ TAG = "service:supervisor:desk"
 
 @pytest.fixture(scope="module")
 def pool() -> Iterator[tp.Local]:
-    settings = {"profiles.default": PROFILE, "policies.announce_period_ms": 500, "policies.shutdown_token": TOKEN}
+    settings = {
+        "profiles.default": PROFILE,
+        "control.command_timeout_ms": 60_000,
+        "policies.announce_period_ms": 500,
+        "policies.shutdown_token": TOKEN,
+    }
     with tp.local(overrides=settings) as pool:
         yield pool
 
@@ -45,9 +52,7 @@ def client(pool: tp.Local) -> Iterator[tp.Client]:
 def config_of(pool: tp.Local, *rules: RuleConfig, **section: Any) -> SupervisorConfig:
     config = SupervisorConfig.of(pool.config)
     chosen = SupervisorSection(**{"instance_id": "desk", "http": "127.0.0.1:0", "rules": rules} | section)
-    return SupervisorConfig(
-        supervisor=chosen, control=config.control, driver=config.driver, shm=config.shm, policies=config.policies
-    )
+    return msgspec.structs.replace(config, supervisor=chosen)
 
 
 def get(supervisor: Supervisor, path: str) -> tuple[int, bytes]:
@@ -74,7 +79,7 @@ def test_a_consumer_that_lags_is_limited_and_released_when_it_does_well(pool: tp
     ):
         producer.wait_for_consumers()
         lag_behind(producer)
-        wait_until(lambda: consumer.mode is Mode.RATE_LIMITED, "it was told to take less")
+        wait_until(lambda: consumer.mode is Mode.RATE_LIMITED, "its mode is RATE_LIMITED")
 
         def is_released() -> bool:
             while consumer.poll() is not None:
@@ -83,15 +88,15 @@ def test_a_consumer_that_lags_is_limited_and_released_when_it_does_well(pool: tp
             return consumer.mode is Mode.STREAM
 
         wait_until(is_released, "it does well and is let go again")
-        wait_until(lambda: sum("policy" in str(it.kind) for it in changes) == 2, "both are told")
-        assert (desk.agent.policy.told, desk.agent.policy.released) == (1, 1)
+        wait_until(lambda: sum("policy" in str(it.kind) for it in changes) == 2, "both decisions are in the history")
+        assert (desk.agent.policy.overrides, desk.agent.policy.released) == (1, 1)
         status, body = get(desk, "/metrics")
         assert status == 200
-        assert b"tensorpool_supervisor_told_total 1.0" in body
+        assert b"tensorpool_supervisor_overrides_total 1.0" in body
         assert b'tensorpool_aeron_total{counter="bytes_sent"}' in body
-    words = [it.words for it in changes if "policy" in str(it.kind)]
+    words = [it.text for it in changes if "policy" in str(it.kind)]
     assert words[0].startswith(f"consumer {consumer.consumer_id} of desk/limited ({producer.stream_id}): ")
-    assert "over 20: told RATE_LIMITED" in words[0]
+    assert "over 20: set to RATE_LIMITED" in words[0]
     assert "does well again: STREAM" in words[1]
 
 
@@ -137,7 +142,7 @@ def test_it_serves_its_view_and_is_a_service(pool: tp.Local, client: tp.Client) 
             assert figures["streams"] >= 1
             assert figures["stream_states"]
             status = commander.send(TAG, "status", timeout=60).json
-            assert (status["state"], status["told"]) == ("running", 0)
+            assert (status["state"], status["overrides"]) == ("running", 0)
             assert commander.send(TAG, "drain", timeout=60).value == "draining"
         wait_until(lambda: not desk.is_running, "it ended in order")
         assert producer.is_active
@@ -146,10 +151,8 @@ def test_it_serves_its_view_and_is_a_service(pool: tp.Local, client: tp.Client) 
 def test_without_a_token_no_driver_is_asked_to_end(pool: tp.Local) -> None:
     """The command is refused, and so is the call."""
     config = config_of(pool)
-    policies = type(config.policies)(announce_period_ms=500)
-    config = SupervisorConfig(
-        supervisor=config.supervisor, control=config.control, driver=config.driver, policies=policies
-    )
+    policies = msgspec.structs.replace(config.policies, announce_period_ms=500, shutdown_token=Secret(""))
+    config = msgspec.structs.replace(config, policies=policies)
     with Supervisor(config, aeron_dir=pool.aeron_dir) as desk:
         with pytest.raises(LocalProtocolError, match="shutdown_token is not configured"):
             desk.shut_down_driver()
@@ -163,6 +166,7 @@ def test_the_driver_ends_when_it_is_asked_with_its_token() -> None:
     """By a command to the supervisor; the view tells the end."""
     settings = {
         "profiles.default": PROFILE,
+        "control.command_timeout_ms": 60_000,
         "policies.announce_period_ms": 500,
         "policies.shutdown_timeout_ms": 100,
         "policies.shutdown_token": TOKEN,
@@ -174,17 +178,17 @@ def test_the_driver_ends_when_it_is_asked_with_its_token() -> None:
     ):
         commander = Commander(transport, pool.config.control)
 
-        def is_told() -> bool:
-            return any("the driver ended, ADMIN" in it.words for it in desk.observer.snapshot().changes)
+        def is_recorded() -> bool:
+            return any("the driver ended, ADMIN" in it.text for it in desk.observer.snapshot().changes)
 
         def is_ended() -> bool:
             """Asked again: a driver passes over what may have been in the log before it was."""
-            if pool.is_running and not is_told():
+            if pool.is_running and not is_recorded():
                 assert commander.send(TAG, "shutdown-driver", "ADMIN", timeout=60).value == "asked"
             return not pool.is_running
 
         wait_until(is_ended, "the driver ended")
-        wait_until(is_told, "the history tells it")
+        wait_until(is_recorded, "the history has it")
 
 
 def test_it_waits_for_a_media_driver(shm_dir: Path) -> None:

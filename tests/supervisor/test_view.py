@@ -10,7 +10,7 @@ import pytest
 
 from tensorpool.supervisor.encoding import to_json
 from tensorpool.supervisor.snapshot import ChangeKind, ConsumerState, StreamState
-from tensorpool.supervisor.view import Look, View
+from tensorpool.supervisor.view import ProbeResult, View
 from tensorpool.wire.control import Attribute, ClockDomain, DataSourceMeta, FrameDescriptor, Mode
 from tensorpool.wire.driver import LeaseRevokeReason, Role, ShmDriverShutdown, ShutdownReason
 from tests.supervisor.conftest import (
@@ -22,6 +22,7 @@ from tests.supervisor.conftest import (
     a_view,
     alive,
     announce,
+    configured,
     consumed,
     consumer_of,
     hello,
@@ -31,7 +32,6 @@ from tests.supervisor.conftest import (
     produced,
     revoked,
     stream_of,
-    told,
 )
 
 
@@ -50,13 +50,15 @@ def run(view: View, seconds: int, hz: int = 100, begin: int = 0, **reports: Any)
 # --- streams
 
 
-def test_a_stream_shows_all_that_was_told_of_it(view: View) -> None:
+def test_a_stream_shows_everything_that_messages_say_about_it(view: View) -> None:
     """Name, rate, epoch, producer, seq, ages, layout, metadata."""
     view.on_message(named("camera/front", summary="uint8 480x640"), 0)
     tags = Attribute(key="tags", format="application/json", value=b'["lab1", "day"]')
     view.on_message(DataSourceMeta(stream_id=STREAM, meta_version=3, timestamp_ns=0, attributes=(tags,)), 0)
     now_ns = run(view, 5)
-    view.on_look(Look(stream_id=STREAM, epoch=1, activity_age_ns=7, seq=400, frame_bytes=4096, dtype="uint8"), now_ns)
+    view.on_probe_result(
+        ProbeResult(stream_id=STREAM, epoch=1, activity_age_ns=7, seq=400, frame_bytes=4096, dtype="uint8"), now_ns
+    )
     found = stream_of(view, now_ns + 5)
     assert (found.name, found.summary, found.tags, found.meta_version) == (
         "camera/front",
@@ -73,7 +75,7 @@ def test_a_stream_shows_all_that_was_told_of_it(view: View) -> None:
 
 
 def test_a_foreign_producer_without_name_metadata_and_qos_is_a_stream_like_any_other(view: View) -> None:
-    """An announce is enough; looks at its ring, or descriptors, tell its rate."""
+    """An announce is enough; probes of its ring, or descriptors, give its rate."""
     for second in range(4):
         view.on_message(announce(now_ns=second * S), second * S)
     found = stream_of(view, 3 * S)
@@ -88,12 +90,12 @@ def test_a_foreign_producer_without_name_metadata_and_qos_is_a_stream_like_any_o
     assert (found.state, found.seq) == (StreamState.LIVE, 210)
     assert found.rate_hz == pytest.approx(30)
     assert view.needs_descriptors(7 * S)
-    view.on_look(Look(stream_id=STREAM, epoch=1, activity_age_ns=0, seq=211), 7 * S)
+    view.on_probe_result(ProbeResult(stream_id=STREAM, epoch=1, activity_age_ns=0, seq=211), 7 * S)
     assert not view.needs_descriptors(7 * S)
 
 
-def test_a_stream_that_nobody_announces_is_shown_by_its_producers_reports(view: View) -> None:
-    """The announce may be lost, or on a channel that is not heard."""
+def test_a_stream_without_announces_is_shown_by_its_producers_reports(view: View) -> None:
+    """The announce may be lost, or on a channel that the observer does not read."""
     view.on_message(produced(5), 0)
     found = stream_of(view, S)
     assert (found.seq, found.producer_id, found.announced_age_ns, found.nslots) == (5, PRODUCER, None, None)
@@ -103,7 +105,7 @@ def test_a_stream_that_nobody_announces_is_shown_by_its_producers_reports(view: 
 
 
 def test_a_stream_is_stale_after_four_silent_periods_and_forgotten_later(view: View) -> None:
-    """To the nanosecond; coming back is told too."""
+    """To the nanosecond; coming back is recorded too."""
     view.on_message(announce(), 0)
     assert stream_of(view, STALE_NS).state is not StreamState.STALE
     assert stream_of(view, STALE_NS + 1).state is StreamState.STALE
@@ -121,7 +123,7 @@ def test_a_stream_is_stale_after_four_silent_periods_and_forgotten_later(view: V
     ]
 
 
-def test_a_producer_that_is_killed_and_restarted_is_told_step_by_step(view: View) -> None:
+def test_a_producer_that_is_killed_and_restarted_is_recorded_step_by_step(view: View) -> None:
     """Its epoch ends, another begins; the name stays until the next producer says otherwise."""
     view.on_message(named("camera/front"), 0)
     now_ns = run(view, 4)
@@ -151,7 +153,7 @@ def test_a_producer_that_is_killed_and_restarted_is_told_step_by_step(view: View
         ChangeKind.EPOCH_CHANGED,
         ChangeKind.PRODUCER_ATTACHED,
     ]
-    assert changes[1].words == f"camera/front ({STREAM}): epoch 1 -> 2"
+    assert changes[1].text == f"camera/front ({STREAM}): epoch 1 -> 2"
 
 
 def test_announces_that_are_too_old_or_of_an_earlier_epoch_are_passed_over(view: View) -> None:
@@ -183,7 +185,7 @@ def test_the_stamps_of_other_hosts_and_of_synchronised_clocks_are_judged_by_thei
 def a_view_config() -> Any:
     from tensorpool.supervisor.config import SupervisorConfig
 
-    return SupervisorConfig()
+    return SupervisorConfig.load(environ={})
 
 
 @pytest.mark.parametrize(
@@ -196,13 +198,13 @@ def test_announces_without_a_stream_or_epoch_are_counted(view: View, changed: di
     assert view.counts["announces_without_stream_or_epoch"] == 1
 
 
-def test_a_layout_that_nobody_could_map_is_shown_with_its_flaw(view: View) -> None:
+def test_a_layout_that_no_client_could_map_is_shown_with_its_flaw(view: View) -> None:
     """The stream is there all the same."""
     view.on_message(announce(header_nslots=63), 0)
     found = stream_of(view, 0)
     assert found.layout_flaw is not None
     assert "nslots" in found.layout_flaw
-    assert list(view.places()) == []
+    assert list(view.probe_targets()) == []
 
 
 def test_an_announce_cannot_fill_the_memory_nor_a_report_claim_the_epoch(view: View) -> None:
@@ -219,32 +221,32 @@ def test_an_announce_cannot_fill_the_memory_nor_a_report_claim_the_epoch(view: V
     assert len(found.pools) == 64
     assert "at most 64 pools" in (found.layout_flaw or "")
     assert view.history.counts[ChangeKind.EPOCH_CHANGED] == 0
-    assert not any("xxx" in str(place) for place in view.places())
+    assert not any("xxx" in str(place) for place in view.probe_targets())
     view.on_message(announce(), 0)
     assert stream_of(view, 0).layout_flaw is None
 
 
 def test_stale_memory_is_a_stale_stream_however_often_it_is_announced(view: View) -> None:
-    """§15.14: nobody refreshes it, so whoever owned it is dead."""
+    """§15.14: memory that is no longer refreshed has a dead owner."""
     now_ns = run(view, 6)
-    view.on_look(Look(stream_id=STREAM, epoch=1, activity_age_ns=STALE_NS), now_ns)
+    view.on_probe_result(ProbeResult(stream_id=STREAM, epoch=1, activity_age_ns=STALE_NS), now_ns)
     assert stream_of(view, now_ns).state is StreamState.LIVE
-    view.on_look(Look(stream_id=STREAM, epoch=1, activity_age_ns=STALE_NS + 1), now_ns)
+    view.on_probe_result(ProbeResult(stream_id=STREAM, epoch=1, activity_age_ns=STALE_NS + 1), now_ns)
     assert stream_of(view, now_ns + 1).state is StreamState.STALE
-    view.on_look(Look(stream_id=STREAM, epoch=1, activity_age_ns=None), now_ns)
+    view.on_probe_result(ProbeResult(stream_id=STREAM, epoch=1, activity_age_ns=None), now_ns)
     assert stream_of(view, now_ns + 2).state is StreamState.STALE
     view.on_message(announce(now_ns=now_ns, epoch=2), now_ns)
     assert stream_of(view, now_ns + 3).state is not StreamState.STALE
-    assert view.history.changes[-2].words.endswith("epoch 1 -> 2")
+    assert view.history.changes[-2].text.endswith("epoch 1 -> 2")
 
 
-def test_a_look_at_another_epoch_says_nothing_and_a_fault_is_shown(view: View) -> None:
-    """What was looked at may have been retired in the meantime."""
+def test_a_probe_of_another_epoch_is_ignored_and_a_fault_is_shown(view: View) -> None:
+    """The probed epoch may have been retired in the meantime."""
     run(view, 3)
-    view.on_look(Look(stream_id=STREAM, epoch=9, activity_age_ns=None, seq=10_000), 3 * S)
-    view.on_look(Look(stream_id=1, epoch=1), 3 * S)
+    view.on_probe_result(ProbeResult(stream_id=STREAM, epoch=9, activity_age_ns=None, seq=10_000), 3 * S)
+    view.on_probe_result(ProbeResult(stream_id=1, epoch=1), 3 * S)
     assert stream_of(view, 3 * S).seq == 200
-    view.on_look(Look(stream_id=STREAM, epoch=1, fault="permission: no"), 3 * S)
+    view.on_probe_result(ProbeResult(stream_id=STREAM, epoch=1, fault="permission: no"), 3 * S)
     found = stream_of(view, 3 * S)
     assert (found.region_fault, found.activity_age_ns, found.state) == ("permission: no", None, StreamState.LIVE)
 
@@ -275,7 +277,7 @@ def test_a_consumer_that_falls_behind_lags_until_it_stays_level(view: View) -> N
     kinds = [kind for kind in kinds_of(view) if "lag" in kind or "caught" in kind]
     assert kinds == [ChangeKind.CONSUMER_LAGGING, ChangeKind.CONSUMER_CAUGHT_UP]
     lagging = next(change for change in view.history.changes if change.kind is ChangeKind.CONSUMER_LAGGING)
-    assert (lagging.at_ns, lagging.words) == (6 * S, f"consumer {CONSUMER} of stream {STREAM}: is 40 frames behind")
+    assert (lagging.at_ns, lagging.text) == (6 * S, f"consumer {CONSUMER} of stream {STREAM}: is 40 frames behind")
     caught_up = next(change for change in view.history.changes if change.kind is ChangeKind.CONSUMER_CAUGHT_UP)
     assert caught_up.at_ns == 15 * S
 
@@ -297,7 +299,7 @@ def test_who_leaves_frames_out_on_purpose_does_not_lag(view: View) -> None:
     assert consumer_of(view, 4 * S + 1).is_lagging
 
 
-def test_drops_are_told_when_they_begin_and_when_they_end(view: View) -> None:
+def test_drops_are_recorded_when_they_begin_and_when_they_end(view: View) -> None:
     """Not with every report; what was lost before we came is no news."""
     run(view, 2)
     view.on_message(consumed(100, 7, drops_gap=1000), S)
@@ -312,7 +314,7 @@ def test_drops_are_told_when_they_begin_and_when_they_end(view: View) -> None:
         view.tick(now_ns)
     found = consumer_of(view, 13 * S)
     assert (found.drops_gap, found.drops_late, found.is_dropping, found.state) == (46, 4, False, ConsumerState.OK)
-    words = [change.words for change in view.history.changes if "drop" in change.kind]
+    words = [change.text for change in view.history.changes if "drop" in change.kind]
     assert words == [
         f"consumer {CONSUMER} of stream {STREAM}: lost 10 frames (gap 6, late 4)",
         f"consumer {CONSUMER} of stream {STREAM}: lost 50 frames, none lately",
@@ -357,13 +359,13 @@ def test_a_frozen_consumer_is_stale_and_then_expired(view: View) -> None:
 
 
 def test_an_expired_consumer_is_shown_for_a_while() -> None:
-    """So that somebody can see it."""
+    """So that an operator can see it."""
     view = a_view(forget_ms=10_000)
     view.on_message(kept(), 0)
     view.on_message(revoked(LeaseRevokeReason.REVOKED, error_message="by the operator"), S)
-    assert view.history.changes[-1].words.endswith("lease REVOKED: by the operator")
-    assert consumer_of(view, 11 * S).state is ConsumerState.EXPIRED
-    assert view.snapshot(11 * S + 1).consumers == ()
+    assert view.history.changes[-1].text.endswith("lease REVOKED: by the operator")
+    assert consumer_of(view, 11 * S - 1).state is ConsumerState.EXPIRED
+    assert view.snapshot(11 * S).consumers == ()
 
 
 def test_a_consumer_that_detaches_is_gone_at_once_and_late_messages_do_not_bring_it_back(view: View) -> None:
@@ -396,20 +398,20 @@ def test_foreign_consumers_that_only_hold_a_lease_or_only_report_are_shown(view:
     assert consumer_of(view, 2 * STALE_NS, 2).state is ConsumerState.OK
 
 
-def test_what_consumers_are_told_is_shown_once(view: View) -> None:
+def test_a_consumer_config_is_recorded_once(view: View) -> None:
     """A producer repeats its answer to each hello."""
     view.on_message(hello(descriptor_channel="aeron:ipc", descriptor_stream_id=9), 0)
     for _ in range(3):
-        view.on_message(told(descriptor_channel="aeron:ipc", descriptor_stream_id=9), 0)
+        view.on_message(configured(descriptor_channel="aeron:ipc", descriptor_stream_id=9), 0)
     assert ChangeKind.CONSUMER_CONFIGURED not in kinds_of(view)
-    view.on_message(told(use_shm=False, payload_fallback_uri="bridge://b1"), 0)
-    view.on_message(told(use_shm=False, payload_fallback_uri="bridge://b1"), 0)
+    view.on_message(configured(use_shm=False, payload_fallback_uri="bridge://b1"), 0)
+    view.on_message(configured(use_shm=False, payload_fallback_uri="bridge://b1"), 0)
     found = consumer_of(view, 0)
     assert (found.state, found.fallback_uri) == (ConsumerState.REDIRECTED, "bridge://b1")
-    view.on_message(told(), 0)
+    view.on_message(configured(), 0)
     assert consumer_of(view, 0).state is ConsumerState.OK
     assert kinds_of(view).count(ChangeKind.CONSUMER_CONFIGURED) == 2
-    view.on_message(told(4711), 0)  # nobody we know
+    view.on_message(configured(4711), 0)  # an unknown consumer
     assert len(view.snapshot(0).consumers) == 1
 
 
@@ -431,7 +433,7 @@ def test_leases_are_known_by_their_keepalives(view: View) -> None:
     view.on_message(kept(lease_id=3), 20 * S)
     view.on_message(ShmDriverShutdown(timestamp_ns=0, reason=ShutdownReason.ADMIN, error_message="bye"), 20 * S)
     assert view.snapshot(20 * S).leases == ()
-    assert view.history.changes[-1].words == "the driver ended, ADMIN: bye"
+    assert view.history.changes[-1].text == "the driver ended, ADMIN: bye"
 
 
 def test_services_are_known_by_their_heartbeats(view: View) -> None:
@@ -447,18 +449,18 @@ def test_services_are_known_by_their_heartbeats(view: View) -> None:
         7,
     )
     view.on_message(alive("running", pid=8), 2 * S)
-    assert not view.snapshot(2 * S + STALE_NS).services[0].is_stale
-    assert view.snapshot(2 * S + STALE_NS + 1).services[0].is_stale
+    assert not view.snapshot(2 * S + STALE_NS - 1).services[0].is_stale
+    assert view.snapshot(2 * S + STALE_NS).services[0].is_stale
     view.on_message(alive("running", pid=8), 10 * S)
     assert not view.snapshot(10 * S).services[0].is_stale
     assert view.snapshot(71 * S).services == ()
-    assert [(change.kind, change.words.partition(": ")[2]) for change in view.history.changes] == [
+    assert [(change.kind, change.text.partition(": ")[2]) for change in view.history.changes] == [
         (ChangeKind.SERVICE_APPEARED, "is running"),
         (ChangeKind.SERVICE_STATE, "running -> paused"),
         (ChangeKind.SERVICE_STATE, "pid 7 -> 8"),
         (ChangeKind.SERVICE_STATE, "paused -> running"),
         (ChangeKind.SERVICE_STALE, "no heartbeat for 4 s"),
-        (ChangeKind.SERVICE_FRESH, "is heard of again"),
+        (ChangeKind.SERVICE_FRESH, "sends messages again"),
         (ChangeKind.SERVICE_STALE, "no heartbeat for 4 s"),
         (ChangeKind.SERVICE_VANISHED, "is forgotten"),
     ]
@@ -498,7 +500,7 @@ def test_the_json_of_a_snapshot_has_times_of_day(view: View) -> None:
         "number": 1,
         "time_ns": 999 * S,
         "kind": "stream appeared",
-        "words": f"stream {STREAM}: is there",
+        "text": f"stream {STREAM}: is there",
         "stream_id": STREAM,
         "consumer_id": None,
         "service": None,

@@ -10,23 +10,24 @@ from hypothesis import strategies as st
 
 from tensorpool.supervisor.encoding import to_json
 from tensorpool.supervisor.snapshot import ChangeKind, ConsumerState
-from tensorpool.supervisor.view import Look, View
+from tensorpool.supervisor.view import ProbeResult, View
 from tensorpool.wire import Message
 from tensorpool.wire.control import FrameDescriptor, Mode
 from tensorpool.wire.driver import LeaseRevokeReason, Role
+from tests.levels import SOAK
 from tests.supervisor.conftest import (
     STALE_NS,
     S,
     a_view,
     alive,
     announce,
+    configured,
     consumed,
     hello,
     kept,
     named,
     produced,
     revoked,
-    told,
 )
 
 FEW = {"max_streams": 3, "max_consumers": 4, "max_leases": 2, "max_services": 2, "max_changes": 5, "forget_ms": 5_000}
@@ -73,7 +74,7 @@ def messages() -> st.SearchStrategy[Message]:
         with_ids(FrameDescriptor, epoch=epochs, seq=seqs),
         with_ids(consumed, seq=seqs, consumer_id=consumer_ids, epoch=epochs, drops_gap=u64, drops_late=u64, mode=modes),
         with_ids(hello, consumer_id=consumer_ids, mode=modes, max_rate_hz=st.integers(0, 9)),
-        with_ids(told, consumer_id=consumer_ids, use_shm=st.booleans(), mode=modes),
+        with_ids(configured, consumer_id=consumer_ids, use_shm=st.booleans(), mode=modes),
         with_ids(named, name=st.text(max_size=9), epoch=epochs),
         with_ids(kept, client_id=consumer_ids, role=st.sampled_from(list(Role)), lease_id=st.integers(0, 5)),
         with_ids(
@@ -87,8 +88,8 @@ def messages() -> st.SearchStrategy[Message]:
     )
 
 
-looks = st.builds(
-    Look,
+probes = st.builds(
+    ProbeResult,
     stream_id=st.integers(1, 4),
     epoch=st.integers(1, 4),
     activity_age_ns=st.none() | st.integers(0, 10 * S),
@@ -98,16 +99,16 @@ looks = st.builds(
 )
 
 
-@settings(max_examples=120, deadline=None)
-@given(st.lists(st.tuples(st.integers(0, 3 * S), messages() | looks), max_size=60))
-def test_whatever_is_said_the_view_stays_whole(said: list[tuple[int, Message | Look]]) -> None:
+@settings(max_examples=120 * SOAK)
+@given(st.lists(st.tuples(st.integers(0, 3 * S), messages() | probes), max_size=60))
+def test_whatever_is_said_the_view_stays_whole(said: list[tuple[int, Message | ProbeResult]]) -> None:
     """Bounded, in order, encodable; what is shown is no older than it may be; nothing is raised."""
     view = a_view(**FEW)
     now_ns = 0
     for later_ns, message in said:
         now_ns += later_ns
-        if isinstance(message, Look):
-            view.on_look(message, now_ns)
+        if isinstance(message, ProbeResult):
+            view.on_probe_result(message, now_ns)
         else:
             view.on_message(message, now_ns)
     check(view, now_ns)

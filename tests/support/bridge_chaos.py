@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Kills whoever takes part in a bridge, and starts them again as a service manager would.
+"""Kills the processes of a bridge, and starts them again as a service manager would.
 
-Nobody else is touched: that the others find each other again is what is shown.
+The other processes stay as they are, and have to find each other again.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ class BridgeChaos:
         self.slowest_s[last] = max(self.slowest_s.get(last, 0.0), took_s)
 
     def settle(self) -> dict[str, Any]:
-        """Nobody is hit any more. Returns figures."""
+        """Wait until everything has recovered. Returns figures."""
         self.recover()
         self.hosts.settle()
         for client in (*self.hosts.left.clients, *self.hosts.right.clients):

@@ -52,10 +52,10 @@ class BridgeReceiver(WireListener):
 
     @property
     def is_connected(self) -> bool:
-        """Whether a sender publishes on all that is heard."""
+        """Whether a sender publishes on all streams that this one subscribes to."""
         return all(subscription.is_connected for subscription in self._by_name.values())
 
-    def poll(self, *names: str) -> int:
+    def poll(self, *names: str) -> int:  # type: ignore[override]
         """Take what has arrived on these streams, by default on all."""
         taken = 0
         for name in names or ("control", "metadata", "payload"):
@@ -63,7 +63,7 @@ class BridgeReceiver(WireListener):
                 taken += self._by_name[name].poll(self._on_message, POLL_LIMIT)
         return taken
 
-    def wait_until(self, condition: Callable[[], object], what: str) -> None:
+    def wait_until(self, condition: Callable[..., object], what: str) -> None:
         """Listen until a condition holds."""
 
         def is_met() -> object:
@@ -79,25 +79,25 @@ class BridgeReceiver(WireListener):
 
     # --- frames
 
-    def chunks(self, since: int = 0, **fields: object) -> list[BridgeFrameChunk]:
+    def chunks(self, since: int = 0, **fields: Any) -> list[BridgeFrameChunk]:
         """In the order of their arrival."""
         return [heard.message for heard in self.heard(BridgeFrameChunk, since, **fields)]
 
-    def wait_frame(self, seq: int, **fields: object) -> Assembled:
+    def wait_frame(self, seq: int, **fields: Any) -> Assembled:
         """The frame, when all its chunks are there."""
         self.wait_until(lambda: self._is_whole(seq, fields), f"all chunks of frame {seq} over the link")
         return self.assembled(seq, **fields)
 
-    def has_frame(self, seq: int, **fields: object) -> bool:
+    def has_frame(self, seq: int, **fields: Any) -> bool:
         return self._is_whole(seq, fields)
 
-    def whole(self, **fields: object) -> list[Assembled]:
+    def whole(self, **fields: Any) -> list[Assembled]:
         """All frames that came whole."""
         names = dict.fromkeys((chunk.epoch, chunk.seq) for chunk in self.chunks(**fields))
         wholes = [(epoch, seq) for epoch, seq in names if self._is_whole(seq, fields | {"epoch": epoch})]
         return [self.assembled(seq, **fields | {"epoch": epoch}) for epoch, seq in wholes]
 
-    def assembled(self, seq: int, **fields: object) -> Assembled:
+    def assembled(self, seq: int, **fields: Any) -> Assembled:
         """Put a frame together; every rule of 5.1 and 5.2 that binds a sender holds."""
         heard = self.heard(BridgeFrameChunk, seq=seq, **fields)
         for each in heard:
@@ -125,7 +125,7 @@ class BridgeReceiver(WireListener):
         assert head.chunk_offset == 0
         return Assembled(first.epoch, seq, Slot.unpack(head.header_bytes), bytes(payload), tuple(chunks))
 
-    def _is_whole(self, seq: int, fields: dict[str, object]) -> bool:
+    def _is_whole(self, seq: int, fields: dict[str, Any]) -> bool:
         chunks = self.chunks(seq=seq, **fields)
         return bool(chunks) and len({chunk.chunk_index for chunk in chunks}) >= chunks[0].chunk_count
 

@@ -34,6 +34,7 @@ from tests.support.bridge_sender import BridgeSender, Chunk, Link, packed_chunk
 from tests.support.driver_client import DriverClient
 from tests.support.driver_process import NSLOTS, POOLS, Deployment, DriverProcess
 from tests.support.listener import Endpoint, Heard
+from tests.support.patience import PATIENT
 from tests.support.processes import private_directory
 from tests.support.toml import toml_text
 from tests.support.wire_consumer import MappedStream, Slot, WireConsumer, endpoint_of, separate
@@ -41,7 +42,7 @@ from tests.support.wire_producer import Endpoints, WireProducer
 
 RANGE: Final = (20_000, 29_999)  # the streams that a host's driver creates
 ANNOUNCE_PERIOD_MS: Final = 50
-PATIENT_PERIOD_MS: Final = 5_000  # as clients are told: nobody gives its driver up for a pause of this machine
+PATIENT_PERIOD_MS: Final = 5_000  # in clients' configuration: none gives its driver up when this machine pauses
 ASSEMBLY_TIMEOUT_MS: Final = 60_000  # no frame is given up for one either
 PROBE: Final = b"are you there?"
 PROBE_EVERY_S: Final = 0.05
@@ -76,7 +77,7 @@ class Place(NamedTuple):
 
     @property
     def keys(self) -> dict[str, Any]:
-        """How a bridge is told of it."""
+        """A bridge's configuration of it."""
         return {
             "aeron_dir": self.aeron_dir,
             "driver_config": str(self.config_path),
@@ -113,7 +114,7 @@ class Host(Deployment):
             driver={"stream_id_range": f"{RANGE[0]}-{RANGE[1]}"} | driver,
             policies={
                 "allow_dynamic_streams": True,
-                "lease_keepalive_interval_ms": 5_000,  # nobody's lease ends by a pause of this machine
+                "lease_keepalive_interval_ms": 5_000,  # no lease ends when this machine pauses
                 "announce_period_ms": ANNOUNCE_PERIOD_MS,
             },
             profiles={"small": profile},
@@ -130,8 +131,8 @@ class Host(Deployment):
 
     @property
     def config(self) -> DriverConfig:
-        """What its clients are told."""
-        return DriverConfig.load(self.config_path, environ={})
+        """Its clients' configuration."""
+        return DriverConfig.load(self.config_path, environ=PATIENT)
 
     def pool_for(self, length: int) -> int:
         """The smallest pool that takes so many bytes."""
@@ -254,7 +255,8 @@ class BridgeProcess:
         assert code == 0, output
         last: dict[str, Any] = json.loads(output.splitlines()[-1])
         assert last["event"] == "stopped"
-        return last["counters"]
+        counters: dict[str, dict[str, int]] = last["counters"]
+        return counters
 
     def close(self) -> None:
         self._process.reap()
@@ -447,12 +449,12 @@ class Reception:
         """Every byte of that memory but the superblocks, by region."""
         return {region: path.read_bytes()[64:] for region, path in self.mapped(epoch).paths.items()}
 
-    def wait_for[M: Message](self, kind: type[M], since: int = 0, **fields: object) -> Heard[M]:
+    def wait_for[M: Message](self, kind: type[M], since: int = 0, **fields: Any) -> Heard[M]:
         """The first message of a kind with these fields on the destination's streams."""
         self.wait_until(lambda: self.consumer.heard(kind, since, **fields), f"{kind.__name__} with {fields}")
         return self.consumer.heard(kind, since, **fields)[0]
 
-    def wait_until(self, condition: Callable[[], object], what: str) -> None:
+    def wait_until(self, condition: Callable[..., object], what: str) -> None:
         """Listen until a condition holds, or the bridge fails."""
 
         def is_met() -> object:
@@ -517,7 +519,7 @@ class Sending:
         return self.bridge.counts("frames_dropped.")
 
     def meet(self, *, forgets: bool = True) -> Self:
-        """Return when a frame got through; what was heard so far is forgotten."""
+        """Return when a frame got through; clears the transcript."""
         next_probe_s = 0.0
         sent: list[int] = []
 

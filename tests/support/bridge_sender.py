@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A bridge sender made of the codec and Aeron over UDP: it has no shared memory, and lies when told to.
+"""A bridge sender made of the codec and Aeron over UDP: it has no shared memory, and lies on request.
 
 Honest unless told otherwise: its frames have the slot image and the chunks that a sender of the specification would
 make of them. A frame is a list of chunks, a chunk a dictionary of its fields, so that a test changes, drops, repeats
@@ -68,7 +68,7 @@ class Link(NamedTuple):
 
     @classmethod
     def unused(cls, *, payload: str = "", control: str = "", metadata: str = "") -> Self:
-        """Streams that nobody has, on channels of this host that nobody has unless given."""
+        """Unused streams, on unused channels of this host unless given."""
         first = next(_udp_stream_ids)
         channels = [given or unused_udp_channel() for given in (payload, control, metadata)]
         return cls(*((channel, first + index) for index, channel in enumerate(channels)))
@@ -79,7 +79,7 @@ class Link(NamedTuple):
 
     @property
     def keys(self) -> dict[str, Any]:
-        """How a bridge is told of them."""
+        """A bridge's configuration of them."""
         keys: dict[str, Any] = {}
         for name, (channel, stream_id) in self._asdict().items():
             keys |= {f"{name}_channel": channel, f"{name}_stream_id": stream_id}
@@ -151,14 +151,14 @@ class BridgeSender:
         self._client.close()
 
     def is_heard(self, *endpoints: Endpoint) -> bool:
-        """Whether somebody listens to these, by default to frames and announces."""
+        """Whether these have subscribers, by default those of frames and announces."""
         return all(self._publications[it].has_room for it in endpoints or self.link[:2])
 
     # --- what is so
 
     def announced(self, **changed: Any) -> ShmPoolAnnounce:
         """The announce of the source, with what the test wants otherwise; `pools` as ids and strides."""
-        source = {"stream_id": self.stream_id, "producer_id": self.producer_id, "epoch": self.epoch}
+        source: dict[str, Any] = {"stream_id": self.stream_id, "producer_id": self.producer_id, "epoch": self.epoch}
         memory = {"nslots": self.nslots, "pools": self.pools, "below": "/dev/shm/elsewhere"}
         return announce(**source | memory | changed)
 

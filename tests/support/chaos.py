@@ -65,7 +65,7 @@ _FROM_DRIVER: Final = _ANSWERS | {
 
 
 def start_logged(deployment: Deployment, log: Path) -> DriverProcess:
-    """The driver with its log at level info, in a file: nobody reads a pipe while a test runs."""
+    """The driver with its log at level info, in a file: a test does not read a pipe while it runs."""
     return deployment.start_limited(
         f"log = os.open({str(log)!r}, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)\n"
         "os.dup2(log, 1), os.dup2(log, 2)\n"
@@ -89,7 +89,7 @@ def end(process: DriverProcess, client: DriverClient) -> None:
 class Listener(DriverClient):
     """A client that holds its own in a flood.
 
-    It speaks on a log of its own, where nobody can take the room from it. Of what others say and are told it keeps
+    It speaks on a log of its own, where no other client takes its room. Of what others send and receive it keeps
     nothing but grants and ends; refusals are kept only for requests of its own, or in `asked`.
     """
 
@@ -98,7 +98,7 @@ class Listener(DriverClient):
         super().__init__(deployment)
         self._publication = self._client.add_publication(*deployment.control, exclusive=True)
         wait_until(lambda: self._publication.has_room, "its own log is connected")
-        # A log of its own: in the shared one whoever offers most often crowds the others out.
+        # A log of its own: in the shared one the client that offers most often crowds the others out.
         self._publication = self._client.add_publication(*deployment.control, True)
         wait_until(lambda: self._publication.has_room, "the client's own log is connected")
 
@@ -107,7 +107,7 @@ class Listener(DriverClient):
             self.asked.add(message.correlation_id)
         data = message if isinstance(message, bytes) else message.encode()
         sent_ns = time.monotonic_ns()
-        # Whoever waits for room without listening may be the one that the others wait for.
+        # A client that waits for room without listening may be the one that the others wait for.
         wait_until(lambda: self._publication.offer(data) or self._listen(), "the control stream takes a message")
         return sent_ns
 
@@ -418,7 +418,7 @@ def _noise(chance: random.Random, samples: list[bytes], _: list[Lease]) -> bytes
     return noise if chance.random() < 0.5 else chance.choice(samples)[:8] + noise
 
 
-def _mutant(chance: random.Random, samples: list[bytes], _: list[Lease]) -> bytes:
+def _mutant(chance: random.Random, samples: list[bytes], leases: list[Lease]) -> bytes:
     """A message of any schema, damaged."""
     data = bytearray(chance.choice(samples))
     for _ in range(chance.randint(1, 4)):
@@ -449,7 +449,7 @@ def _absurd(chance: random.Random, samples: list[bytes], _: list[Lease]) -> byte
 
 
 def _foreign_lease(chance: random.Random, _: list[bytes], leases: list[Lease]) -> bytes:
-    """A keepalive or detach that is right but for one field: of a lease that is somebody else's."""
+    """A keepalive or detach that is right but for one field: of another client's lease."""
     lease = chance.choice(leases)
     wrong: dict[str, Any] = chance.choice(
         [
@@ -463,7 +463,7 @@ def _foreign_lease(chance: random.Random, _: list[bytes], leases: list[Lease]) -
 
 
 def _refusable_attach(chance: random.Random, _: list[bytes], leases: list[Lease]) -> bytes:
-    """For a stream that is not there, by nobody, by a client that has a lease, or in a version to come."""
+    """For a missing stream, with client id 0, by a client that has a lease, or in a later version."""
     lease = chance.choice(leases)
     wrong: dict[str, Any] = chance.choice(
         [
@@ -481,7 +481,7 @@ def _refusable_attach(chance: random.Random, _: list[bytes], leases: list[Lease]
 
 
 def _greedy_hello(chance: random.Random, _: list[bytes], leases: list[Lease]) -> bytes:
-    """One of many consumers that ask for streams of their own, on channels that nobody can open."""
+    """One of many consumers that ask for streams of their own, on channels that cannot be opened."""
     channel = chance.choice(("aeron:ipc", "aeron:\udcff\udc80", "\0" * 10, "x" * 5000, "aeron:ipc|" * 300))
     asked = hello(chance.choice(leases).stream_id, chance.randrange(1, 5000))
     fields = struct.pack("<I", len(channel)) + channel.encode("utf-8", "surrogateescape")
@@ -566,7 +566,7 @@ class Chaos:
         return rounds
 
     def settle(self) -> None:
-        """Once the killing is over: everybody has a lease again; then all clients die, and nothing of them is left."""
+        """Once the killing is over: every client has a lease again; then all clients die and leave nothing."""
         observer, deployment = self._observer, self._deployment
         wait_until(lambda: self._observe() or self._is_everybody_back(), "every client has a lease again")
         wait_until(lambda: self._observe() or all(self._producers.values()), "every stream has a producer")
@@ -598,7 +598,7 @@ class Chaos:
         ghosts = self.grants - clients["granted"] - most
         killed = self.kills["producer"] + self.kills["consumer"]
         assert 0 <= ghosts <= killed + clients["unanswered"], (
-            "leases were granted that nobody had asked this driver for"
+            "leases were granted that no client had asked this driver for"
         )
 
     def diary(self) -> Counter[str]:
@@ -645,7 +645,8 @@ class Chaos:
     def _is_everybody_back(self) -> bool:
         """All but one of two rivals."""
         last = {entry["pid"]: entry["event"] for entry in self._nursery.diary()}
-        return sum(last.get(pid) == "granted" for pid in self._holders) >= len(self._holders) - 1
+        granted = [pid for pid in self._holders if last.get(pid) == "granted"]
+        return len(granted) >= len(self._holders) - 1
 
     def _has_current_epochs_only(self) -> bool:
         """One epoch to keep beside each current one, and nothing of another name."""
@@ -656,7 +657,7 @@ class Chaos:
         )
 
     def _check_diary(self) -> None:
-        """Nobody was refused but rivals, and nobody was shown memory that could not be mapped, unless it was gone."""
+        """Only rivals were refused, and no client was granted memory that could not be mapped, unless it was gone."""
         for entry in self._nursery.diary():
             assert entry["event"] != "failed", entry["text"]
             assert entry["event"] != "refused" or entry["code"] == "REJECTED", entry

@@ -7,7 +7,7 @@ Everything is a process of its own. The relay, where one is asked for, repeats a
 can lose them. `settle` stops the producer until everything has arrived or was counted; then a `Ledger` is balanced:
 
     produced = sent + dropped by the sender
-    produced = published + dropped by the receiver + unseen: frames of which nothing came, whoever lost them
+    produced = published + dropped by the receiver + unseen: frames of which nothing arrived
     produced = received + dropped, as the consumer counts it in the end
 """
 
@@ -77,7 +77,7 @@ class Way:
         self._check_s = 0.0
 
     def check(self) -> None:
-        """Nobody has ended, or seen what no user may see; looks now and then."""
+        """Checks now and then that no process has ended or reported an error."""
         if time.monotonic() < self._check_s:
             return
         self._check_s = time.monotonic() + CHECK_EVERY_S
@@ -155,7 +155,7 @@ class Way:
 
     @contextmanager
     def _explained(self) -> Iterator[None]:
-        """With what everybody knows, where something does not come about."""
+        """Adds what each process knows to a failure."""
         try:
             yield
         except AssertionError as error:
@@ -249,7 +249,7 @@ class Crossing(Way):
 
 @contextmanager
 def crossing(folder: Path, **options: Any) -> Iterator[Crossing]:
-    """Whoever took part is reaped afterwards."""
+    """Reaps every process afterwards."""
     with ExitStack() as undo:
         yield Crossing(folder, undo, **options)
 

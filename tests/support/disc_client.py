@@ -32,7 +32,7 @@ class Counted(NamedTuple):
     """A raw group: what its header claims, and its entries' bytes."""
 
     block_length: int
-    count: int
+    count: int  # type: ignore[assignment]
     entries: bytes = b""
 
 
@@ -50,7 +50,7 @@ def new_response_stream_id() -> int:
 
 
 def unused_udp_channel() -> str:
-    """A UDP channel of this host whose port nobody has."""
+    """A UDP channel of this host with an unused port."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         probe.bind(("127.0.0.1", 0))
         return f"aeron:udp?endpoint=127.0.0.1:{probe.getsockname()[1]}"
@@ -123,7 +123,7 @@ class DiscoveryPeer(WireListener):
     def raw(self, request_id: int, **changed: Any) -> bytes:
         """The same byte by byte."""
         channel, stream_id = self.responses
-        endpoint = {"response_channel": channel.encode(), "response_stream_id": stream_id}
+        endpoint: dict[str, Any] = {"response_channel": channel.encode(), "response_stream_id": stream_id}
         return raw_request(request_id, **endpoint | changed)
 
     def send(self, said: Said) -> int:
@@ -171,7 +171,7 @@ class DiscoveryPeer(WireListener):
     # --- waiting
 
     def wait_answer(
-        self, condition: Callable[[DiscoveryResponse], object], what: str, *, timeout_s: float = 20.0, **changed: Any
+        self, condition: Callable[..., object], what: str, *, timeout_s: float = 20.0, **changed: Any
     ) -> DiscoveryResponse:
         """Ask until an answer is so."""
         answers: list[DiscoveryResponse] = []

@@ -73,7 +73,7 @@ class AnnouncedDriver:
 
     @property
     def entry(self) -> dict[str, Any]:
-        """How a registry is told of it."""
+        """A registry's configuration of it."""
         endpoints = {"control": self.control, "announce": self.announces, "metadata": self.metadata}
         entry: dict[str, Any] = {"instance_id": self.instance_id, "announce_period_ms": self.announce_period_ms}
         for name, (channel, stream_id) in endpoints.items():
@@ -82,7 +82,7 @@ class AnnouncedDriver:
 
     @property
     def is_heard(self) -> bool:
-        """Whether somebody listens to all of it."""
+        """Whether all of its streams have subscribers."""
         return all(publication.has_room for publication in self._publications.values())
 
     def announced(self, stream_id: int, **changed: Any) -> ShmPoolAnnounce:
@@ -98,7 +98,13 @@ class AnnouncedDriver:
     def name(self, stream_id: int, name: str | bytes, **changed: Any) -> None:
         """What the producer of a stream says about itself."""
         text = name.decode("utf-8", "surrogateescape") if isinstance(name, bytes) else name
-        fields = {"stream_id": stream_id, "producer_id": 0, "epoch": 1, "meta_version": 1, "name": text} | changed
+        fields: dict[str, Any] = {
+            "stream_id": stream_id,
+            "producer_id": 0,
+            "epoch": 1,
+            "meta_version": 1,
+            "name": text,
+        } | changed
         self.send(DataSourceAnnounce(**fields), self.metadata)
 
     def describe(self, stream_id: int, *attributes: Attribute, meta_version: int = 1, **texts: str) -> None:
@@ -120,7 +126,7 @@ class AnnouncedDriver:
         source = {key: announce[key] for key in ("producer_id", "epoch") if key in announce}
         if name:
             self.name(stream_id, name, **source)
-        texts = {"tags": ",".join(tags)} if tags else {}
+        texts: dict[str, Any] = {"tags": ",".join(tags)} if tags else {}
         if data_source_id is not None:
             texts["data_source_id"] = str(data_source_id)
         if texts:

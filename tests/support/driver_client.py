@@ -232,13 +232,13 @@ class DriverClient(WireListener):
                 self.send(lease.keepalive())
         super().poll()
 
-    def from_driver(self, since: int = 0, **fields: object) -> Iterator[Heard[Any]]:
+    def from_driver(self, since: int = 0, **fields: Any) -> Iterator[Heard[Any]]:
         """The driver's own messages with these fields, in the order of the wire."""
         for heard in self.transcript[since:]:
             if isinstance(heard.message, FROM_DRIVER) and has(heard.message, fields):
                 yield heard
 
-    def next_announce(self, stream_id: int, **fields: object) -> Heard[ShmPoolAnnounce]:
+    def next_announce(self, stream_id: int, **fields: Any) -> Heard[ShmPoolAnnounce]:
         """An announce that was not there before the call."""
         self.poll()
         return self.wait_for(ShmPoolAnnounce, len(self.transcript), stream_id=stream_id, **fields)

@@ -174,7 +174,7 @@ def path_of(uri: str) -> Path:
 
 @functools.cache
 def _compiled() -> dict[str, str]:
-    """Where Python is told to keep no bytecode, a place for it all the same: a process starts in half the time."""
+    """Where Python keeps no bytecode, a place for it all the same: a process starts in half the time."""
     if not sys.dont_write_bytecode or "PYTHONPYCACHEPREFIX" in os.environ:
         return {}
     folder = tempfile.mkdtemp(prefix="tp-test-bytecode-")

@@ -31,7 +31,7 @@ from tests.support.toml import toml_text
 SUBNET: Final = "10.214.0"
 SWITCH: Final = f"{SUBNET}.1"  # an address on the switch itself, for a relay
 LINK_MTU_BYTES: Final = 9000
-PATIENT: Final = {"announce_period_ms": 1_000, "lease_keepalive_interval_ms": 2_000}  # nobody is declared dead by load
+PATIENT: Final = {"announce_period_ms": 1_000, "lease_keepalive_interval_ms": 2_000}  # load kills no client
 METRICS_PORT: Final = 9464
 READY: Final = "tensorpool_bridge_ready 1.0"
 SAMPLE: Final = re.compile(r"tensorpool_bridge_(?P<name>\w+?)_total(?:\{(?P<labels>[^}]*)\})? (?P<value>\S+)")

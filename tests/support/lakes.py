@@ -13,13 +13,13 @@ import numpy as np
 
 import tensorpool as tp
 from tensorpool._core import TensorLayout
-from tensorpool.cli.pattern import Checked
-from tensorpool.client.mapping import Regions
+from tensorpool.cli.test_pattern import Checked
+from tensorpool.lake import Lake, maintenance
+from tensorpool.lake.offsets import SeqRange
+from tensorpool.lake.ring_reader import RingPart, this_host
 from tensorpool.shm import AllowedBases, PoolSpec, RingSpec, map_ring
-from tensorpool.spark.lake import Lake, maintenance
-from tensorpool.spark.lake.files import read_frames
-from tensorpool.spark.offsets import SeqRange
-from tensorpool.spark.rings import RingPart, this_host
+from tensorpool.shm.announced import Regions
+from tests.support.delta_readers import check_readers
 
 UINT8 = 1
 
@@ -116,7 +116,7 @@ def recorded(lake: Lake) -> dict[tuple[int, int], list[int]]:
     for file in lake.files():
         seqs = found.setdefault((file.stream_id, file.epoch), [])
         count = 0
-        for batch in read_frames(lake.full_path(file.path)):
+        for batch in lake.read_frames(file.path):
             for row in batch.to_pylist():
                 assert (row["stream_id"], row["epoch"]) == (file.stream_id, file.epoch)
                 assert file.lo <= row["seq"] < file.hi
@@ -130,8 +130,12 @@ def recorded(lake: Lake) -> dict[tuple[int, int], list[int]]:
 
 
 def check(lake: Lake, ends: Mapping[int, int] | None = None) -> dict[tuple[int, int], list[int]]:
-    """Everything that was published in the recorded span is there once, byte for byte, or in a gap with a reason."""
+    """Everything that was published in the recorded span is there once, byte for byte, or in a gap with a reason.
+
+    Other readers of Delta tables find the same frames.
+    """
     assert maintenance.verify(lake) == []
+    check_readers(lake)
     found = recorded(lake)
     for (stream_id, epoch), seqs in found.items():
         missing = {seq for gap in lake.gaps(stream_id, epoch) for seq in range(gap.lo, gap.hi)}

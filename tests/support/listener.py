@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Somebody on the wire who keeps a transcript of what is said: every message, its bytes, and where and when it came.
+"""A listener on the wire that keeps a transcript: every message, its bytes, its stream and its time.
 
 What has arrived is taken while a `WireListener` waits for something; a `WireServer` has a thread for it.
 """
@@ -29,12 +29,12 @@ class Heard[M: Message](NamedTuple):
     message: M
     data: bytes
     received_ns: int
-    index: int  # place in the transcript
+    index: int  # type: ignore[assignment]  # place in the transcript
     stream_id: int  # Aeron's
 
 
 class DriverEnded(AssertionError):
-    """Who was to be met ended instead of serving: its exit code and last words."""
+    """The process ended instead of serving: its exit code and last output."""
 
     def __init__(self, code: int, output: str) -> None:
         super().__init__(code, output)
@@ -71,7 +71,7 @@ class WireListener:
         """Where the transcript ends."""
         return len(self.transcript)
 
-    def heard[M: Message](self, kind: type[M], since: int = 0, **fields: object) -> list[Heard[M]]:
+    def heard[M: Message](self, kind: type[M], since: int = 0, **fields: Any) -> list[Heard[M]]:
         """What the transcript has of a kind with these fields, from index `since` on."""
         return [heard for heard in self.transcript[since:] if is_like(heard.message, kind, fields)]
 
@@ -81,7 +81,7 @@ class WireListener:
         since: int = 0,
         *,
         where: Callable[[M], object] = lambda _: True,
-        **fields: object,
+        **fields: Any,
     ) -> Heard[M]:
         """The first message of a kind with these fields at or after index `since` of the transcript."""
         found: list[Heard[M]] = []
@@ -97,7 +97,7 @@ class WireListener:
         self.wait_until(is_found, f"{kind.__name__} with {fields}")
         return found[0]
 
-    def wait_until(self, condition: Callable[[], object], what: str) -> None:
+    def wait_until(self, condition: Callable[..., object], what: str) -> None:
         """Listen until a condition holds."""
 
         def is_met() -> object:
@@ -120,7 +120,7 @@ class WireListener:
                 asked.add(ask())
             return any(getattr(heard.message, id_name) in asked for heard in self.heard(answer))
 
-        self.wait_until(is_answered, f"somebody answers with {answer.__name__}")
+        self.wait_until(is_answered, f"an answer comes: {answer.__name__}")
 
     def _on_message(self, data: bytes, info: aeron.MessageInfo) -> None:
         self.transcript.append(Heard(decoded(data), data, time.monotonic_ns(), len(self.transcript), info.stream_id))
@@ -135,7 +135,7 @@ class WireListener:
 
 
 class WireServer(WireListener):
-    """A listener that answers: a thread serves. What ends it is raised by whoever waits, and by `close`."""
+    """A listener that answers: a thread serves. `wait_until` and `close` raise what ended it."""
 
     def __init__(self, aeron_dir: str) -> None:
         super().__init__(aeron_dir)

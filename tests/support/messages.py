@@ -31,7 +31,7 @@ def announce(
     below: str = NOWHERE,
     **changed: Any,
 ) -> ShmPoolAnnounce:
-    """An announce, made just now, of regions that nobody made."""
+    """An announce, made just now, of regions that do not exist."""
     uri = f"shm:file?path={below}/{stream_id}/{epoch}"
     fields: dict[str, Any] = {
         "stream_id": stream_id,
@@ -66,7 +66,7 @@ def hello(stream_id: int, consumer_id: int, **changed: Any) -> ConsumerHello:
 
 
 def consumer_config(stream_id: int, consumer_id: int, **changed: Any) -> ConsumerConfig:
-    """A consumer is told to go on as ever."""
+    """A config that asks a consumer to go on as before."""
     fields: dict[str, Any] = {
         "use_shm": True,
         "mode": Mode.STREAM,

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import resource
 import signal
 import subprocess
 import sys
@@ -17,7 +18,7 @@ from typing import Self
 ROOT = Path(__file__).resolve().parents[2]
 
 
-def wait_until(condition: Callable[[], object], what: str, *, timeout_s: float = 90.0) -> None:
+def wait_until(condition: Callable[..., object], what: str, *, timeout_s: float = 90.0) -> None:
     """Wait for a condition, never for time; `what` is the sentence of the failure."""
     deadline = time.monotonic() + timeout_s
     while not condition():
@@ -27,7 +28,7 @@ def wait_until(condition: Callable[[], object], what: str, *, timeout_s: float =
 
 
 def whole_lines(path: Path) -> list[str]:
-    """Of a file to which somebody appends: a line that is still on its way is none yet."""
+    """The complete lines of a file to which a process appends."""
     return path.read_text(encoding="utf-8").split("\n")[:-1]
 
 
@@ -133,3 +134,8 @@ def private_directory(prefix: str = "tp-test-") -> Iterator[Path]:
         yield path
     finally:
         shutil.rmtree(path, ignore_errors=True)
+
+
+def fuzzer_memory_limit() -> str:
+    """libFuzzer's usual 2 GiB, on top of what this process has used: its children inherit that as their own peak."""
+    return f"-rss_limit_mb={2048 + (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss >> 10)}"

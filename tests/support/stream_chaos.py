@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Kills and stops producers, consumers, the SHM driver and the media driver at random moments, while frames flow.
 
-Whoever was killed is started again; whoever was stopped goes on after 0.2 to 8 seconds, while others are hit. On each
-stream one consumer is only ever stopped, so that somebody has seen it all. `settle` then waits until everybody receives
+A killed process is started again; a stopped one goes on after 0.2 to 8 seconds, while others are hit. On each
+stream one consumer is only ever stopped, so that one has seen every epoch. `settle` then waits until everybody receives
 again, and audits the books.
 """
 
@@ -24,7 +24,7 @@ from tests.support.stream_processes import ClientProcess, Consuming, Producing, 
 
 SHORTEST_S: Final = 0.2
 LONGEST_S: Final = 8.0
-WITHIN_S: Final = 90.0  # everybody is back: Aeron alone takes 10 s to believe that a stopped media driver is gone
+WITHIN_S: Final = 90.0  # all have recovered: Aeron alone takes 10 s to believe that a stopped media driver is gone
 KINDS: Final = {"producer": 4, "consumer": 4, "driver": 2, "media driver": 2}  # how often each is hit
 
 
@@ -34,7 +34,7 @@ class StreamChaos:
     def __init__(self, folder: Path, streams: Sequence[int], seed: int) -> None:
         self.hits: Counter[str] = Counter()
         self.recovered_s = 0.0
-        self.history: list[str] = []  # what was done, for whoever looks into a failure
+        self.history: list[str] = []  # what was done, to explain a failure
         self._chance = random.Random(seed)
         self._streams = streams
         self._started_s = time.monotonic()
@@ -66,7 +66,7 @@ class StreamChaos:
         return self._site
 
     def run(self, seconds: float) -> None:
-        """Hit somebody every second or so."""
+        """Hit a process every second or so."""
         until_s = time.monotonic() + seconds
         while time.monotonic() < until_s:
             self._pass_time(self._chance.uniform(0.2, 2.2))
@@ -74,7 +74,7 @@ class StreamChaos:
             self._hit(self._chance.choices(list(KINDS), list(KINDS.values()))[0])
 
     def settle(self) -> dict[str, Any]:
-        """Nobody is hit any more: everybody receives again, the books agree, nothing is left. Returns figures."""
+        """Wait until all receive again, the counts agree and no file is left. Returns figures."""
         begin_s = time.monotonic()
         wait_until(lambda: not self._wake_due(is_everybody=True), "all go on")
         self._wait_for_frames()

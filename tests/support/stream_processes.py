@@ -83,7 +83,7 @@ def _start(number: int, of: int) -> int:
 
 
 def _pattern(nbytes: int) -> Bytes:
-    """At least so long, behind any start; the same for everybody who has a frame of this length."""
+    """At least so long, behind any start; the same for all that have a frame of this length."""
     return _noise(LARGE if nbytes <= LARGE else -(-nbytes // (16 * LARGE)) * 16 * LARGE)
 
 
@@ -540,16 +540,16 @@ def _serve(kind: str, config: str, aeron_dir: str, stream_id: str, book: str, jo
     logger.addHandler(diary)
     logger.setLevel(logging.INFO)
     logger.propagate = False
-    role = {"produce": _produce, "consume": _consume}[kind]
+    roles: dict[str, Callable[..., None]] = {"produce": _produce, "consume": _consume}
     try:
-        role(_connect(config, aeron_dir), int(stream_id), Book(Path(book), "r+"), diary, **json.loads(options))
+        roles[kind](_connect(config, aeron_dir), int(stream_id), Book(Path(book), "r+"), diary, **json.loads(options))
     except Exception:
         diary.write("failed", text=traceback.format_exc())
         raise
 
 
 def _patient[T](make: Callable[[], T], orders: _Orders | None = None) -> T:
-    """Whoever starts while a driver is down, or a rival has the stream, asks again; unless it was told to end."""
+    """Asks again while the driver is down or another producer has the stream, unless the process is to end."""
     while True:
         try:
             return make()
@@ -643,9 +643,9 @@ def _publish(producer: Producer, data: Bytes, chance: random.Random, book: Book)
         seq = producer.publish(data)
     took_ns = time.monotonic_ns() - begin_ns
     if seq is not None:
-        writing = producer._writing  # the epoch that took it, whatever the conductor has done since
-        assert writing is not None
-        book.enter(writing.ring.epoch, seq)
+        writer = producer._writer  # of the epoch that took it, whatever the conductor has done since
+        assert writer is not None
+        book.enter(writer.epoch, seq)
     book[Book.BUSY] = 0
     book[Book.LONGEST_NS] = max(book[Book.LONGEST_NS], took_ns)
     return seq is not None
@@ -713,7 +713,7 @@ def _loop(consumer: Consumer, book: Book, journal: Journal, nap_s: float) -> Non
 def _look_at(
     kept: list[tuple[tp.Frame, Bytes, tuple[int, int]]], spoilt: set[tuple[int, int]], journal: Journal
 ) -> None:
-    """Views of epochs long gone: readable, and as they were where nobody has written since."""
+    """Views of epochs long gone: readable, and unchanged where no producer has written since."""
     for frame, view, which in kept:
         found = recognise(view)
         if not frame.is_intact():
@@ -724,7 +724,7 @@ def _look_at(
 
 @contextlib.contextmanager
 def site(folder: Path, streams: Sequence[int], **options: Any) -> Iterator[Site]:
-    """A site whose clients are asked, at the end of a test, whether they saw what nobody may see."""
+    """A site whose clients report, at the end of a test, whether they saw an error."""
     with Site(folder, streams, **options) as found:
         yield found
         for client in found.clients:

@@ -177,7 +177,7 @@ class WireProducer(WireServer):
 
     @property
     def settings(self) -> dict[str, Any]:
-        """What a client has to be told to find this peer."""
+        """The settings with which a client finds this peer."""
         return self.endpoints.settings | {"shm.base_dir": str(self.folder)}
 
     @property
@@ -247,7 +247,7 @@ class WireProducer(WireServer):
         return _built(kind, {"stream_id": self.stream_id} | truths[kind] | changed)
 
     def say(self, kind: type[Message], *, on: Endpoint | None = None, **changed: Any) -> int:
-        """Tell the truth, or what the test makes of it, where it belongs; the time before it was told."""
+        """Tell the truth, or what the test makes of it, where it belongs; returns the time before it was sent."""
         return self.send(self.honest(kind, **changed), on or self._endpoint_of(kind))
 
     def _endpoint_of(self, kind: type[Message]) -> Endpoint:
@@ -260,9 +260,10 @@ class WireProducer(WireServer):
         return self.endpoints.control
 
     def fence(self, consumer: Consumer) -> None:
-        """Return when a client has handled all that was said on the control stream: it obeyed what was said after it.
+        """Return when a client has handled every message on the control stream: it obeyed one that was sent after them.
 
-        Said again and again: a consumer that has just lost its lease hears nothing.
+        That one is sent repeatedly: a consumer that has just lost its lease obeys none. Regions that the client maps
+        because of a message are mapped, or rejected, afterwards.
         """
         for mode in (Mode.RATE_LIMITED, Mode.STREAM):
             next_s = 0.0
@@ -275,6 +276,7 @@ class WireProducer(WireServer):
                 return consumer.mode is mode
 
             wait_until(is_obeyed, f"the consumer's mode is {mode.name}")
+        wait_until(lambda: not consumer._session.is_mapping, "nothing is being mapped")
 
     def send(self, said: Said, on: Endpoint | None = None) -> int:
         """Put a message or bytes on a stream, the control stream by default."""
@@ -285,7 +287,7 @@ class WireProducer(WireServer):
         return sent_ns
 
     def open(self, endpoint: Endpoint) -> Endpoint:
-        """A further stream to publish on, as soon as somebody listens."""
+        """A further stream to publish on, once it has a subscriber."""
         self._publications[endpoint] = self._client.add_publication(*endpoint)
         return endpoint
 

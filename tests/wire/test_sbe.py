@@ -398,7 +398,7 @@ def test_fields_after_ours_in_an_event_are_skipped() -> None:
 
 
 def test_a_block_in_a_tag_entry_is_skipped() -> None:
-    """Peers may count the tag, which the schema calls a field, into a block; nobody may do so elsewhere."""
+    """Peers may count the tag, which the schema calls a field, into a block; no peer may do so elsewhere."""
     data = REQUEST.encode()
     entries = b"??" + u32(1) + b"a" + b"??" + u32(2) + b"bc"
     assert decode(data[:40] + u16(2) + u16(2) + entries + data[40 + 4 + 5 + 6 :]) == REQUEST
@@ -409,7 +409,7 @@ def test_a_block_in_a_tag_entry_is_skipped() -> None:
         decode(patched(meta, 24, u16(2)))
 
 
-def test_a_discovery_request_without_its_last_string_can_be_told_apart() -> None:
+def test_a_discovery_request_without_its_last_string_can_be_distinguished() -> None:
     """The codec refuses it, and says enough for a provider that wants to read the missing name as empty."""
     short = REQUEST.encode()[:-4]
     with pytest.raises(DecodeError) as caught:
@@ -437,15 +437,15 @@ def test_a_number_out_of_range_is_refused(value: Any) -> None:
             "ShmDetachResponse.correlation_id = 9223372036854775808: expected int64 from -92233720368",
         ),
         (
-            driver.ShmDetachResponse(correlation_id=0, code=7),
+            driver.ShmDetachResponse(correlation_id=0, code=7),  # type: ignore[arg-type]
             "ShmDetachResponse.code = 7: expected ResponseCode OK, UNSUPPORTED, INVALID_PARAMS",
         ),
         (
-            driver.ShmDetachResponse(correlation_id=0, code=None),
+            driver.ShmDetachResponse(correlation_id=0, code=None),  # type: ignore[arg-type]
             "ShmDetachResponse.code = None: expected ResponseCode OK",
         ),
         (
-            driver.ShmDetachResponse(correlation_id=0, code=[]),
+            driver.ShmDetachResponse(correlation_id=0, code=[]),  # type: ignore[arg-type]
             "ShmDetachResponse.code = []: expected ResponseCode OK",
         ),
     ],
@@ -519,7 +519,7 @@ def test_what_the_schema_cannot_carry_is_refused(message: Message, changes: dict
     assert len(str(caught.value)) < 1000
 
 
-def test_encode_into_writes_where_it_is_told_or_not_at_all() -> None:
+def test_encode_into_writes_at_the_given_offset_or_not_at_all() -> None:
     """A buffer that is too small stays untouched."""
     size = len(DESCRIPTOR.encode())
     exact = bytearray(size)
@@ -536,7 +536,7 @@ def test_encode_into_writes_where_it_is_told_or_not_at_all() -> None:
 
 @pytest.mark.parametrize("name", ["caf\u00e9", "カメラ", "tab\tand\0null", "\U0001f4f7"])
 def test_names_carry_any_text(name: str) -> None:
-    """A data source name is nobody's business but its owner's."""
+    """A data source name may be any bytes; the codec does not interpret it."""
     message = control.DataSourceAnnounce(stream_id=1, producer_id=2, epoch=3, meta_version=4, name=name)
     assert decode(message.encode()) == message
     assert name.encode() in message.encode()

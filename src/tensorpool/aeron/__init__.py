@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The seam over Aeron: nothing above this package knows how messages travel."""
+"""Everything that calls Aeron: connections, publications, subscriptions, the media driver, and agents."""
 
 from tensorpool.aeron.agent import (
     Agent,
@@ -11,10 +11,13 @@ from tensorpool.aeron.agent import (
     SleepingIdle,
     YieldingIdle,
 )
+from tensorpool.aeron.backlog import Backlog
+from tensorpool.aeron.connection import MediaDriverConnection
 from tensorpool.aeron.holders import Holder, Sample, Subscriber
 from tensorpool.aeron.library import version
-from tensorpool.aeron.media_driver import DriverSight, MediaDriver, embed
+from tensorpool.aeron.media_driver import DriverLiveness, MediaDriver, embed
 from tensorpool.aeron.renewal import RenewedPublication
+from tensorpool.aeron.streams import distinct, publish, subscribe
 from tensorpool.aeron.transport import (
     Client,
     Counter,
@@ -36,15 +39,17 @@ __all__ = [
     "AgentInvoker",
     "AgentRunner",
     "AgentTerminated",
+    "Backlog",
     "BackoffIdle",
     "Client",
     "Counter",
     "CounterReading",
-    "DriverSight",
+    "DriverLiveness",
     "Holder",
     "IdleStrategy",
     "ImageEvent",
     "MediaDriver",
+    "MediaDriverConnection",
     "MessageInfo",
     "OfferResult",
     "Publication",
@@ -56,9 +61,12 @@ __all__ = [
     "YieldingIdle",
     "connect",
     "default_aeron_dir",
+    "distinct",
     "driver_pid",
     "embed",
     "explain_denial",
     "is_driver_active",
+    "publish",
+    "subscribe",
     "version",
 ]

@@ -78,7 +78,7 @@ class SleepingIdle:
 
 
 class YieldingIdle:
-    """Gives the core to whoever wants it and comes back at once: lowest latency, one busy core."""
+    """Gives the core to other threads and comes back at once: lowest latency, one busy core."""
 
     def idle(self, work_count: int) -> None:
         if work_count == 0:
@@ -187,7 +187,9 @@ class AgentRunner:
             raise failure
 
     def _run(self) -> None:
-        if self._running:  # else closed before it began: the interpreter may be ending, and then nobody may be in C++
+        if (
+            self._running
+        ):  # else closed before it began: the interpreter may be ending, and then no thread may be in C++
             self._turn()
         self._ready.set()
 

@@ -36,7 +36,7 @@ class Subscriber(msgspec.Struct, frozen=True):
 
 
 class Holder(msgspec.Struct, frozen=True):
-    """A subscriber that stands still behind the end of a log. `pids`: the processes that it can be."""
+    """A subscriber that does not read on, short of the end of a log. `pids`: the processes that it can be."""
 
     subscriber: Subscriber
     client_name: str

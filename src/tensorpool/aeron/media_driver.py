@@ -2,7 +2,7 @@
 """The media driver, embedded in this process; `tensorpool media-driver` runs it alone.
 
 Defaults are chosen for machines that do other work too: one shared thread that backs off when idle, and timers fine
-enough that a subscriber that stopped polling is cut loose after a tenth of a second instead of seconds.
+enough that a subscriber that stopped polling is skipped after a tenth of a second instead of seconds.
 """
 
 from __future__ import annotations
@@ -12,8 +12,7 @@ import fcntl
 import os
 import time
 from collections.abc import Iterator
-from types import TracebackType
-from typing import Final, Self
+from typing import Final
 
 from tensorpool import _core
 from tensorpool.aeron import library
@@ -24,6 +23,7 @@ from tensorpool.aeron.transport import (
     explain_denial,
     is_driver_active,
 )
+from tensorpool.closing import ClosesOnExit
 from tensorpool.errors import ConfigError, TransportError
 
 THREADING_DEDICATED, THREADING_SHARED_NETWORK, THREADING_SHARED = 0, 1, 2
@@ -43,6 +43,7 @@ DEFAULTS: Final[dict[str, Value]] = {
     "timer_interval_ns": 50 * _MS,
     "client_liveness_timeout_ns": 5 * _S,
     "publication_unblock_timeout_ns": 6 * _S,  # Aeron: must exceed the client liveness timeout
+    "to_clients_buffer_length": (4 << 20) + 128,  # events for processes that stand still; Aeron's trailer has 128 bytes
     "term_buffer_sparse_file": True,
     "dir_delete_on_start": True,  # what a dead driver left; a live one is refused first
     "dir_delete_on_shutdown": True,
@@ -129,7 +130,7 @@ SETTINGS: Final[dict[str, type[Value]]] = {
 }
 
 
-class MediaDriver:
+class MediaDriver(ClosesOnExit):
     """A running media driver in this process; its directory is removed when it is closed.
 
     >>> with MediaDriver("/dev/shm/aeron-example") as driver:      # doctest: +SKIP
@@ -160,19 +161,11 @@ class MediaDriver:
     def is_closed(self) -> bool:
         return self._driver.is_closed
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
-
 
 def embed(aeron_dir: str) -> MediaDriver | None:
-    """A media driver of our own, or None where another is alive.
+    """A media driver in this process, or None where another one is alive.
 
-    Only an attempt to take its place tells a live one from one that was killed: both have a recent heartbeat.
+    Only an attempt to start one distinguishes a live driver from one just killed: both have a recent heartbeat.
     """
     try:
         return MediaDriver(aeron_dir)
@@ -182,26 +175,28 @@ def embed(aeron_dir: str) -> MediaDriver | None:
         raise
 
 
-class DriverSight:
+class DriverLiveness:
     """Sees at once when a media driver's process is gone, where Aeron waits for its timeout."""
 
     def __init__(self, aeron_dir: str) -> None:
         self._aeron_dir = aeron_dir
         self._adopted: int | None = None
-        self._seen: int | None = None  # that is, or was, a process we can see
+        self._seen: int | None = None  # the pid of a driver whose process exists, or existed, in our pid namespace
 
     def adopt(self) -> None:
-        """From now on the driver that is there now is the one to watch."""
+        """From now on another driver than the present one counts as dead."""
+        self._adopted = None
+        self.is_dead()  # notes whether its process is in our pid namespace
         self._adopted = driver_pid(self._aeron_dir)
 
     def forget(self) -> None:
-        """From now on any living driver will do."""
+        """From now on any living driver counts as alive."""
         self._adopted = None
 
     def is_dead(self) -> bool:
         """Whether the driver is gone, or another has taken its place.
 
-        In another pid namespace its process is nobody we can see; then it never was one of ours.
+        The process of a driver in another pid namespace is never seen here: such a driver is not called dead.
         """
         pid = driver_pid(self._aeron_dir)
         if pid is None:
@@ -214,11 +209,11 @@ class DriverSight:
 
 @contextlib.contextmanager
 def alone_in(parent: str) -> Iterator[None]:
-    """Whoever else starts or removes a driver in this folder waits: two would remove each other's files."""
+    """Lock the folder: two processes that start or remove a driver there would remove each other's files."""
     try:
         folder = os.open(parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     except OSError:
-        yield  # Aeron says what is wrong with it
+        yield  # Aeron reports what is wrong with it
         return
     try:
         deadline_ns = time.monotonic_ns() + START_TIMEOUT_MS * _MS
@@ -243,10 +238,10 @@ def _is_locked(folder: int) -> bool:
 
 
 def _refuse_live_driver(aeron_dir: str) -> None:
-    """Raise if a driver lives at `aeron_dir`; a killed one is told apart in seconds, not after Aeron's timeout.
+    """Raise if a driver lives at `aeron_dir`; a killed one is recognized in seconds, not after Aeron's timeout.
 
-    The pid alone proves nothing (a driver in another container has one that we cannot see), and neither does a recent
-    heartbeat (a killed driver had one too): a missing process that stays silent is dead.
+    The pid alone proves nothing (a driver in another container has one that does not exist here), and neither does a
+    recent heartbeat (a killed driver had one too): a driver without process and without new heartbeats is dead.
     """
     denial = explain_denial(aeron_dir)
     if denial is not None:

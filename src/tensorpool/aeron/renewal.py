@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """A publication that no subscriber can stop: its log is replaced when one that does not poll holds it.
 
-Aeron lets the slowest tethered subscriber decide how much a log takes, and a process that never polls stops everybody
-after half a term. A new session has a log of its own; the old one is revoked once all other subscribers have read it,
-so for each of them messages stay in the order in which they were sent.
+Aeron lets the slowest tethered subscriber decide how much a log takes, and a process that never polls stops all
+publishers after half a term. A new session has a log of its own; the old one is revoked once all other subscribers have
+read it, so for each of them messages stay in the order in which they were sent.
 
-    FLOWING ──back pressure──► HELD ──some stand still, all others have read everything──► SETTLING ──► FLOWING
+    FLOWING ──back pressure──► HELD ──some do not read, all others have read everything──► SETTLING ──► FLOWING
                                 │ the log has room again: FLOWING                            (a new session)
 """
 
@@ -20,7 +20,7 @@ from tensorpool._core import Client, MessageInfo, OfferResult, Publication
 from tensorpool.aeron.holders import Holder, Sample
 from tensorpool.errors import TransportError
 
-SAMPLE_EVERY_NS: Final = 100_000_000  # as long as untethered subscribers may take before Aeron passes them over
+SAMPLE_EVERY_NS: Final = 100_000_000  # as long as untethered subscribers may take before Aeron skips them
 STANDS_STILL_NS: Final = 300_000_000  # for a subscriber that was not known to: longer than a pause of its runtime
 SETTLE_NS: Final = 50_000_000  # until the others' clients know of the new session
 SESSION_AT_LEAST_NS: Final = 250_000_000  # bounds how many logs the media driver has to keep
@@ -32,7 +32,7 @@ class RenewedPublication:
     """An exclusive publication with as many sessions, one after the other, as it takes.
 
     `renewals` counts the sessions that were given up, `holders` are the subscribers that the last one was held by, for
-    as long as they stand still.
+    as long as they do not read on.
     """
 
     def __init__(self, client: Client, aeron_dir: str, channel: str, stream_id: int) -> None:
@@ -104,7 +104,7 @@ class RenewedPublication:
         publication.revoke()
 
     def _look(self, now_ns: int) -> None:
-        """Find out who holds the log, and replace it if that is only those who stand still."""
+        """Find out which subscribers hold the log, and replace it if none of them reads on."""
         sample = Sample(self._client.counters(), self._stream_id)
         behind = sample.behind(self.publication.session_id, self.publication.position)
         still = set() if self._before is None else sample.still(self._before)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which source epoch a receiver believes in: decided by forwarded announces, and by what chunks were heard.
+"""Which source epoch a receiver accepts: decided by forwarded announces and by the chunks that arrived.
 
 Holds no clock and does no IO. Frames themselves are put together by `tensorpool._core.Assembler`.
 
@@ -54,27 +54,27 @@ class SourceEpoch:
         self.epoch: int | None = None
         self.pools: tuple[SourcePool, ...] = ()
         self._newest = 0
-        self._heard_ns = 0
+        self._chunk_ns = 0
 
     @property
     def largest_stride_bytes(self) -> int:
         return max((pool.stride_bytes for pool in self.pools), default=0)
 
-    def on_chunks(self, newest_epoch: int, heard_ns: int) -> None:
-        """The highest epoch that a chunk told of, and when one of it came last."""
+    def on_chunks(self, newest_epoch: int, chunk_ns: int) -> None:
+        """The highest epoch of a chunk, and when the last chunk of it arrived."""
         if self.epoch is None or newest_epoch < self._newest:
             return
-        is_later = newest_epoch > self._newest or heard_ns > self._heard_ns
+        is_later = newest_epoch > self._newest or chunk_ns > self._chunk_ns
         self._newest = newest_epoch
         if is_later:
-            self._heard_ns = max(heard_ns, self._heard_ns)
+            self._chunk_ns = max(chunk_ns, self._chunk_ns)
 
     def on_announce(self, epoch: int, pools: Iterable[SourcePool], now_ns: int) -> Verdict:
         """A forwarded announce of the source stream."""
-        if self.epoch is not None and epoch < self._newest and now_ns - self._heard_ns < self._silence_ns:
+        if self.epoch is not None and epoch < self._newest and now_ns - self._chunk_ns < self._silence_ns:
             return Verdict.STALE
         is_same = epoch == self.epoch
         self.epoch = self._newest = epoch
         self.pools = tuple(pools)
-        self._heard_ns = now_ns
+        self._chunk_ns = now_ns
         return Verdict.REFRESHED if is_same else Verdict.ADOPTED

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """A bridge as one object: mappings of both directions on one media driver, in one duty cycle.
 
-    no link ──media driver alive──► linked: a worker per mapping ──its transport fails──► no link
+    disconnected ──media driver alive──► connected: a worker per mapping ──its transport fails──► disconnected
 
 A worker never waits and raises TransportError or Closed when the media driver is gone; then all of them are closed and
 made anew once it is back. A driver that restarts, a lease that is lost and a source that changes its epoch are the
@@ -12,26 +12,24 @@ Bridge §2, §3; decision G9; Service Control §4.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from types import TracebackType
 from typing import Final, Protocol, Self
 
 from tensorpool import aeron
-from tensorpool.bridge.config import BridgeConfig, MappingConfig, check_against_driver
+from tensorpool.bridge.config import BridgeConfig, MappingConfig
+from tensorpool.bridge.config_checks import check_against_driver
 from tensorpool.bridge.destinations import Destinations
 from tensorpool.bridge.metrics import Collector, Counters
 from tensorpool.bridge.receiver import Receiver, Reception
 from tensorpool.bridge.sender import Sender
 from tensorpool.client import Client
 from tensorpool.clock import Clock, SystemClock
-from tensorpool.control import Service, State, host_standard
+from tensorpool.closing import ClosesOnExit
+from tensorpool.control import Service, State, add_common_commands
 from tensorpool.driver.config import DriverConfig
 from tensorpool.errors import Closed, ConfigError, TransportError
 from tensorpool.logs import get_logger
 
-RECONNECT_EVERY_NS: Final = 100_000_000
-RETRY_NS: Final = 1_000_000_000  # when something could not be opened
-LOOK_EVERY_NS: Final = 500_000_000
-WAIT_NS: Final = 20_000_000  # for frames or chunks; what is heard beside chunks ends it, the rest is not urgent
+WAIT_NS: Final = 20_000_000  # for frames or chunks; messages beside chunks end it, the rest is not urgent
 PROGRESS_WAIT_NS: Final = 1_000_000  # where everything else includes progress
 SHARED_WAIT_NS: Final = 200_000  # for chunks, while frames may have to be sent
 
@@ -40,10 +38,10 @@ class Worker(Protocol):
     """What turns one mapping: `sender.Sender` and `receiver.Receiver`.
 
         Sender(mapping: MappingConfig, config: BridgeConfig, client: tensorpool.client.Client,
-               link: aeron.Client, counters: Counters)
+               transport: aeron.Client, counters: Counters)
 
     `client` is connected to the local SHM driver and has a thread of its own; consumers are opened with
-    `attaching.Attaching`, since `client.consumer` waits. `link` is the connection for UDP and local publications and
+    `attaching.BackgroundAttach`, since `client.consumer` waits. `transport` is for UDP and local publications and
     subscriptions; the worker closes what it adds. `client.config` is the local driver's configuration.
     """
 
@@ -61,7 +59,7 @@ class Worker(Protocol):
         """Give back leases and streams; raises nothing when the media driver is gone already."""
 
 
-class Bridge:
+class Bridge(ClosesOnExit):
     """A bridge inside this process: an agent, turned by `invoke`, or on a thread between `start` and `close`.
 
     >>> with Bridge(BridgeConfig.load("bridge.toml")).start() as bridge:      # doctest: +SKIP
@@ -90,15 +88,12 @@ class Bridge:
         self._counters = {mapping: Counters(mapping.name) for mapping in config.mappings}
         self._unrouted = Counters("")
         self._destinations = Destinations(config, self.driver)
-        self._media_driver = aeron.DriverSight(self.aeron_dir)
+        self._connection = aeron.MediaDriverConnection(
+            self.aeron_dir, self.role_name, self._open_workers, self._log, close_streams=self._close_workers
+        )
         self._client: Client | None = None
-        self._link: aeron.Client | None = None
-        self._senders: tuple[Sender, ...] = ()
-        self._reception: Reception | None = None
         self._paused: set[MappingConfig] = set()
-        self._retry_ns = 0
-        self._look_ns = 0
-        self._complaint = ""  # why there is no link, as it was logged
+        self._logged_failure = ""
         self._is_closed = False
         self._is_drained = False
         self._service = self._make_service() if config.control.enabled else None
@@ -115,7 +110,8 @@ class Bridge:
     @property
     def workers(self) -> tuple[Sender | Receiver, ...]:
         """Of all mappings; none while there is no media driver."""
-        return (*self._senders, *(self._reception.receivers if self._reception is not None else ()))
+        streams = self._connection.streams
+        return () if streams is None else streams.workers
 
     @property
     def is_ready(self) -> bool:
@@ -173,17 +169,15 @@ class Bridge:
             raise Closed(f"bridge {self.config.bridge.instance_id} is closed")
         now_ns = self._clock.monotonic_ns()
         try:
-            if self._link is None:
-                return self._connect(now_ns)
-            if now_ns >= self._look_ns:
-                self._look_ns = now_ns + LOOK_EVERY_NS
-                if self._link.is_closed or self._media_driver.is_dead():
-                    raise TransportError(f"the media driver at {self.aeron_dir} is gone")
-            work = sum(sender.invoke(now_ns) for sender in self._senders)
-            work += self._reception.invoke(now_ns) if self._reception is not None else 0
+            if self._connection.maintain(now_ns):
+                self._on_connected()
+            streams = self._connection.streams
+            if streams is None:
+                return 0
+            work = streams.invoke(now_ns)
             return work + (self._service.invoke() if self._service is not None else 0)
         except (TransportError, Closed) as error:
-            self._disconnect(str(error), now_ns)
+            self._connection.lose(error, now_ns)
             return 1
 
     def on_start(self) -> None: ...
@@ -208,83 +202,52 @@ class Bridge:
         else:
             self._end()
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
-
     def wait(self, timeout_ns: int, work_count: int = 0) -> bool:
         """Sleep until there is a frame to send, or take chunks as they come, in native code.
 
         False where several things are waited for and the last turn found none of them.
         """
+        streams = self._connection.streams
         try:
-            if self._reception is None:
-                return len(self._senders) == 1 and self._senders[0].wait(timeout_ns)
-            if self._senders and not work_count:
-                return False
-            self._reception.wait(SHARED_WAIT_NS if self._senders else timeout_ns)
+            return streams is not None and streams.wait(timeout_ns, work_count)
         except (TransportError, Closed):
             return False  # the next turn finds out
-        return True
 
     # --- inside
 
-    def _connect(self, now_ns: int) -> int:
-        if now_ns < self._retry_ns:
-            return 0
-        self._retry_ns = now_ns + RECONNECT_EVERY_NS
-        if self._media_driver.is_dead() or not aeron.is_driver_active(self.aeron_dir):
-            self._complain("no media driver is alive there")
-            return 0
-        self._retry_ns = now_ns + RETRY_NS
+    def _open_workers(self, transport: aeron.Client, now_ns: int) -> BridgeStreams:
         if self._client is None:
             self._client = Client(self.driver, self.aeron_dir, name=self.role_name)
-        self._link = link = aeron.connect(self.aeron_dir, client_name=self.role_name)
-        self._media_driver.adopt()
-        for mapping in self.config.sent:
-            self._senders += (Sender(mapping, self.config, self._client, link, self._counters[mapping]),)
-        if self.config.received:
-            self._reception = Reception(
-                self.config, self._client, link, self._destinations, self._counters, self._unrouted
-            )
+        streams = BridgeStreams()
+        try:
+            for mapping in self.config.sent:
+                sender = Sender(mapping, self.config, self._client, transport, self._counters[mapping])
+                streams.senders += (sender,)
+            if self.config.received:
+                streams.reception = Reception(
+                    self.config, self._client, transport, self._destinations, self._counters, self._unrouted
+                )
+        except BaseException:
+            streams.close()
+            raise
+        return streams
+
+    def _on_connected(self) -> None:
         self._apply_pauses()
-        if self._service is not None:
-            self._service.bind(link, patiently=True)
-        self._complaint = ""
+        if self._service is not None and self._connection.client is not None:
+            self._service.bind(self._connection.client, patiently=True)
         self._log.info("connected", aeron_dir=self.aeron_dir, mappings=len(self.config.mappings))
-        return 1
 
-    def _disconnect(self, words: str, now_ns: int) -> None:
-        self._complain(words)
-        self._retry_ns = max(self._retry_ns, now_ns + RECONNECT_EVERY_NS)
-        self._close_link()
-
-    def _complain(self, words: str) -> None:
-        if words != self._complaint:
-            self._log.warning("disconnected", aeron_dir=self.aeron_dir, error=words)
-        self._complaint = words
-
-    def _close_link(self) -> None:
-        senders, self._senders = self._senders, ()
-        reception, self._reception = self._reception, None
-        link, self._link = self._link, None
+    def _close_workers(self, streams: BridgeStreams) -> None:
         if self._service is not None:
             self._service.unbind()
-        for worker in (*senders, *(() if reception is None else (reception,))):
-            worker.close()
-        self._media_driver.forget()
-        if link is not None:
-            link.close()
+        streams.close()
 
     def _end(self) -> None:
         if self._is_closed:
             return
         self._is_closed = True
-        self._close_link()
+        self._connection.close()
         if self._client is not None:
             self._client.close()
 
@@ -303,7 +266,7 @@ class Bridge:
 
     def _make_service(self) -> Service:
         service = Service("bridge", self.config.bridge.instance_id, config=self.config.control, clock=self._clock)
-        host_standard(service, status=self._status, drain=self._drain, pause=self.pause, resume=self.resume)
+        add_common_commands(service, status=self._status, drain=self._drain, pause=self.pause, resume=self.resume)
         return service
 
     def _status(self) -> dict[str, object]:
@@ -332,9 +295,39 @@ class Bridge:
     def _on_failed_turn(self, error: Exception) -> None:
         if isinstance(error, ConfigError):
             raise error  # no further turn would mend it: `close` raises it
-        if str(error) != self._complaint:
+        if str(error) != self._logged_failure:
             self._log.error("turn_failed", exc_info=error)
-        self._complaint = str(error)
+        self._logged_failure = str(error)
+
+
+class BridgeStreams:
+    """The workers of all mappings, with their publications and subscriptions at one media driver."""
+
+    def __init__(self) -> None:
+        self.senders: tuple[Sender, ...] = ()
+        self.reception: Reception | None = None
+
+    @property
+    def workers(self) -> tuple[Sender | Receiver, ...]:
+        return (*self.senders, *(self.reception.receivers if self.reception is not None else ()))
+
+    def invoke(self, now_ns: int) -> int:
+        """One turn of every worker. Raises TransportError, Closed."""
+        work = sum(sender.invoke(now_ns) for sender in self.senders)
+        return work + (self.reception.invoke(now_ns) if self.reception is not None else 0)
+
+    def wait(self, timeout_ns: int, work_count: int) -> bool:
+        """See `Bridge.wait`. Raises TransportError, Closed."""
+        if self.reception is None:
+            return len(self.senders) == 1 and self.senders[0].wait(timeout_ns)
+        if self.senders and not work_count:
+            return False
+        self.reception.wait(SHARED_WAIT_NS if self.senders else timeout_ns)
+        return True
+
+    def close(self) -> None:
+        for worker in (*self.senders, *(() if self.reception is None else (self.reception,))):
+            worker.close()
 
 
 class _Idle:

@@ -2,7 +2,7 @@
 """Which local streams a bridge produces: those of its mappings, and for mappings without one an id of its range.
 
 A destination that was configured is asked for until it is free. An id that was chosen is left for the next one of the
-range when somebody keeps it for longer than a dead producer's lease lasts. Bridge §4; decisions G4, G9, G29.
+range when another client holds it for longer than a dead producer's lease lasts. Bridge §4; decisions G4, G9, G29.
 """
 
 from __future__ import annotations
@@ -10,7 +10,8 @@ from __future__ import annotations
 import threading
 from typing import Final
 
-from tensorpool.bridge.config import BridgeConfig, MappingConfig, allocatable
+from tensorpool.bridge.config import BridgeConfig, MappingConfig
+from tensorpool.bridge.config_checks import allocatable
 from tensorpool.client import Client, Producer
 from tensorpool.driver.config import DriverConfig
 from tensorpool.errors import AttachRefused, TensorPoolError

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What goes to the other host beside the chunks of a stream: its announces, metadata, QoS and progress.
+"""Forwards to the other host what belongs to a stream beside its chunks: announces, metadata, QoS and progress.
 
-Messages travel as they were heard, under the id of the source stream; the receiver rewrites them. Announces and
-metadata say what is, so the last one is kept until the network takes it and told again to whoever connects later; QoS
-and progress say what was, so they are sent once or dropped. Checksums of frames leave by the same door.
+Messages travel unchanged, under the id of the source stream; the receiver rewrites them. Announces and metadata are
+state: the last one is kept until the network takes it and sent again to a receiver that connects later. QoS and
+progress are events: they are sent once or dropped. Checksums of frames go on the same stream.
 Bridge §7.1, §7.2, §9; decisions G10, G13, G16.
 """
 
@@ -15,14 +15,15 @@ from collections.abc import Callable
 from typing import Final
 
 from tensorpool import aeron
-from tensorpool.bridge.channels import listening
+from tensorpool.aeron.adapter import MessageAdapter
 from tensorpool.bridge.checksum import FrameChecksum
 from tensorpool.bridge.config import BridgeConfig, MappingConfig
 from tensorpool.bridge.metrics import Counters
 from tensorpool.channel import Endpoint
 from tensorpool.driver.config import DriverConfig
 from tensorpool.errors import DecodeError
-from tensorpool.wire import control, decode, peek_header
+from tensorpool.soft_state import SoftStateTable
+from tensorpool.wire import Message, decode
 from tensorpool.wire.control import (
     DataSourceAnnounce,
     DataSourceMeta,
@@ -36,14 +37,16 @@ FRAGMENT_LIMIT: Final = 64
 MAX_CHECKSUMS: Final = 256
 MAX_DUE: Final = 256  # metadata that wait for room
 MAX_EPOCHS: Final = 8  # whose announces are remembered until the sender has mapped one of them
-FRESH_PERIODS: Final = 3  # for so long an announce is told to who comes later
+FRESH_PERIODS: Final = 3  # for so long an announce is sent to receivers that connect later
+
+type Kinds = dict[type[Message], str]  # their names in counters
 
 _STREAM_ID: Final = struct.Struct("<8xI")  # the first field of everything that is forwarded
 _EPOCH: Final = struct.Struct("<16xQ")  # of ShmPoolAnnounce
-_ANNOUNCES: Final = {ShmPoolAnnounce.TEMPLATE_ID: "announce"}
-_METADATA: Final = {DataSourceAnnounce.TEMPLATE_ID: "source", DataSourceMeta.TEMPLATE_ID: "metadata"}
-_QOS: Final = {QosProducer.TEMPLATE_ID: "qos", QosConsumer.TEMPLATE_ID: "qos"}
-_PROGRESS: Final = {FrameProgress.TEMPLATE_ID: "progress"}
+_ANNOUNCES: Final[Kinds] = {ShmPoolAnnounce: "announce"}
+_METADATA: Final[Kinds] = {DataSourceAnnounce: "source", DataSourceMeta: "metadata"}
+_QOS: Final[Kinds] = {QosProducer: "qos", QosConsumer: "qos"}
+_PROGRESS: Final[Kinds] = {FrameProgress: "progress"}
 
 
 class Forwarder:
@@ -54,48 +57,47 @@ class Forwarder:
         mapping: MappingConfig,
         config: BridgeConfig,
         driver: DriverConfig,
-        link: aeron.Client,
+        transport: aeron.Client,
         counters: Counters,
     ) -> None:
         section = config.bridge
         self._stream_id = mapping.source_stream_id
         self._counters = counters
-        self._fresh_ns = FRESH_PERIODS * driver.announce_period_ns
-        self._announces: dict[int, tuple[bytes, int]] = {}  # by epoch, with the time when it was heard
-        self._told_epoch: int | None = None
-        self._is_due = False  # the told epoch was announced again
+        self._announces = SoftStateTable[int, bytes](FRESH_PERIODS * driver.announce_period_ns, limit=MAX_EPOCHS)
+        self._announced_epoch: int | None = None
+        self._is_due = False  # the announced epoch was announced again by the driver
         self._checksums: deque[bytes] = deque()
         self._now_ns = 0
-        self._ears: list[_Ear] = []
-        self._control = _Outlet(link, section.control, counters)
+        self._sources: list[tuple[aeron.Subscription, MessageAdapter]] = []
+        self._control = _Outlet(transport, section.control, counters)
         self._metadata: _Outlet | None = None
         try:
-            self._listen(link, driver.driver.announce, _ANNOUNCES, self._on_announce)
+            self._listen(transport, driver.driver.announce, _ANNOUNCES, self._on_announce)
             if section.metadata is not None:
-                self._metadata = _Outlet(link, section.metadata, counters)
-                heard = Endpoint(driver.driver.metadata_channel, section.source_metadata_stream_id)
-                self._listen(link, heard, _METADATA, self._metadata.keep)
+                self._metadata = _Outlet(transport, section.metadata, counters)
+                source = Endpoint(driver.driver.metadata_channel, section.source_metadata_stream_id)
+                self._listen(transport, source, _METADATA, self._metadata.keep)
             wanted = (_QOS if section.forward_qos else {}) | (_PROGRESS if section.forward_progress else {})
             if wanted and mapping.source_control_stream_id:
-                heard = Endpoint(config.local_control_channel(driver), mapping.source_control_stream_id)
-                self._listen(link, heard, wanted, self._control.send)
+                source = Endpoint(config.local_control_channel(driver), mapping.source_control_stream_id)
+                self._listen(transport, source, wanted, self._control.send)
         except BaseException:
             self.close()
             raise
 
     @property
     def is_connected(self) -> bool:
-        """Whether anybody hears the announces."""
+        """Whether a receiver is connected."""
         return self._control.is_connected
 
     @property
-    def heard(self) -> tuple[aeron.Subscription, ...]:
-        """Where something to forward may come from."""
-        return tuple(ear.subscription for ear in self._ears)
+    def subscriptions(self) -> tuple[aeron.Subscription, ...]:
+        """The sources of messages to forward."""
+        return tuple(subscription for subscription, _ in self._sources)
 
-    def has_told(self, epoch: int) -> bool:
+    def has_announced(self, epoch: int) -> bool:
         """G16: whether the announce of this epoch left before its first chunk may."""
-        return self._told_epoch == epoch
+        return self._announced_epoch == epoch
 
     def send_checksum(self, checksum: FrameChecksum) -> None:
         """As soon as there is room; the receiver waits for it as long as for a chunk."""
@@ -107,7 +109,7 @@ class Forwarder:
     def invoke(self, epoch: int | None, now_ns: int) -> int:
         """One turn. `epoch` is the one that the sender has mapped: only that one is announced."""
         self._now_ns = now_ns
-        work = sum(ear.poll() for ear in self._ears)
+        work = sum(subscription.poll(adapter.on_message, FRAGMENT_LIMIT) for subscription, adapter in self._sources)
         self._announce(epoch)
         while self._checksums and self._control.send("checksum", self._checksums[0], is_last_try=False):
             self._checksums.popleft()
@@ -116,8 +118,8 @@ class Forwarder:
         return work
 
     def close(self) -> None:
-        for ear in self._ears:
-            ear.close()
+        for subscription, _ in self._sources:
+            subscription.close()
         for outlet in (self._control, self._metadata):
             if outlet is not None:
                 outlet.close()
@@ -125,38 +127,49 @@ class Forwarder:
     # --- inside
 
     def _listen(
-        self, link: aeron.Client, endpoint: Endpoint, kinds: dict[int, str], take: Callable[[str, bytes], object]
+        self, transport: aeron.Client, endpoint: Endpoint, kinds: Kinds, take: Callable[[str, bytes], object]
     ) -> None:
-        subscription = link.add_subscription(listening(endpoint.channel), endpoint.stream_id)
-        self._ears.append(_Ear(subscription, self._stream_id, kinds, take, self._counters))
+        """Call `take` with each message of these kinds about the mapped stream."""
+        adapter = MessageAdapter(self._on_malformed)
+        for kind, label in kinds.items():
+            adapter.add_undecoded(kind, self._taking(label, take))
+        self._sources.append((aeron.subscribe(transport, endpoint), adapter))
+
+    def _taking(self, label: str, take: Callable[[str, bytes], object]) -> Callable[[bytes, aeron.MessageInfo], None]:
+        def on_message(data: bytes, info: aeron.MessageInfo) -> None:
+            if len(data) >= _STREAM_ID.size and _STREAM_ID.unpack_from(data)[0] != self._stream_id:
+                return
+            decode(data)  # raises for a malformed message, which the receiver would only refuse
+            take(label, data)
+
+        return on_message
+
+    def _on_malformed(self, data: bytes, error: DecodeError) -> None:
+        self._counters.add("messages_dropped", reason="malformed")
 
     def _on_announce(self, kind: str, data: bytes) -> None:
         (epoch,) = _EPOCH.unpack_from(data)
-        self._announces.pop(epoch, None)
-        self._announces[epoch] = data, self._now_ns
-        if len(self._announces) > MAX_EPOCHS:
-            del self._announces[next(iter(self._announces))]  # the one that was not heard of for longest
-        self._is_due |= epoch == self._told_epoch
+        if self._announces.is_full and epoch not in self._announces:
+            self._announces.pop_oldest()
+        self._announces.add(epoch, data, self._now_ns)
+        self._is_due |= epoch == self._announced_epoch
 
     def _announce(self, epoch: int | None) -> None:
-        """As often as the driver does; at once when the sender goes to another epoch, and when somebody connects."""
-        if self._control.is_newly_connected() or epoch != self._told_epoch:
-            self._told_epoch = None
-        if epoch is None or (epoch == self._told_epoch and not self._is_due):
+        """As often as the driver does; at once when the sender goes to another epoch, and when a receiver connects."""
+        if self._control.is_newly_connected() or epoch != self._announced_epoch:
+            self._announced_epoch = None
+        if epoch is None or (epoch == self._announced_epoch and not self._is_due):
             return
-        data, heard_ns = self._announces.get(epoch, (b"", 0))
-        if data and self._is_fresh(heard_ns) and self._control.send("announce", data, is_last_try=False):
-            self._told_epoch, self._is_due = epoch, False
-
-    def _is_fresh(self, heard_ns: int) -> bool:
-        return self._now_ns - heard_ns <= self._fresh_ns
+        data = self._announces.get_fresh(epoch, self._now_ns)
+        if data is not None and self._control.send("announce", data, is_last_try=False):
+            self._announced_epoch, self._is_due = epoch, False
 
 
 class _Outlet:
-    """A publication over the network, with what is still to be told and the last of each kind for who comes later."""
+    """A publication over the network, with a queue, and the last message of each kind for later receivers."""
 
-    def __init__(self, link: aeron.Client, endpoint: Endpoint, counters: Counters) -> None:
-        self._publication = link.add_publication(endpoint.channel, endpoint.stream_id, exclusive=True)
+    def __init__(self, transport: aeron.Client, endpoint: Endpoint, counters: Counters) -> None:
+        self._publication = transport.add_publication(endpoint.channel, endpoint.stream_id, exclusive=True)
         self._counters = counters
         self._kept: dict[str, bytes] = {}
         self._due: deque[tuple[str, bytes]] = deque()
@@ -167,21 +180,21 @@ class _Outlet:
         return self._publication.is_connected
 
     def is_newly_connected(self) -> bool:
-        """Whether somebody has connected since the last time that it was asked, after nobody was."""
+        """Whether a first receiver has connected since the last call."""
         is_connected = self._publication.is_connected
         is_new = is_connected and not self._was_connected
         self._was_connected = is_connected
         return is_new
 
     def keep(self, kind: str, data: bytes) -> None:
-        """Tell when there is room, in order, and the last one again to whoever connects later."""
+        """Send when there is room, in order, and the last one again to a receiver that connects later."""
         self._kept[kind] = data
         if len(self._due) == MAX_DUE:
             self._counters.add("messages_dropped", reason=self._due.popleft()[0])
         self._due.append((kind, data))
 
     def send(self, kind: str, data: bytes, *, is_last_try: bool = True) -> bool:
-        """Tell now or never."""
+        """Send now or never."""
         if len(data) > self._publication.max_message_length:
             self._counters.add("messages_dropped", reason=f"{kind}_too_long")
             return True
@@ -193,51 +206,14 @@ class _Outlet:
         return is_accepted
 
     def flush(self) -> int:
-        """Tell what is due; returns how much was."""
+        """Send what is queued; returns how many messages were sent."""
         if self.is_newly_connected():
             self._due = deque(self._kept.items())
-        told = 0
+        sent = 0
         while self._due and self.send(*self._due[0], is_last_try=False):
             self._due.popleft()
-            told += 1
-        return told
+            sent += 1
+        return sent
 
     def close(self) -> None:
         self._publication.close()
-
-
-class _Ear:
-    """Passes on what one stream of the source host says about the mapped stream; everything else is left out."""
-
-    def __init__(
-        self,
-        subscription: aeron.Subscription,
-        stream_id: int,
-        kinds: dict[int, str],
-        take: Callable[[str, bytes], object],
-        counters: Counters,
-    ) -> None:
-        self.subscription: Final = subscription
-        self._stream_id = stream_id
-        self._kinds = kinds
-        self._take = take
-        self._counters = counters
-
-    def poll(self) -> int:
-        return self.subscription.poll(self._on_message, FRAGMENT_LIMIT)
-
-    def close(self) -> None:
-        self.subscription.close()
-
-    def _on_message(self, data: bytes, info: aeron.MessageInfo) -> None:
-        try:
-            header = peek_header(data)
-            if header.schema_id != control.schema.id or header.template_id not in self._kinds:
-                return
-            if len(data) >= _STREAM_ID.size and _STREAM_ID.unpack_from(data)[0] != self._stream_id:
-                return
-            decode(data)  # what is malformed here would only be refused over there
-        except DecodeError:
-            self._counters.add("messages_dropped", reason="malformed")
-            return
-        self._take(self._kinds[header.template_id], data)

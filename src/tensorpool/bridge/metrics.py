@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What a bridge counted, per mapping and reason, for people and for Prometheus.
 
-Counts that live in native objects are read when somebody asks. Prometheus calls them
+Counts that live in native objects are read on demand. Prometheus calls them
 `tensorpool_bridge_<what>_total{mapping=…,reason=…}`.
 """
 

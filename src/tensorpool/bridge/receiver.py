@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The receiving end: chunks become frames of local streams, and what is forwarded beside them is told here.
+"""The receiving end: chunks become frames of local streams, and messages forwarded beside them are published here.
 
 `Reception` listens for all mappings that a bridge receives; each `Receiver` is the exclusive producer of one
-destination. Chunks never pass through Python: `_core.Intake` takes them from Aeron and hands them to the
+destination. Chunks never pass through Python: `_core.ChunkRouter` takes them from Aeron and hands them to the
 `_core.Assembler` of their stream, which writes them to the slot. A new epoch of the source becomes a new local epoch by
 giving the lease back and attaching anew; frames are dropped, and counted, until that is done.
 Bridge §4, §5, §6, §7, §8, §9; decisions G4-G7, G10-G13, G15-G17, G20, G22, G25, G28.
@@ -16,21 +16,21 @@ from typing import Final
 import msgspec
 
 from tensorpool import aeron
-from tensorpool._core import Assembler, Intake
+from tensorpool._core import Assembler, ChunkRouter
+from tensorpool.aeron.adapter import MessageAdapter
 from tensorpool.bridge.assembly import SourceEpoch, SourcePool, Verdict
-from tensorpool.bridge.attaching import Attaching
-from tensorpool.bridge.channels import hearing, telling
-from tensorpool.bridge.checksum import SCHEMA_ID, FrameChecksum
+from tensorpool.bridge.background_attach import BackgroundAttach
+from tensorpool.bridge.checksum import FrameChecksum
 from tensorpool.bridge.config import BridgeConfig, MappingConfig
 from tensorpool.bridge.destinations import Destinations
 from tensorpool.bridge.metrics import Counters, Key
-from tensorpool.channel import Endpoint
+from tensorpool.channel import ChannelUri, Endpoint
 from tensorpool.client import Client, Producer
-from tensorpool.client.mapping import Regions
-from tensorpool.client.producer_session import Writing
-from tensorpool.errors import DecodeError, RemoteProtocolError, TensorPoolError
+from tensorpool.client.mapped_epoch import EpochWriter
+from tensorpool.errors import RemoteProtocolError, TensorPoolError
 from tensorpool.logs import get_logger
-from tensorpool.wire import Message, control, decode, peek_header
+from tensorpool.shm.announced import Regions
+from tensorpool.wire import Message
 from tensorpool.wire.control import (
     DataSourceAnnounce,
     DataSourceMeta,
@@ -50,10 +50,9 @@ SLOW_LINK_BYTES_PER_S: Final = 125_000_000  # 1 Gb/s
 SECOND: Final = 1_000_000_000
 METADATA_TERM: Final = "1m"
 CONTROL_TERM: Final = "64k"
+NETWORK_BUFFERS: Final = {"so-rcvbuf": "4m", "rcv-wnd": "2m"}
 
-_METADATA: Final = (DataSourceAnnounce, DataSourceMeta, MetaBlobAnnounce, MetaBlobChunk, MetaBlobComplete)
-_METADATA_IDS: Final = frozenset(kind.TEMPLATE_ID for kind in _METADATA)
-_CONTROL_IDS: Final = frozenset(kind.TEMPLATE_ID for kind in (ShmPoolAnnounce, FrameProgress, QosProducer, QosConsumer))
+type Metadata = DataSourceAnnounce | DataSourceMeta | MetaBlobAnnounce | MetaBlobChunk | MetaBlobComplete
 
 
 class Reception:
@@ -66,28 +65,30 @@ class Reception:
         self,
         config: BridgeConfig,
         client: Client,
-        link: aeron.Client,
+        transport: aeron.Client,
         destinations: Destinations,
         counters: Mapping[MappingConfig, Counters],
         unrouted: Counters,
     ) -> None:
         section = config.bridge
         self._unrouted = unrouted
-        self._intake = Intake()
+        self._router = ChunkRouter()
         self._streams: list[Callable[[], None]] = []
         self.receivers: tuple[Receiver, ...] = ()
         self._metadata: aeron.Subscription | None = None
         self._now_ns = 0
+        self._control_adapter = self._make_control_adapter()
+        self._metadata_adapter = self._make_metadata_adapter()
         unrouted.include(self._unrouted_counts)
         try:
-            self._payload = self._subscribe(link, section.receive_payload)
-            self._control = self._subscribe(link, section.receive_control)
+            self._payload = self._subscribe(transport, section.receive_payload)
+            self._control = self._subscribe(transport, section.receive_control)
             if section.receive_metadata is not None:
-                self._metadata = self._subscribe(link, section.receive_metadata)
+                self._metadata = self._subscribe(transport, section.receive_metadata)
             for mapping in config.received:
-                receiver = Receiver(mapping, config, client, link, destinations, counters[mapping])
+                receiver = Receiver(mapping, config, client, transport, destinations, counters[mapping])
                 self.receivers += (receiver,)
-                self._intake.add(receiver.assembler)
+                self._router.add(receiver.assembler)
         except BaseException:
             self.close()
             raise
@@ -95,26 +96,26 @@ class Reception:
     def invoke(self, now_ns: int) -> int:
         """One turn: what was announced first, so that chunks of a new epoch find it known (G16)."""
         self._now_ns = now_ns
-        work = self._control.poll(self._on_control, CONTROL_LIMIT)
+        work = self._control.poll(self._control_adapter.on_message, CONTROL_LIMIT)
         if self._metadata is not None:
-            work += self._metadata.poll(self._on_metadata, CONTROL_LIMIT)
+            work += self._metadata.poll(self._metadata_adapter.on_message, CONTROL_LIMIT)
         for receiver in self.receivers:
             work += receiver.invoke(now_ns)
         for _ in range(POLLS_PER_TURN):
-            fragments = self._intake.poll(self._payload, FRAGMENT_LIMIT, now_ns)
+            fragments = self._router.poll(self._payload, FRAGMENT_LIMIT, now_ns)
             work += fragments
             if fragments == 0:
                 break
         return work
 
     def wait(self, timeout_ns: int) -> None:
-        """Take chunks as they come, without Python, until something else is heard. Raises TransportError, Closed."""
+        """Take chunks as they come, without Python, until another message arrives. Raises TransportError, Closed."""
         others = (self._control,) if self._metadata is None else (self._control, self._metadata)
-        self._intake.pump(self._payload, others, FRAGMENT_LIMIT, timeout_ns)
+        self._router.pump(self._payload, others, FRAGMENT_LIMIT, timeout_ns)
 
     def close(self) -> None:
         for receiver in self.receivers:
-            self._intake.remove(receiver.assembler.stream_id)
+            self._router.remove(receiver.assembler.stream_id)
             receiver.close()
         for close in self._streams:
             close()
@@ -123,62 +124,71 @@ class Reception:
 
     # --- inside
 
-    def _subscribe(self, link: aeron.Client, endpoint: Endpoint) -> aeron.Subscription:
-        subscription = link.add_subscription(hearing(endpoint.channel), endpoint.stream_id)
+    def _subscribe(self, transport: aeron.Client, endpoint: Endpoint) -> aeron.Subscription:
+        subscription = transport.add_subscription(str(with_buffers(endpoint.uri)), endpoint.stream_id)
         self._streams.append(subscription.close)
         return subscription
 
     def _unrouted_counts(self) -> dict[Key, int]:
-        return self._intake.counts
+        return self._router.counts
 
-    def _on_control(self, data: bytes, _: aeron.MessageInfo) -> None:
+    def _make_control_adapter(self) -> MessageAdapter:
         """§10: schemas 900 and 902 share the stream."""
-        message = self._decoded(data, _CONTROL_IDS, "control_dropped")
-        if message is None:
-            return
-        if isinstance(message, FrameChecksum):
-            for each in self.receivers:
-                each.on_checksum(message, self._now_ns)
-            return
-        assert isinstance(message, ShmPoolAnnounce | FrameProgress | QosProducer | QosConsumer)
-        concerned = [it for it in self.receivers if it.mapping.source_stream_id == message.stream_id]
-        if not concerned:
-            self._unrouted.add("control_dropped", reason="unknown_stream")
-        for receiver in concerned:  # one: sources are distinct
-            match message:
-                case ShmPoolAnnounce():
-                    receiver.on_announce(message, self._now_ns)
-                case FrameProgress():
-                    receiver.on_progress(message)
-                case _:
-                    receiver.on_qos(message)
+        adapter = self._adapter("control_dropped")
+        adapter.add_undecoded(FrameChecksum, self.on_frame_checksum)
+        adapter.add(ShmPoolAnnounce, self.on_shm_pool_announce)
+        adapter.add(FrameProgress, self.on_frame_progress)
+        adapter.add(QosProducer, self.on_qos)
+        adapter.add(QosConsumer, self.on_qos)
+        return adapter
 
-    def _on_metadata(self, data: bytes, _: aeron.MessageInfo) -> None:
-        message = self._decoded(data, _METADATA_IDS, "metadata_dropped")
-        if message is None:
-            return
-        assert isinstance(message, _METADATA)
-        # G10: a sender that has rewritten the id already is understood, too.
-        ids = {message.stream_id}
+    def _make_metadata_adapter(self) -> MessageAdapter:
+        adapter = self._adapter("metadata_dropped")
+        adapter.add(DataSourceAnnounce, self.on_metadata)
+        adapter.add(DataSourceMeta, self.on_metadata)
+        adapter.add(MetaBlobAnnounce, self.on_metadata)
+        adapter.add(MetaBlobChunk, self.on_metadata)
+        adapter.add(MetaBlobComplete, self.on_metadata)
+        return adapter
+
+    def _adapter(self, counter: str) -> MessageAdapter:
+        return MessageAdapter(
+            on_malformed=lambda data, error: self._unrouted.add(counter, reason="malformed"),
+            on_foreign=lambda data: self._unrouted.add(counter, reason="foreign"),
+        )
+
+    def on_frame_checksum(self, data: bytes, info: aeron.MessageInfo) -> None:
+        checksum = FrameChecksum.decode(data)
+        if checksum is not None:
+            for receiver in self.receivers:
+                receiver.on_checksum(checksum, self._now_ns)
+
+    def on_shm_pool_announce(self, announce: ShmPoolAnnounce, info: aeron.MessageInfo) -> None:
+        for receiver in self._receiving(announce.stream_id):
+            receiver.on_announce(announce, self._now_ns)
+
+    def on_frame_progress(self, progress: FrameProgress, info: aeron.MessageInfo) -> None:
+        for receiver in self._receiving(progress.stream_id):
+            receiver.on_progress(progress)
+
+    def on_qos(self, qos: QosProducer | QosConsumer, info: aeron.MessageInfo) -> None:
+        for receiver in self._receiving(qos.stream_id):
+            receiver.on_qos(qos)
+
+    def on_metadata(self, message: Metadata, info: aeron.MessageInfo) -> None:
+        """G10: a sender that has rewritten the id already is understood, too."""
         for receiver in self.receivers:
-            if ids & {receiver.mapping.source_stream_id, receiver.metadata_stream_id}:
+            if message.stream_id in (receiver.mapping.source_stream_id, receiver.metadata_stream_id):
                 receiver.on_metadata(message)
                 return
         self._unrouted.add("metadata_dropped", reason="unknown_stream")
 
-    def _decoded(self, data: bytes, known: frozenset[int], what: str) -> Message | FrameChecksum | None:
-        """None for what is not for us, counted where it should have been."""
-        try:
-            header = peek_header(data)
-            if header.schema_id == SCHEMA_ID:
-                return FrameChecksum.decode(data)
-            if header.schema_id != control.schema.id or header.template_id not in known:
-                self._unrouted.add(what, reason="foreign")
-                return None
-            return decode(data)
-        except DecodeError:
-            self._unrouted.add(what, reason="malformed")
-            return None
+    def _receiving(self, stream_id: int) -> list[Receiver]:
+        """The receiver of this source stream, of which there is at most one."""
+        found = [receiver for receiver in self.receivers if receiver.mapping.source_stream_id == stream_id]
+        if not found:
+            self._unrouted.add("control_dropped", reason="unknown_stream")
+        return found
 
 
 class Receiver:
@@ -189,7 +199,7 @@ class Receiver:
         mapping: MappingConfig,
         config: BridgeConfig,
         client: Client,
-        link: aeron.Client,
+        transport: aeron.Client,
         destinations: Destinations,
         counters: Counters,
     ) -> None:
@@ -210,8 +220,8 @@ class Receiver:
             needs_checksum=section.crc32c,
         )
         self._producer: Producer | None = None
-        self._writing: Writing | None = None
-        self._attaching = self._attach(None)
+        self._writer: EpochWriter | None = None
+        self._attach = self._start_attach(None)
         self._is_paused = False
         self._kept: dict[type[Message], DataSourceAnnounce | DataSourceMeta] = {}
         self._is_warned_of: set[str] = set()
@@ -221,10 +231,10 @@ class Receiver:
         try:
             if section.receive_metadata is not None:
                 driver = client.config.driver
-                self._local["metadata"] = _publish(link, driver.metadata, METADATA_TERM)
+                self._local["metadata"] = aeron.publish(transport, driver.metadata, METADATA_TERM)
             if (section.forward_progress or section.forward_qos) and mapping.dest_control_stream_id:
                 endpoint = Endpoint(config.local_control_channel(client.config), mapping.dest_control_stream_id)
-                self._local["control"] = _publish(link, endpoint, CONTROL_TERM)
+                self._local["control"] = aeron.publish(transport, endpoint, CONTROL_TERM)
         except BaseException:
             self.close()
             raise
@@ -237,17 +247,17 @@ class Receiver:
 
     @paused.setter
     def paused(self, is_paused: bool) -> None:
-        self._is_paused = is_paused  # taken over in the next turn: the assembler belongs to whoever polls
+        self._is_paused = is_paused  # takes effect in the next turn: the assembler belongs to the polling thread
 
     @property
     def is_ready(self) -> bool:
         """Whether it has the lease on its destination, and its memory."""
-        return self._writing is not None
+        return self._writer is not None
 
     @property
     def failure(self) -> TensorPoolError | None:
         """Why it has no lease."""
-        return self._attaching.failure
+        return self._attach.failure
 
     @property
     def dest_stream_id(self) -> int:
@@ -260,7 +270,7 @@ class Receiver:
 
     @property
     def local_epoch(self) -> int | None:
-        return None if self._writing is None else self._writing.ring.epoch
+        return None if self._writer is None else self._writer.ring.epoch
 
     # --- the duty cycle
 
@@ -268,15 +278,15 @@ class Receiver:
         """One turn, but for the chunks. Raises TransportError, Closed."""
         work = 0
         if self._producer is None:
-            self._producer = self._attaching.poll(now_ns)
+            self._producer = self._attach.poll(now_ns)
             work += self._producer is not None
-        writing = None if self._producer is None else self._producer.writing
-        if writing is not self._writing:
-            self._writing = writing
+        writer = None if self._producer is None else self._producer.epoch_writer
+        if writer is not self._writer:
+            self._writer = writer
             work += 1
-            if writing is not None:
-                self._on_memory(writing)
-        self.assembler.bind(None if writing is None else writing.publisher, 0 if writing is None else writing.until_ns)
+            if writer is not None:
+                self._on_memory(writer)
+        self.assembler.bind(writer, 0 if writer is None else writer.until_ns)
         self.assembler.set_paused(self._is_paused)
         work += self.assembler.expire(now_ns)
         if now_ns >= self._look_ns:
@@ -286,17 +296,17 @@ class Receiver:
 
     def close(self) -> None:
         self.assembler.bind(None)
-        self._attaching.close()
+        self._attach.close()
         if self._producer is not None:
             self._producer.close()
             self._producer = None
-        self._writing = None
+        self._writer = None
         for publication in self._local.values():
             publication.close()
         self._local.clear()
         self._counters.keep(self._counts)
 
-    # --- what is heard beside the chunks
+    # --- messages beside the chunks
 
     def on_announce(self, announce: ShmPoolAnnounce, now_ns: int) -> None:
         """§7.2: what frames are judged by. Never republished."""
@@ -305,7 +315,7 @@ class Receiver:
         except RemoteProtocolError:
             self._counters.add("announces_dropped", reason="malformed")
             return
-        self._source.on_chunks(self.assembler.newest_epoch, self.assembler.heard_ns)
+        self._source.on_chunks(self.assembler.newest_epoch, self.assembler.last_chunk_ns)
         before = self._source.epoch
         pools = [SourcePool(pool.pool_id, pool.stride_bytes) for pool in announced]
         verdict = self._source.on_announce(announce.epoch, pools, now_ns)
@@ -335,7 +345,7 @@ class Receiver:
             else "late"
             if (published is not None and progress.seq <= published) or self.assembler.is_lost(progress.seq)
             else "no_lease"
-            if self._writing is None
+            if self._writer is None
             else "paused"
             if self._is_paused
             else ""
@@ -346,16 +356,16 @@ class Receiver:
         epoch = progress.epoch
         if self._section.rewrite_progress_epoch and self.local_epoch is not None:
             epoch = self.local_epoch
-        self._tell("control", msgspec.structs.replace(progress, stream_id=self.dest_stream_id, epoch=epoch), "progress")
+        self._publish(
+            "control", msgspec.structs.replace(progress, stream_id=self.dest_stream_id, epoch=epoch), "progress"
+        )
 
     def on_qos(self, qos: QosProducer | QosConsumer) -> None:
         """§9: the source's QoS, under the destination's id."""
         if self._section.forward_qos and self.dest_stream_id:
-            self._tell("control", msgspec.structs.replace(qos, stream_id=self.dest_stream_id), "qos")
+            self._publish("control", msgspec.structs.replace(qos, stream_id=self.dest_stream_id), "qos")
 
-    def on_metadata(
-        self, message: DataSourceAnnounce | DataSourceMeta | MetaBlobAnnounce | MetaBlobChunk | MetaBlobComplete
-    ) -> None:
+    def on_metadata(self, message: Metadata) -> None:
         """§7.1, G12: as it came, but with the ids of this host."""
         if isinstance(message, DataSourceAnnounce | DataSourceMeta):
             self._kept[type(message)] = message
@@ -363,7 +373,7 @@ class Receiver:
 
     # --- inside
 
-    def _attach(self, old: Producer | None) -> Attaching[Producer]:
+    def _start_attach(self, old: Producer | None) -> BackgroundAttach[Producer]:
         """Ask for the lease; `old` is given back first, so that there is a new local epoch (G4)."""
 
         def attach() -> Producer:
@@ -371,37 +381,35 @@ class Receiver:
                 old.close()
             return self._destinations.attach(self.mapping, self._client)
 
-        return Attaching(attach, stream=self.mapping.dest_stream_id, role="producer")
+        return BackgroundAttach(attach, stream=self.mapping.dest_stream_id, role="producer")
 
     def _renew(self) -> None:
         """G5: the seqs of the new source epoch begin anew, and so does the local one."""
         self.assembler.bind(None)
-        self._writing = None
+        self._writer = None
         if self._producer is not None:
-            self._attaching.close()
-            self._attaching = self._attach(self._producer)
+            self._attach.close()
+            self._attach = self._start_attach(self._producer)
             self._producer = None
 
-    def _on_memory(self, writing: Writing) -> None:
-        self._log.info("destination", stream_id=self.dest_stream_id, epoch=writing.ring.epoch)
+    def _on_memory(self, writer: EpochWriter) -> None:
+        self._log.info("destination", stream_id=self.dest_stream_id, epoch=writer.ring.epoch)
         self._warn_of_sizes()
         for kind in (DataSourceAnnounce, DataSourceMeta):  # the announce names the epoch of what follows (K4)
             if kind in self._kept:
                 self._tell_metadata(self._kept[kind])
 
-    def _tell_metadata(
-        self, message: DataSourceAnnounce | DataSourceMeta | MetaBlobAnnounce | MetaBlobChunk | MetaBlobComplete
-    ) -> None:
-        writing, producer = self._writing, self._producer
-        if writing is None or producer is None:
-            self._counters.add("metadata_dropped", reason="no_lease")  # the last of each kind is told later
+    def _tell_metadata(self, message: Metadata) -> None:
+        writer, producer = self._writer, self._producer
+        if writer is None or producer is None:
+            self._counters.add("metadata_dropped", reason="no_lease")  # the last of each kind is published later
             return
         changes: dict[str, int] = {"stream_id": self.metadata_stream_id}
         if isinstance(message, DataSourceAnnounce):
-            changes |= {"epoch": writing.ring.epoch, "producer_id": producer.producer_id}
-        self._tell("metadata", msgspec.structs.replace(message, **changes), "metadata")
+            changes |= {"epoch": writer.ring.epoch, "producer_id": producer.producer_id}
+        self._publish("metadata", msgspec.structs.replace(message, **changes), "metadata")
 
-    def _tell(self, where: str, message: Message, what: str) -> None:
+    def _publish(self, where: str, message: Message, what: str) -> None:
         publication = self._local.get(where)
         if publication is None:
             return
@@ -414,7 +422,7 @@ class Receiver:
     def _counts(self) -> dict[Key, int]:
         return self.assembler.counts
 
-    # --- inside: what an operator should know, said once
+    # --- inside: warnings to the operator, each logged once
 
     def _warn(self, event: str, **fields: object) -> None:
         if event not in self._is_warned_of:
@@ -423,9 +431,9 @@ class Receiver:
 
     def _warn_of_sizes(self) -> None:
         """G15, G20: whether the destination holds what the source may send, and whether it can arrive in time."""
-        if self._writing is None or not self._source.pools:
+        if self._writer is None or not self._source.pools:
             return
-        local = max(pool.stride_bytes for pool in self._writing.ring.spec.pools)
+        local = max(pool.stride_bytes for pool in self._writer.ring.spec.pools)
         source = self._source.largest_stride_bytes
         if local < source:
             advice = "larger frames are dropped; give the destination stream a profile with a larger pool"
@@ -456,5 +464,10 @@ class Receiver:
         )
 
 
-def _publish(link: aeron.Client, endpoint: Endpoint, term: str) -> aeron.Publication:
-    return link.add_publication(telling(endpoint.channel, term), endpoint.stream_id, exclusive=True)
+def with_buffers(uri: ChannelUri) -> ChannelUri:
+    """For a subscription over the network: room for what arrives while this host does something else.
+
+    With Aeron's own 128 KiB the sender waits for us all the time. The kernel books a datagram with up to twice its
+    bytes (one of 8 KiB takes 16): the socket gets twice the window. A kernel that allows less grants what it allows.
+    """
+    return uri if uri.is_ipc else uri.with_defaults(NETWORK_BUFFERS)

@@ -17,15 +17,15 @@ from __future__ import annotations
 from typing import Final
 
 from tensorpool import aeron
-from tensorpool._core import ChunkPlan, FrameSender, FrameSource, Sending, monotonic_ns
-from tensorpool.bridge.attaching import Attaching
-from tensorpool.bridge.channels import carrying
+from tensorpool._core import ChunkPlan, FrameSender, FrameSource, SendResult, monotonic_ns
+from tensorpool.bridge.background_attach import BackgroundAttach
 from tensorpool.bridge.checksum import FrameChecksum
 from tensorpool.bridge.config import BridgeConfig, BridgeSection, MappingConfig
 from tensorpool.bridge.forwarding import Forwarder
 from tensorpool.bridge.metrics import Counters, Key
+from tensorpool.channel import check_channel
 from tensorpool.client import Client, Consumer, Frame
-from tensorpool.client.mapped import MappedEpoch
+from tensorpool.client.mapped_epoch import MappedEpoch
 from tensorpool.errors import TensorPoolError
 from tensorpool.logs import get_logger
 
@@ -33,13 +33,14 @@ ATTACH_TIMEOUT_S: Final = 2.0
 PATIENCE_NS: Final = 2_000_000  # for room in the log, natively and without the GIL, before others have their turn
 TURN_FRAMES: Final = 64
 TURN_BYTES: Final = 2 << 20
+MTU_ALIGNMENT_BYTES: Final = 32
 
 
 class Sender:
     """Sends one stream; a `bridge.Worker`. Raises TransportError when the media driver is gone or refuses."""
 
     def __init__(
-        self, mapping: MappingConfig, config: BridgeConfig, client: Client, link: aeron.Client, counters: Counters
+        self, mapping: MappingConfig, config: BridgeConfig, client: Client, transport: aeron.Client, counters: Counters
     ) -> None:
         section = config.bridge
         self.mapping = mapping
@@ -50,7 +51,7 @@ class Sender:
         self._plan = ChunkPlan(section.first_chunk_bytes, section.effective_chunk_bytes)
         self._log = get_logger("bridge", mapping=mapping.name, role="sender")
         stream_id = mapping.source_stream_id
-        self._attaching = Attaching(
+        self._attach = BackgroundAttach(
             lambda: client.consumer(stream_id, timeout=ATTACH_TIMEOUT_S), stream=stream_id, role="consumer"
         )
         self._consumer: Consumer | None = None
@@ -59,9 +60,11 @@ class Sender:
         self._wants_newest = False
         self._newest: tuple[int, int] = (0, -1)  # epoch and seq of the last frame that was taken
         self._began_ns = 0
-        self._publication = link.add_publication(carrying(section), section.payload_stream_id, exclusive=True)
+        self._publication = transport.add_publication(
+            _payload_channel(section), section.payload_stream_id, exclusive=True
+        )
         try:
-            self._forwarder = Forwarder(mapping, config, client.config, link, counters)
+            self._forwarder = Forwarder(mapping, config, client.config, transport, counters)
         except BaseException:
             self._publication.close()
             raise
@@ -85,13 +88,13 @@ class Sender:
     @property
     def failure(self) -> TensorPoolError | None:
         """Why it does not."""
-        return self._attaching.failure
+        return self._attach.failure
 
     def invoke(self, now_ns: int) -> int:
         """One turn; at most PATIENCE_NS are spent waiting, by all senders together. Raises TransportError, Closed."""
         consumer = self._consumer
         if consumer is None:
-            consumer = self._consumer = self._attaching.poll(now_ns)
+            consumer = self._consumer = self._attach.poll(now_ns)
             if consumer is not None:
                 self._counters.include(self._source_counts)
         epoch = None if consumer is None else consumer.epoch
@@ -133,7 +136,7 @@ class Sender:
         return True
 
     def close(self) -> None:
-        self._attaching.close()
+        self._attach.close()
         self._leave_epoch()
         if self._consumer is not None:
             self._consumer.close()
@@ -157,8 +160,8 @@ class Sender:
             self._drop("epoch_ended")
         if epoch is None:
             return False
-        # While the announce is on its way frames wait in the ring; without anybody to hear it they are passed over.
-        return self._forwarder.has_told(epoch) or self.paused or not self._is_connected
+        # Until the announce is sent frames wait in the ring; without a receiver they are skipped.
+        return self._forwarder.has_announced(epoch) or self.paused or not self._is_connected
 
     @property
     def _is_connected(self) -> bool:
@@ -188,7 +191,7 @@ class Sender:
             self._drop("paused")
         elif not self._is_connected:
             self._drop("not_connected")
-        elif not self._forwarder.has_told(frame.epoch):
+        elif not self._forwarder.has_announced(frame.epoch):
             self._held = frame  # the consumer has gone to another epoch just now
         else:
             self._began_ns = now_ns
@@ -200,9 +203,11 @@ class Sender:
         return not (self.paused or self._wants_newest or self._section.crc32c) and self._is_connected
 
     def _pump(self, frames: _EpochSender, source: FrameSource, timeout_ns: int) -> None:
-        """Send what comes, natively, for as long as nobody else is needed."""
+        """Send frames natively for as long as Python has nothing to do."""
         sender, before = frames.sender, frames.sender.seq
-        result = sender.pump(source.feed, source.descriptors, self._forwarder.heard, self._patience_ns, timeout_ns)
+        result = sender.pump(
+            source.feed, source.descriptors, self._forwarder.subscriptions, self._patience_ns, timeout_ns
+        )
         if sender.seq != before:
             self._newest = frames.epoch, sender.seq
             self._began_ns = sender.began_ns
@@ -217,19 +222,19 @@ class Sender:
         self._settle(sender.resume(self._patience_ns), now_ns)
         return sender.chunks - before
 
-    def _settle(self, result: Sending, now_ns: int) -> None:
+    def _settle(self, result: SendResult, now_ns: int) -> None:
         assert self._frames is not None
         sender = self._frames.sender
         match result:
-            case Sending.SENT:
+            case SendResult.SENT:
                 if self._section.crc32c:
                     self._forwarder.send_checksum(self._frames.checksum(self._newest[1]))
-            case Sending.BACK_PRESSURED:
+            case SendResult.BACK_PRESSURED:
                 # A receiver gives up a frame that takes longer; so do we.
                 if now_ns - self._began_ns >= self._section.assembly_timeout_ns:
                     sender.abandon()
                     self._give_up("back_pressured")
-            case Sending.TORN:
+            case SendResult.TORN:
                 self._give_up("torn")
             case _:
                 self._drop(result.name.lower())
@@ -317,3 +322,10 @@ class _EpochSender:
             ("bytes_sent", ""): sender.bytes,
             ("chunks_sent", ""): sender.chunks,
         }
+
+
+def _payload_channel(section: BridgeSection) -> str:
+    """With room for a chunk in one datagram, where the channel itself names no MTU (Bridge §5.2, §10; G1)."""
+    mtu_bytes = -(-section.mtu_bytes // MTU_ALIGNMENT_BYTES) * MTU_ALIGNMENT_BYTES
+    channel = check_channel("bridge.payload_channel", section.payload_channel)
+    return str(channel.with_defaults({"mtu": str(mtu_bytes)}))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`tensorpool bridge`: streams to and from other hosts over UDP, until SIGTERM or Ctrl-C. Bridge §2, §10."""
+"""`tensorpool bridge`: carries streams to and from other hosts over UDP, until SIGTERM or Ctrl-C. Bridge §2, §10."""
 
 from __future__ import annotations
 
@@ -12,14 +12,7 @@ import msgspec
 
 from tensorpool import logs
 from tensorpool.bridge.config import BridgeConfig
-from tensorpool.cli.options import (
-    aeron_dir_option,
-    config_option,
-    overrides,
-    print_settings,
-    service_options,
-    set_option,
-)
+from tensorpool.cli import options
 from tensorpool.cli.signals import StopSignals
 from tensorpool.errors import ConfigError
 
@@ -28,11 +21,11 @@ if TYPE_CHECKING:
 
 
 @click.command(name="bridge")
-@config_option("A TOML file: docs/bridge.md.", is_required=True)
-@aeron_dir_option("bridge.aeron_dir")
-@set_option()
-@click.option("--metrics", metavar="HOST:PORT", help="Serve Prometheus metrics there.")
-@service_options(json="Print JSON: with --check every setting, else one line per event.")
+@options.config_option("A TOML file: docs/bridge.md.", is_required=True)
+@options.aeron_dir_option("bridge.aeron_dir")
+@options.set_option()
+@click.option("--metrics", metavar="HOST:PORT", help="Serve Prometheus metrics at this address.")
+@options.service_options(json="Print JSON: with --check every setting, else one line per event.")
 def command(
     path: Path,
     aeron_dir: str | None,
@@ -42,14 +35,14 @@ def command(
     as_json: bool,
     log_level: str,
 ) -> None:
-    """Run a bridge: it sends local streams to other hosts, and publishes theirs here as local streams.
+    """Run a bridge: it sends local streams to other hosts, and publishes streams of other hosts here.
 
-    Needs a running media driver and SHM driver on this host, and waits for them.
+    Waits until a media driver and an SHM driver run on this host.
     """
-    config = BridgeConfig.load(path, overrides=overrides(settings))
+    config = BridgeConfig.load(path, overrides=options.overrides(settings))
     config.driver()
     if check:
-        print_settings(config.dump(), as_json=as_json, warnings=config.warnings())
+        options.print_settings(config.dump(), as_json=as_json, warnings=config.warnings())
         return
     from tensorpool.bridge.bridge import Bridge
 
@@ -81,7 +74,7 @@ def _report(config: BridgeConfig, event: str, *, as_json: bool, **fields: Any) -
 
 
 def _serve_metrics(address: str, bridge: Bridge) -> Any:
-    """Returns what ends it."""
+    """Returns a function that stops the server."""
     from prometheus_client import CollectorRegistry, start_http_server
 
     host, _, port = address.rpartition(":")

@@ -1,22 +1,21 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`tensorpool consume`: receives a stream, tells how it goes, and checks every byte of what `produce` painted."""
+"""`tensorpool consume`: receives a stream, prints rates and losses, and checks every byte of what `produce` painted."""
 
 from __future__ import annotations
 
 import sys
 import time
-from pathlib import Path
 from typing import Final, Literal
 
 import click
 import msgspec
 
-from tensorpool.cli import figures, options
-from tensorpool.cli.pattern import Checked
+from tensorpool.cli import format, options, progress
 from tensorpool.cli.signals import StopSignals, interruptible
+from tensorpool.cli.test_pattern import Checked
 from tensorpool.client import Consumer, DropReason, Frame, connect
 
-SLICE_S: Final = 0.1  # how long a signal may wait
+SLICE_S: Final = 0.1  # the longest time that a signal waits
 ATTACH_S: Final = 1e9
 
 _ON_PURPOSE: Final = (DropReason.SKIPPED.name, DropReason.RATE_LIMITED.name)
@@ -27,18 +26,11 @@ type End = Literal["count", "timeout", "signal", "difference"]
 @click.command(name="consume")
 @click.argument("stream")
 @options.count_option("frames")
-@click.option(
-    "--timeout",
-    type=click.FloatRange(min=0),
-    default=10.0,
-    show_default=True,
-    metavar="S",
-    help="End when nothing came for S seconds; 0: never.",
-)
-@click.option("--latest", is_flag=True, help="Look at the newest frame only, and skip what came between.")
-@click.option("--max-rate-hz", type=click.IntRange(min=1), metavar="HZ", help="Receive no more frames a second.")
+@options.timeout_option(10.0, "End when no frame arrives for S seconds; 0: never.")
+@click.option("--latest", is_flag=True, help="Take the newest frame each time, and skip older ones.")
+@click.option("--max-rate-hz", type=click.IntRange(min=1), metavar="HZ", help="Receive at most HZ frames a second.")
 @click.option("--verify", is_flag=True, help="Check every byte against `produce --pattern checked`.")
-@click.option("--json", "as_json", is_flag=True, help="The summary as JSON.")
+@options.json_option("Print the summary as JSON.")
 @options.connection_options
 def command(
     stream: str,
@@ -48,21 +40,19 @@ def command(
     max_rate_hz: int | None,
     verify: bool,
     as_json: bool,
-    aeron_dir: str | None,
-    path: Path | None,
-    settings: tuple[str, ...],
+    connection: options.Connection,
 ) -> None:
     """Receive the frames of STREAM: an id, or a name.
 
-    Exit code 1: nothing came within --timeout, less than --count came, or --verify found a wrong byte. Ctrl-C and
-    SIGTERM end with a summary.
+    Ctrl-C and SIGTERM end with a summary. Exit code 1: no frame arrived within --timeout, fewer than --count arrived,
+    or --verify found a wrong byte.
     """
-    config = options.load_config(path, settings)
-    with figures.LiveLine(is_quiet=as_json) as line, interruptible():
+    config = connection.load()
+    with progress.LiveLine(is_quiet=as_json) as line, interruptible():
         job = _Job(stream, line, Checked() if verify else None)
         is_limited = max_rate_hz is not None and not latest
         with (
-            connect(aeron_dir, config=config) as client,
+            connect(connection.aeron_dir, config=config) as client,
             client.consumer(
                 stream,
                 mode="rate_limited" if is_limited else "stream",
@@ -84,7 +74,7 @@ def command(
 
 
 class _Source:
-    """Where frames come from: every one in order, or the newest, at most `sample_hz` times a second."""
+    """Takes frames from a consumer: each in order, or the newest one at most `sample_hz` times a second."""
 
     def __init__(self, consumer: Consumer, is_latest: bool, sample_hz: int | None) -> None:
         self._consumer = consumer
@@ -94,7 +84,7 @@ class _Source:
         self._seen = (0, -1)
 
     def take(self) -> Frame | None:
-        """The next frame; None when there is none for a while."""
+        """The next frame; None when none arrives within a slice."""
         if not self._is_latest:
             return self._consumer.poll(SLICE_S)
         left = self._next_s - time.monotonic()
@@ -114,33 +104,32 @@ class _Source:
 class _Job:
     """One run of a consumer."""
 
-    def __init__(self, stream: str, line: figures.LiveLine, checked: Checked | None) -> None:
+    def __init__(self, stream: str, line: progress.LiveLine, checked: Checked | None) -> None:
         self._stream = stream
         self._line = line
         self._checked = checked
-        self._meter = figures.Meter()
-        self._ages = figures.Ages()
+        self._meter = progress.Meter()
+        self._ages = progress.Ages()
         self._verified = 0
         self._overwritten = 0
         self._wrong: _WrongFrame | None = None
 
     def announce(self, consumer: Consumer) -> None:
-        name = "" if consumer.name is None else f" ({consumer.name})"
-        self._line.note(f"consuming stream {consumer.stream_id}{name}")
+        self._line.note(f"consuming {format.named(consumer.stream_id, consumer.name)}")
 
     def run(self, consumer: Consumer, source: _Source, stop: StopSignals, count: int, timeout: float) -> End:
-        heard_s = time.monotonic()
+        received_s = time.monotonic()
         while not stop.count:
             frame = source.take()
             if frame is not None:
                 self._ages.add(frame.age_ns)
                 self._meter.add(frame.nbytes)
-                heard_s = time.monotonic()
+                received_s = time.monotonic()
                 if self._checked is not None and not self._is_right(frame, self._checked):
                     return "difference"
                 if self._meter.frames == count:
                     return "count"
-            elif timeout and time.monotonic() - heard_s >= timeout:
+            elif timeout and time.monotonic() - received_s >= timeout:
                 return "timeout"
             if self._line.is_due:
                 self._line.show(self._now(consumer))
@@ -149,7 +138,7 @@ class _Job:
     def _is_right(self, frame: Frame, checked: Checked) -> bool:
         difference = checked.find(frame.array, frame.seq)
         if not frame.is_intact():
-            self._overwritten += 1  # while it was looked at: what was found means nothing
+            self._overwritten += 1  # during the check, which therefore proves nothing
             return True
         if difference is None:
             self._verified += 1
@@ -160,9 +149,9 @@ class _Job:
     def _now(self, consumer: Consumer) -> str:
         stats, ages = consumer.stats, self._ages.percentiles_ms()
         parts = [self._stream, str(self._meter.recent()), f"{self._meter.frames} received"]
-        parts.append(f"{stats.lost} lost" + (f": {figures.drops(stats.drops)}" if stats.lost else ""))
+        parts.append(f"{stats.lost} lost" + (f": {progress.drops(stats.drops)}" if stats.lost else ""))
         if ages is not None:
-            parts.append(f"age {figures.duration_ms(ages[0])}, p99 {figures.duration_ms(ages[1])}")
+            parts.append(f"age {format.latency(ages[0])}, p99 {format.latency(ages[1])}")
         return "  ".join(parts)
 
     def summarise(self, consumer: Consumer, end: End) -> _Summary:
@@ -182,7 +171,7 @@ class _Job:
             age_p50_ms=None if ages is None else round(ages[0], 4),
             age_p99_ms=None if ages is None else round(ages[1], 4),
             lost=stats.lost,
-            drops=figures.drops_by_name(stats.drops),
+            drops=progress.drops_by_name(stats.drops),
             drops_gap=stats.drops_gap,
             drops_late=stats.drops_late,
             pattern=pattern if isinstance(pattern, str) else None,
@@ -204,7 +193,7 @@ class _WrongFrame(msgspec.Struct, frozen=True):
 
 
 class _Summary(msgspec.Struct, frozen=True):
-    """What became of the frames."""
+    """How many frames were received, lost and verified."""
 
     stream_id: int
     name: str | None
@@ -221,30 +210,30 @@ class _Summary(msgspec.Struct, frozen=True):
     drops: dict[str, int]
     drops_gap: int
     drops_late: int
-    pattern: str | None  # as the producer's metadata has it
-    verified: int | None  # frames; None: not asked for
-    overwritten: int  # while they were checked
+    pattern: str | None  # from the producer's metadata
+    verified: int | None  # frames; None: without --verify
+    overwritten: int  # during their check
     difference: _WrongFrame | None
     end: End
 
     def text(self) -> str:
-        rate = figures.Rate(self.rate_hz, self.mib_per_s)
-        lines = [f"received {self.received} frames, {figures.size(self.bytes)}, in {self.seconds:.1f} s: {rate}"]
-        passed = {reason: count for reason, count in self.drops.items() if reason in _ON_PURPOSE}
+        rate = progress.Rate(self.rate_hz, self.mib_per_s)
+        lines = [f"received {self.received} frames, {format.size(self.bytes)}, in {self.seconds:.1f} s: {rate}"]
+        skipped = {reason: count for reason, count in self.drops.items() if reason in _ON_PURPOSE}
         lost = {reason: count for reason, count in self.drops.items() if reason not in _ON_PURPOSE}
         lines.append(f"lost     {_counts(lost)}")
-        if passed:
-            lines.append(f"passed   over, as asked: {_counts(passed)}")
+        if skipped:
+            lines.append(f"skipped  {_counts(skipped)}, as requested")
         if self.age_p50_ms is not None and self.age_p99_ms is not None:
-            half, most = figures.duration_ms(self.age_p50_ms), figures.duration_ms(self.age_p99_ms)
+            half, most = format.latency(self.age_p50_ms), format.latency(self.age_p99_ms)
             lines.append(f"age      p50 {half}, p99 {most}")
         if self.verified is not None:
-            overwritten = f"; {self.overwritten} were overwritten while they were checked" if self.overwritten else ""
+            overwritten = f"; {self.overwritten} more were overwritten during the check" if self.overwritten else ""
             lines.append(f"verified {self.verified} frames, every byte{overwritten}")
         return "\n".join(lines)
 
     def failure(self, count: int, timeout: float) -> str | None:
-        """Why this is not what was asked for; None where it is."""
+        """Why the command fails; None where it succeeds."""
         wrong = self.difference
         if wrong is not None:
             where = f"frame {wrong.seq} (epoch {wrong.epoch}) is wrong: byte {wrong.offset} is 0x{wrong.found:02x}"
@@ -253,10 +242,10 @@ class _Summary(msgspec.Struct, frozen=True):
         if self.end != "timeout":
             return None
         if not self.received:
-            return f"nothing came within {timeout:g} s"
-        return f"{self.received} of {count} frames came, then nothing for {timeout:g} s" if count else None
+            return f"no frame arrived within {timeout:g} s"
+        return f"{self.received} of {count} frames arrived, then none for {timeout:g} s" if count else None
 
 
 def _counts(drops: dict[str, int]) -> str:
-    reasons = ", ".join(f"{reason.lower()} {count}" for reason, count in drops.items())
+    reasons = format.counts(drops)
     return f"{sum(drops.values())}" + (f": {reasons}" if reasons else "")

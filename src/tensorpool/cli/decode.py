@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`tensorpool decode`: SBE messages in hexadecimal, as arguments or lines of standard input, to JSON lines."""
+"""`tensorpool decode`: turns SBE messages in hexadecimal, from arguments or standard input, into lines of JSON."""
 
 from __future__ import annotations
 
@@ -42,8 +42,8 @@ def _plain(value: object) -> object:
 def command(hex_messages: tuple[str, ...]) -> None:
     """Decode SBE messages given as HEX, or as lines of hexadecimal on standard input, to one line of JSON each.
 
-    Spaces and colons between bytes are fine. A message that is malformed is reported with the offset of its fault; the
-    rest is still decoded, and the exit code is 1.
+    Bytes may be separated by spaces or colons. A malformed message is reported with the offset of its fault, the others
+    are still decoded, and the exit code is 1.
     """
     texts: Iterable[str] = hex_messages or (line for line in sys.stdin if line.strip())
     failed = False

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`tensorpool discovery`: a registry that answers for many drivers, until SIGTERM or Ctrl-C. Discovery §8."""
+"""`tensorpool discovery`: runs a registry that answers for many drivers, until SIGTERM or Ctrl-C. Discovery §8."""
 
 from __future__ import annotations
 
@@ -8,34 +8,27 @@ from pathlib import Path
 import click
 
 from tensorpool import logs
-from tensorpool.cli.options import (
-    aeron_dir_option,
-    config_option,
-    overrides,
-    print_settings,
-    service_options,
-    set_option,
-)
+from tensorpool.cli import options
 from tensorpool.cli.signals import StopSignals
 from tensorpool.discovery.config import RegistryConfig
 
 
 @click.command(name="discovery")
-@config_option("A TOML file: docs/discovery.md.", is_required=True)
-@aeron_dir_option("discovery.aeron_dir")
-@set_option()
-@service_options(json="With --check: every setting in effect as JSON.")
+@options.config_option("A TOML file: docs/discovery.md.", is_required=True)
+@options.aeron_dir_option("discovery.aeron_dir")
+@options.set_option()
+@options.service_options(json="With --check: every setting in effect as JSON.")
 def command(
     path: Path, aeron_dir: str | None, settings: tuple[str, ...], check: bool, as_json: bool, log_level: str
 ) -> None:
-    """Run a registry: it listens to the announces of many drivers and answers which streams there are.
+    """Run a registry: it follows the announces of many drivers and answers queries about their streams.
 
-    Embeds a media driver unless one is alive at the Aeron directory.
+    Starts a media driver of its own unless one is running at the Aeron directory.
     """
-    config = RegistryConfig.load(path, overrides=overrides(settings))
+    config = RegistryConfig.load(path, overrides=options.overrides(settings))
     section = config.discovery
     if check:
-        print_settings(config.dump(), as_json=as_json)
+        options.print_settings(config.dump(), as_json=as_json)
         return
     from tensorpool.discovery.registry import Registry
 

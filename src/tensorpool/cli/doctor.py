@@ -1,18 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`tensorpool doctor`: what is wrong here and how to mend it; `--gc` removes what dead processes left."""
+"""`tensorpool doctor`: finds what is wrong on this host and how to fix it; `--gc` removes what ended processes left."""
 
 from __future__ import annotations
 
 import sys
-from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 import click
 
-from tensorpool.cli import options
+from tensorpool.cli import format, options
 
 if TYPE_CHECKING:
-    from tensorpool.diagnosis.finding import Finding
+    from tensorpool.diagnosis.check_result import CheckResult
     from tensorpool.driver.config import DriverConfig
     from tensorpool.shm.leftovers import Outcome, Survey
 
@@ -20,37 +19,35 @@ COLOURS: Final = {"OK": "green", "WARN": "yellow", "FAIL": "red"}
 
 
 @click.command(name="doctor")
-@click.option("--gc", "is_gc", is_flag=True, help="Explain what dead processes left behind, ask, and remove it.")
+@click.option("--gc", "is_gc", is_flag=True, help="List what ended processes left behind, ask, and remove it.")
 @click.option("--yes", "is_agreed", is_flag=True, help="With --gc: do not ask.")
-@click.option("--json", "as_json", is_flag=True, help="Every finding, or with --gc everything found and removed.")
+@options.json_option("Print every finding, or with --gc everything found and removed, as JSON.")
 @options.connection_options
 def command(
     is_gc: bool,
     is_agreed: bool,
     as_json: bool,
-    aeron_dir: str | None,
-    path: Path | None,
-    settings: tuple[str, ...],
+    connection: options.Connection,
 ) -> None:
     """Examine this host: drivers, directories, permissions, memory, leftovers, software.
 
-    Each finding is OK, WARN or FAIL, with what to type to mend it. Exit code 1 when something FAILs. Only looks;
-    --gc removes exactly what it has explained to be dead, and nothing of other users.
+    Each finding is OK, WARN or FAIL, with the command that fixes it. Without --gc nothing is changed; --gc removes only
+    what it has listed as dead, and nothing of other users. Exit code 1: something FAILs.
     """
     if is_agreed and not is_gc:
         raise click.UsageError("--yes goes with --gc")
-    config = options.load_config(path, settings)
+    config = connection.load()
     if is_gc:
-        _collect(config, aeron_dir, is_agreed=is_agreed, as_json=as_json)
+        _collect(config, connection.aeron_dir, is_agreed=is_agreed, as_json=as_json)
     else:
-        _examine(config, aeron_dir, as_json=as_json)
+        _examine(config, connection.aeron_dir, as_json=as_json)
 
 
 def _examine(config: DriverConfig, aeron_dir: str | None, *, as_json: bool) -> None:
-    from tensorpool.diagnosis.examination import examine
+    from tensorpool.diagnosis.all_checks import run_checks
 
     findings = []
-    for finding in examine(config, aeron_dir):
+    for finding in run_checks(config, aeron_dir):
         findings.append(finding)
         if not as_json:
             _show(finding)
@@ -65,7 +62,7 @@ def _examine(config: DriverConfig, aeron_dir: str | None, *, as_json: bool) -> N
     sys.exit(1 if failures else 0)
 
 
-def _show(finding: Finding) -> None:
+def _show(finding: CheckResult) -> None:
     level = click.style(f"{finding.level:<4}", fg=COLOURS[finding.level], bold=True)
     click.echo(f"{level}  {finding.check:<14}  {finding.found}")
     if finding.remedy:
@@ -73,7 +70,7 @@ def _show(finding: Finding) -> None:
 
 
 def _collect(config: DriverConfig, aeron_dir: str | None, *, is_agreed: bool, as_json: bool) -> None:
-    from tensorpool.diagnosis.examination import place_of
+    from tensorpool.diagnosis.all_checks import place_of
     from tensorpool.diagnosis.leftovers import remove, survey_everything
 
     found = survey_everything(config, place_of(config, aeron_dir))
@@ -95,23 +92,21 @@ def _collect(config: DriverConfig, aeron_dir: str | None, *, is_agreed: bool, as
 
 
 def _explain(found: Survey) -> None:
-    from tensorpool.diagnosis.finding import size
-
     for leftover in found.dead:
-        click.echo(f"dead  {leftover.kind:<15}  {size(leftover.memory_bytes):>10}  {leftover.path}")
+        click.echo(f"dead  {leftover.kind:<15}  {format.size(leftover.memory_bytes):>10}  {leftover.path}")
         for reason in leftover.why:
             click.echo(f"{'':<36}{reason}")
     for kept in found.kept:
         click.echo(f"left alone  {kept.path}: {kept.reason}")
-    total = size(sum(leftover.memory_bytes for leftover in found.dead))
-    click.echo(f"{len(found.dead)} dead, together {total}; {found.living} belong to the living")
+    total = format.size(sum(leftover.memory_bytes for leftover in found.dead))
+    click.echo(f"{len(found.dead)} dead, {total} in total; {found.living} belong to running processes")
 
 
 def _is_wanted(count: int, *, is_agreed: bool, as_json: bool) -> bool:
     if is_agreed:
         return True
     if as_json or not sys.stdin.isatty():
-        click.echo("error: nobody can be asked here: give --yes to remove what is listed as dead", err=True)
+        click.echo("error: there is no terminal to ask at: give --yes to remove what is listed as dead", err=True)
         sys.exit(1)
     return click.confirm(f"Remove these {count} directories?")
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`tensorpool driver`: the SHM driver as a service, until SIGTERM, Ctrl-C or an authorised shutdown request."""
+"""`tensorpool driver`: runs the SHM driver, until SIGTERM, Ctrl-C or an authorised shutdown request."""
 
 from __future__ import annotations
 
@@ -13,19 +13,21 @@ import click
 import msgspec
 
 from tensorpool import logs, shm
-from tensorpool.cli.options import aeron_dir_option, config_option, load_config, service_options, set_option
+from tensorpool.cli import format, options
 from tensorpool.cli.signals import StopSignals
 from tensorpool.driver import Driver, DriverConfig
 from tensorpool.logs import get_logger
 
-FORCE_AFTER_S: Final = 3.0  # beyond the shutdown timeout: removing gigabytes takes a moment
+FORCE_AFTER_S: Final = 3.0  # after the shutdown timeout: removing gigabytes takes a moment
 
 
 @click.command(name="driver")
-@config_option("A TOML file; the built-in defaults without.")
-@aeron_dir_option("driver.aeron_dir")
-@set_option()
-@service_options(check="print the memory bill", json="With --check: the bill and every setting in effect as JSON.")
+@options.config_option("A TOML file.  [default: built-in defaults]")
+@options.aeron_dir_option("driver.aeron_dir")
+@options.set_option()
+@options.service_options(
+    check="print how much memory it takes", json="With --check: print memory and every setting in effect as JSON."
+)
 def command(
     path: Path | None,
     aeron_dir: str | None,
@@ -36,10 +38,10 @@ def command(
 ) -> None:
     """Run the SHM driver: it owns the memory, grants leases and announces streams.
 
-    Embeds a media driver unless one is alive at the Aeron directory. SIGTERM and Ctrl-C drain: clients are told, memory
-    is removed; a second signal ends at once.
+    Starts a media driver of its own unless one is running at the Aeron directory. At SIGTERM or Ctrl-C it notifies
+    clients, removes its memory and ends; a second signal ends it at once.
     """
-    config = load_config(path, settings)
+    config = DriverConfig.load(path, overrides=options.overrides(settings))
     if check:
         _print_bill(config, as_json=as_json)
         return
@@ -54,7 +56,7 @@ def command(
 
 
 def _end_in_time(driver: Driver, seconds: float) -> None:
-    """End the process when it has not ended by then, such as in a call to a media driver that does not answer."""
+    """Force the process to end after `seconds`, such as when a call waits for a media driver that does not answer."""
 
     def force() -> None:
         time.sleep(seconds)
@@ -66,7 +68,7 @@ def _end_in_time(driver: Driver, seconds: float) -> None:
 
 
 def _print_bill(config: DriverConfig, *, as_json: bool) -> None:
-    """What the configuration takes at most, and what the mount has."""
+    """Print how much memory the configuration takes at most, and how much the mount has."""
     bill = config.bill()
     mount = shm.mount_space(config.shm.base_dir)
     if as_json:
@@ -83,21 +85,16 @@ def _print_bill(config: DriverConfig, *, as_json: bool) -> None:
     for line in bill.lines:
         number = "-" if line.stream_id is None else str(line.stream_id)
         click.echo(
-            f"{line.name:<24} {number:>10}  {line.profile:<16} {_size(line.epoch_bytes):>10} {line.epochs or 'all':>6} "
-            f"{line.streams:>7} {_size(line.total_bytes):>10}"
+            f"{line.name:<24} {number:>10}  {line.profile:<16} {_limit(line.epoch_bytes):>10} "
+            f"{line.epochs or 'all':>6} {line.streams:>7} {_limit(line.total_bytes):>10}"
         )
-    click.echo(f"together at most {_size(bill.total_bytes)}; {mount.mount_point} has {_size(mount.free_bytes)} free")
+    click.echo(f"in total at most {_limit(bill.total_bytes)}; {mount.mount_point} has {_limit(mount.free_bytes)} free")
     if mount.free_bytes is not None and bill.epoch_bytes > mount.free_bytes:
         click.echo(
-            f"warning: the configured streams need {_size(bill.epoch_bytes)} for one epoch each; enlarge the mount "
+            f"warning: the configured streams need {_limit(bill.epoch_bytes)} for one epoch each; enlarge the mount "
             "(a container: --shm-size) or use fewer or smaller slots"
         )
 
 
-def _size(size_bytes: int | None) -> str:
-    if size_bytes is None:
-        return "no limit"
-    for unit, scale in (("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10)):
-        if size_bytes >= scale:
-            return f"{size_bytes / scale:.1f} {unit}"
-    return f"{size_bytes} B"
+def _limit(nbytes: int | None) -> str:
+    return "no limit" if nbytes is None else format.size(nbytes)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`tensorpool event`: commands to running services, and what travels on the control and status streams.
+"""`tensorpool event`: sends commands to running services, and prints the messages of the control and status streams.
 
 Service Control §4-§7.
 """
@@ -11,7 +11,6 @@ import time
 from collections import OrderedDict
 from collections.abc import Iterator
 from datetime import datetime
-from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 import click
@@ -27,7 +26,7 @@ if TYPE_CHECKING:
     from tensorpool.wire.event import EventMessage
 
 FRAGMENT_LIMIT: Final = 64
-MAX_COMMANDS: Final = 1024  # remembered, to tell an echo from other events
+MAX_COMMANDS: Final = 1024  # kept, to recognise the echo of a command
 MAX_VALUE_CHARACTERS: Final = 200
 FORMATS: Final = (
     "nothing", "uint8", "int8", "uint16", "int16", "uint32", "int32", "uint64", "int64", "float32", "float64",
@@ -38,7 +37,7 @@ COLOURS: Final = {"accepted": "green", "result": "green", "rejected": "red", "er
 
 @click.group(name="event")
 def command() -> None:
-    """Command running services, and watch what they say."""
+    """Send commands to running services, and watch their answers."""
 
 
 @command.command(name="send")
@@ -58,10 +57,10 @@ def command() -> None:
     type=click.Choice(["result", "echo", "sent"]),
     default="result",
     show_default=True,
-    help="For what: the result, the echo of an accepted command, or nothing.",
+    help="Wait for the result, for the echo of an accepted command, or not at all.",
 )
-@click.option("--timeout", type=click.FloatRange(min=0), default=5.0, show_default=True, metavar="S")
-@click.option("--json", "as_json", is_flag=True, help="What became of it as a line of JSON.")
+@options.timeout_option(5.0, "How long to wait.")
+@options.json_option("Print the outcome as a line of JSON.")
 @options.connection_options
 def send(
     tag: str,
@@ -71,21 +70,19 @@ def send(
     until: Until,
     timeout: float,
     as_json: bool,
-    aeron_dir: str | None,
-    path: Path | None,
-    settings: tuple[str, ...],
+    connection: options.Connection,
 ) -> None:
     """Send the command KEY to the service TAG, such as `service:driver:driver-01 ping`, and print its result.
 
     VALUE is text; with --format a number, true or false, hexadecimal bytes, or a reference as STREAM/EPOCH/SEQ. Exit
-    code 1: nobody answered, it was not accepted, or it failed; one line says which.
+    code 1: no service answered, or it rejected the command, or the command failed; one line says which.
     """
     from tensorpool.control import Commander
     from tensorpool.wire.event import Format
 
     format = Format[(format_name or ("nothing" if value is None else "string")).upper()]
     parsed = _parsed(value, format)
-    with _connected(aeron_dir, path, settings) as (client, config):
+    with _connected(connection) as (client, config):
         commander = Commander(client, config)
         outcome = commander.send(tag, key, parsed, timeout=timeout, until=until, format=format)
     if as_json:
@@ -99,61 +96,58 @@ def send(
 
 
 @command.command(name="watch")
-@click.option("--tag", "tags", multiple=True, metavar="TAG", help="Events with this tag only; may be repeated.")
-@click.option("--alive", "with_alive", is_flag=True, help="Also the sign of life that each service gives every second.")
+@click.option("--tag", "tags", multiple=True, metavar="TAG", help="Only events with this tag; may be repeated.")
+@click.option(
+    "--alive", "with_alive", is_flag=True, help="Also print the heartbeat that each service sends every second."
+)
 @options.count_option("events")
-@click.option("--json", "as_json", is_flag=True, help="One line of JSON for each event.")
+@options.json_option("Print a line of JSON for each event.")
 @options.connection_options
 def watch(
     tags: tuple[str, ...],
     with_alive: bool,
     count: int,
     as_json: bool,
-    aeron_dir: str | None,
-    path: Path | None,
-    settings: tuple[str, ...],
+    connection: options.Connection,
 ) -> None:
-    """Show commands, which of them were accepted, and what services say, as it happens.
+    """Print commands, which of them were accepted, and the answers of services, as they arrive.
 
-    It only listens, and lets itself be passed over: whoever publishes never waits for it.
+    Its subscriptions are untethered: Aeron skips it when it stalls, so no publisher waits for it.
     """
     from tensorpool import aeron
     from tensorpool.cli.signals import StopSignals
-    from tensorpool.control.link import subscribe
 
     stop = StopSignals()
     screen = _Screen(frozenset(tags), count, with_alive=with_alive, as_json=as_json)
     idle = aeron.BackoffIdle()
-    with _connected(aeron_dir, path, settings) as (client, config):
+    with _connected(connection) as (client, config):
         screen.schema_id = config.schema_id
-        commands, answers = subscribe(client, config.control), subscribe(client, config.status)
+        commands, answers = aeron.subscribe(client, config.control), aeron.subscribe(client, config.status)
         place = f"commands ({config.control_stream_id}) and status ({config.status_stream_id})"
         click.echo(f"listening at {client.dir} to {place}", err=True)
-        said: list[bytes] = []
+        statuses: list[bytes] = []
         while not stop.count and not screen.is_full:
-            heard = answers.poll(lambda data, _: said.append(data), FRAGMENT_LIMIT)
-            while commands.poll(screen.on_command, FRAGMENT_LIMIT):  # a command is shown before its echo
-                heard += 1
-            for data in said:
+            received = answers.poll(lambda data, _: statuses.append(data), FRAGMENT_LIMIT)
+            while commands.poll(screen.on_command, FRAGMENT_LIMIT):  # so that a command is printed before its echo
+                received += 1
+            for data in statuses:
                 screen.on_status(data)
-            said.clear()
-            idle.idle(heard)
+            statuses.clear()
+            idle.idle(received)
 
 
 @contextlib.contextmanager
-def _connected(
-    aeron_dir: str | None, path: Path | None, settings: tuple[str, ...]
-) -> Iterator[tuple[aeron.Client, ControlConfig]]:
+def _connected(connection: options.Connection) -> Iterator[tuple[aeron.Client, ControlConfig]]:
     from tensorpool import aeron
 
-    config = options.load_config(path, settings)
-    where = aeron_dir or config.driver.aeron_dir or aeron.default_aeron_dir()
+    config = connection.load()
+    where = connection.aeron_dir or config.driver.aeron_dir or aeron.default_aeron_dir()
     with contextlib.closing(aeron.connect(where, client_name="tensorpool event")) as client:
         yield client, config.control
 
 
 class _Screen:
-    """Where events are shown. An accepted command is one whose very bytes come back on the status stream."""
+    """Prints events. A command is accepted when its exact bytes return on the status stream."""
 
     def __init__(self, tags: frozenset[str], count: int, *, with_alive: bool, as_json: bool) -> None:
         self.schema_id = 0
@@ -188,7 +182,7 @@ class _Screen:
 
         try:
             if peek_header(data).schema_id != self.schema_id:
-                return  # somebody else's, on a stream of many schemas
+                return  # another protocol on a shared stream
             message = event.schema.with_id(self.schema_id).decode(data)
         except DecodeError as error:
             self._print({"event": "malformed", "tag": "?", "error": str(error), "bytes": len(data)})
@@ -214,10 +208,7 @@ class _Screen:
             return
         clock = datetime.fromtimestamp(now_ns / 1e9).strftime("%H:%M:%S.%f")[:-3]
         kind = str(fields.pop("event"))
-        colour = {"accepted": "green", "result": "green", "rejected": "red", "error": "red", "malformed": "red"}.get(
-            kind
-        )
-        name = click.style(f"{kind:<9}", fg=colour or "cyan", bold=True)
+        name = click.style(f"{kind:<9}", fg=COLOURS.get(kind, "cyan"), bold=True)
         tag, key, value = _text(fields.pop("tag")), _text(fields.pop("key", "")), fields.pop("value", None)
         sign = ": " if kind in ("rejected", "error") else " = "
         shown = "" if value is None else sign + _text(value)[:MAX_VALUE_CHARACTERS]
@@ -250,13 +241,13 @@ def _shown(value: object) -> str:
 
 
 def _text(value: object) -> str:
-    """On one line, whatever a peer put into it."""
+    """On one line: a peer may send line breaks and control characters."""
     text = _shown(value) if not isinstance(value, str) else value
     return text if text.isprintable() else repr(text)[1:-1]
 
 
 def _parsed(text: str | None, format: object) -> object:
-    """VALUE as its format wants it. Raises ConfigError."""
+    """VALUE as a value of its format. Raises ConfigError."""
     from tensorpool.control import Ref
     from tensorpool.control.events import NUMBERS
     from tensorpool.wire.event import Format

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`tensorpool hz`: how often a stream really publishes, by its descriptors. USERS.md 3.
+"""`tensorpool hz`: measures how often a stream really publishes, from its descriptors.
 
-Listens to the public descriptor stream and takes no lease, so it works with producers of any make and changes nothing.
-Times are those of arrival here. Wire §10.2.1.
+Subscribes to the public descriptor stream and takes no lease, so it works with any producer and changes nothing. Times
+are those of arrival in this process. Wire §10.2.1.
 """
 
 from __future__ import annotations
@@ -11,13 +11,12 @@ import itertools
 import math
 import time
 from collections import deque
-from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 import click
 import msgspec
 
-from tensorpool.cli import options
+from tensorpool.cli import format, options
 from tensorpool.cli.signals import StopSignals
 from tensorpool.errors import TensorPoolError
 
@@ -25,15 +24,15 @@ if TYPE_CHECKING:
     from tensorpool.supervisor.observer import Observer
     from tensorpool.supervisor.snapshot import StreamStatus
 
-PARK_NS: Final = 200_000  # how late a frame may be noticed
-FIND_PERIODS: Final = 5  # of announces, to find a stream by
+PARK_NS: Final = 200_000  # the latest that a frame is noticed
+FIND_PERIODS: Final = 5  # announce periods to wait for a stream
 MAX_WINDOW: Final = 1_000_000
 SETTLE_NS: Final = 100_000_000
 SECOND: Final = 1_000_000_000
 
 
 class Figures(msgspec.Struct, frozen=True, kw_only=True):
-    """Of the frames in the window."""
+    """Rate and intervals of the frames in the window."""
 
     stream_id: int
     name: str | None
@@ -45,8 +44,8 @@ class Figures(msgspec.Struct, frozen=True, kw_only=True):
     max_ms: float | None
     jitter_ms: float | None  # the standard deviation of the intervals
     window: int  # intervals
-    frames: int  # since it began to listen
-    missed: int  # seqs that no descriptor told of
+    frames: int  # since the command began
+    missed: int  # seqs without a descriptor
     silent_s: float | None  # since the last frame
 
     def __str__(self) -> str:
@@ -73,9 +72,9 @@ class Gauge:
         self.seq: int | None = None
 
     def add(self, epoch: int, seq: int, now_ns: int) -> None:
-        """A frame was told of. A new epoch begins the window anew; what is told twice counts once.
+        """Count a descriptor. A new epoch empties the window; a repeated descriptor counts once.
 
-        What comes together with the very first frame may have waited in the log for us and does not count.
+        Descriptors that arrive together with the very first one may be old ones of Aeron's log, and do not count.
         """
         if self._first_ns is None:
             self._first_ns = now_ns
@@ -115,16 +114,16 @@ class Gauge:
 @click.command(name="hz")
 @click.argument("stream")
 @options.count_option("frames")
-@click.option("--seconds", type=click.FloatRange(min=0, min_open=True), metavar="S", help="End after so long.")
+@options.seconds_option()
 @click.option(
     "--window",
     type=click.IntRange(min=1, max=MAX_WINDOW),
     default=10_000,
     show_default=True,
     metavar="N",
-    help="Intervals that the figures are of, the latest.",
+    help="Measure over the latest N intervals.",
 )
-@click.option("--json", "as_json", is_flag=True, help="One line of JSON each second, and one at the end.")
+@options.json_option("Print a line of JSON each second, and one at the end.")
 @options.connection_options
 def command(
     stream: str,
@@ -132,19 +131,18 @@ def command(
     seconds: float | None,
     window: int,
     as_json: bool,
-    aeron_dir: str | None,
-    path: Path | None,
-    settings: tuple[str, ...],
+    connection: options.Connection,
 ) -> None:
-    """Measure the rate of STREAM, an id or a name: mean, shortest and longest interval, and jitter, each second.
+    """Measure the rate of STREAM, an id or a name: each second mean, shortest and longest interval, and jitter.
 
-    Takes no lease and changes nothing. Ends with Ctrl-C, after --count frames or --seconds, with a line for the whole.
+    Takes no lease and changes nothing. Ends with Ctrl-C, after --count frames or --seconds, with a line for the whole
+    time.
     """
     from tensorpool import aeron
     from tensorpool.supervisor.config import SupervisorConfig
     from tensorpool.supervisor.observer import Observer
 
-    config = SupervisorConfig.of(options.load_config(path, settings))
+    config = SupervisorConfig.of(connection.load())
     stop = StopSignals()
     gauges: list[Gauge] = []
     target: list[int] = []
@@ -153,7 +151,7 @@ def command(
         if target and stream_id == target[0] and not (count and gauges[0].frames > count):
             gauges[0].add(epoch, seq, time.monotonic_ns())
 
-    observer = Observer(aeron_dir, config, on_descriptor=on_descriptor)
+    observer = Observer(connection.aeron_dir, config, on_descriptor=on_descriptor)
     idle = aeron.BackoffIdle(max_park_ns=PARK_NS)
     observer.on_start()
     try:
@@ -163,9 +161,9 @@ def command(
         gauges.append(Gauge(found.stream_id, window))
         target.append(found.stream_id)
         if not as_json:
-            click.echo(f"listening to {_label(found)}: {_said(found)}", err=True)
+            click.echo(f"listening to {_label(found)}: {_state(found)}", err=True)
         began_ns = time.monotonic_ns()
-        told_ns = began_ns + SECOND
+        print_ns = began_ns + SECOND
         last_line = ""
         gauge = gauges[0]
         while not stop.count and not (count and gauge.frames > count):
@@ -173,16 +171,16 @@ def command(
             now_ns = time.monotonic_ns()
             if seconds and now_ns - began_ns >= seconds * SECOND:
                 break
-            if now_ns >= told_ns:
-                told_ns += SECOND
-                last_line = _tell(gauge, observer, found, as_json=as_json, before=last_line)
-        _tell(gauge, observer, found, as_json=as_json, before="", is_last=True)
+            if now_ns >= print_ns:
+                print_ns += SECOND
+                last_line = _print(gauge, observer, found, as_json=as_json, before=last_line)
+        _print(gauge, observer, found, as_json=as_json, before="", is_last=True)
     finally:
         observer.on_close()
 
 
 def _find(observer: Observer, text: str, stop: StopSignals) -> StreamStatus | None:
-    """The stream with this id or name, as soon as it is heard of. Raises TensorPoolError; None: stopped."""
+    """The stream with this id or name, as soon as it is announced. Raises TensorPoolError; None: stopped."""
     period_s = observer.config.announce_period_ns / 1e9
     deadline = time.monotonic() + max(1.0, FIND_PERIODS * period_s)
     while not stop.count:
@@ -193,19 +191,19 @@ def _find(observer: Observer, text: str, stop: StopSignals) -> StreamStatus | No
             ids = ", ".join(str(stream.stream_id) for stream in found)
             raise TensorPoolError(f"{text!r} is the name of streams {ids}; give one of the ids")
         is_late = time.monotonic() > deadline
-        if found and (found[0].announced_age_ns is not None or is_late):  # an announce says who writes it
+        if found and (found[0].announced_age_ns is not None or is_late):  # an announce names the producer
             return found[0]
         if is_late:
-            there = ", ".join(_label(stream) for stream in streams[:10]) or "none"
+            announced = ", ".join(_label(stream) for stream in streams[:10]) or "none"
             raise TensorPoolError(
                 f"no stream {text!r} was announced at {observer.aeron_dir} within {FIND_PERIODS * period_s:g} s; "
-                f"there: {there}"
+                f"announced: {announced}"
             )
         time.sleep(0.01)
     return None
 
 
-def _tell(
+def _print(
     gauge: Gauge, observer: Observer, found: StreamStatus, *, as_json: bool, before: str, is_last: bool = False
 ) -> str:
     now_ns = time.monotonic_ns()
@@ -217,22 +215,20 @@ def _tell(
     if gauge.frames:
         line = str(figures)
     else:
-        line = f"no frame: {_said(status)}"
+        line = f"no frame: {_state(status)}"
         if status.rate_hz:
-            line += f"; its seq moves at {status.rate_hz:.1f} Hz, told on a descriptor stream that is not public"
+            line += f"; it publishes {status.rate_hz:.1f} Hz on a private descriptor stream"
     if line != before:
         click.echo(line)
     return line if not gauge.frames else ""
 
 
 def _label(stream: StreamStatus) -> str:
-    from tensorpool.cli.overview import shown_text
-
-    return f"{shown_text(stream.name)} ({stream.stream_id})" if stream.name else str(stream.stream_id)
+    return f"{format.printable(stream.name)} ({stream.stream_id})" if stream.name else str(stream.stream_id)
 
 
-def _said(stream: StreamStatus) -> str:
+def _state(stream: StreamStatus) -> str:
     if stream.announced_age_ns is None:
         return "not announced yet"
-    who = "nobody" if stream.producer_id is None else f"producer {stream.producer_id}"
-    return f"{stream.state}, epoch {stream.epoch}, {who} writes it"
+    producer = "without a producer" if stream.producer_id is None else f"producer {stream.producer_id}"
+    return f"{stream.state}, epoch {stream.epoch}, {producer}"

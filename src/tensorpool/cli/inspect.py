@@ -1,14 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`tensorpool inspect`: one stream from outside, without a lease. Wire §7, §8, §15.1; Driver Model §4.4."""
+"""`tensorpool inspect`: shows one stream without taking a lease. Wire §7, §8, §15.1; Driver Model §4.4."""
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
-from tensorpool.cli import options
+from tensorpool.cli import format, options
 
 if TYPE_CHECKING:
     from tensorpool.diagnosis.inspection import EpochFacts, Inspection, LeaseFacts
@@ -19,15 +18,15 @@ if TYPE_CHECKING:
 
 @click.command(name="inspect")
 @click.argument("stream")
-@click.option("--driver", "driver_instance_id", metavar="INSTANCE", help="Of the driver with this instance id.")
-@click.option("--timeout", type=click.FloatRange(min=0, min_open=True), default=2.0, show_default=True, metavar="S")
+@click.option("--driver", "driver_instance_id", metavar="INSTANCE", help="Only streams of this driver.")
+@options.timeout_option(2.0, "How long to look for the stream.", is_least_allowed=False)
 @click.option(
     "--seconds",
     type=click.FloatRange(min=0),
     metavar="S",
-    help="How long to listen for leases and consumers.  [default: a little over one interval of theirs]",
+    help="How long to listen for leases and consumers.  [default: a little over one of their intervals]",
 )
-@click.option("--json", "as_json", is_flag=True, help="Everything that is known, as one object of JSON.")
+@options.json_option("Print everything as one JSON object.")
 @options.connection_options
 def command(
     stream: str,
@@ -35,22 +34,20 @@ def command(
     timeout: float,
     seconds: float | None,
     as_json: bool,
-    aeron_dir: str | None,
-    path: Path | None,
-    settings: tuple[str, ...],
+    connection: options.Connection,
 ) -> None:
     """Show STREAM, an id or a name: layout, files, epochs, leases, slots and consumers.
 
-    Only looks: takes no lease, maps nothing, and nobody waits for it.
+    Reads only: takes no lease, maps no memory, and no process waits for it.
     """
     from tensorpool.client.client import connect
+    from tensorpool.diagnosis.announced_streams import observing
     from tensorpool.diagnosis.inspection import inspect_stream
-    from tensorpool.diagnosis.listening import listening
     from tensorpool.diagnosis.streams import Wanted
 
     wanted = Wanted(stream, driver_instance_id)
-    config = options.load_config(path, settings)
-    with connect(aeron_dir, config=config) as client, listening(config, client.aeron_dir) as observer:
+    config = connection.load()
+    with connect(connection.aeron_dir, config=config) as client, observing(config, client.aeron_dir) as observer:
         found = inspect_stream(client, observer, wanted, timeout=timeout, seconds=seconds)
     if as_json:
         click.echo(_json(found))
@@ -66,25 +63,19 @@ def _json(found: Inspection) -> bytes:
     for shown, region in zip(plain["regions"], found.regions, strict=True):
         if region.superblock is not None:
             shown["superblock"]["region_type"] = region.superblock.region_type.name
-    return msgspec.json.encode(plain | {"name": _text(found.name), "problems": found.problems})
-
-
-def _text(name: str | None) -> str | None:
-    """As JSON and terminals can hold it: a name may have bytes that are no text."""
-    return None if name is None else name.encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")
+    return msgspec.json.encode(plain | {"name": format.decodable(found.name), "problems": found.problems})
 
 
 def _lines(found: Inspection) -> list[str]:
-    from tensorpool.diagnosis.finding import size
-
     tags = f"  tags {', '.join(found.tags)}" if found.tags else ""
+    name = format.decodable(found.name) or "(no name)"
     layout = found.layout
-    pools = ", ".join(f"{pool.pool_id}: {size(pool.stride_bytes)}" for pool in layout.pools)
-    total = "" if layout.epoch_bytes is None else f"; {size(layout.epoch_bytes)} an epoch"
+    pools = ", ".join(f"{pool.pool_id}: {format.size(pool.stride_bytes)}" for pool in layout.pools)
+    total = "" if layout.epoch_bytes is None else f"; {format.size(layout.epoch_bytes)} an epoch"
     lines = [
-        f"{_text(found.name) or '(no name)'}  stream {found.stream_id}  driver {found.driver_instance_id}{tags}",
+        f"{name}  stream {found.stream_id}  driver {found.driver_instance_id}{tags}",
         _row("layout", f"{layout.nslots} slots; pools {pools or 'none'}; version {layout.layout_version}{total}"),
-        _row("epoch", f"{found.epoch}, told by {found.told_by}"),
+        _row("epoch", f"{found.epoch}, from {found.reported_by}"),
     ]
     status = found.status
     if status is not None:
@@ -95,10 +86,10 @@ def _lines(found: Inspection) -> list[str]:
     lines += [_row("", _epoch(epoch)) for epoch in reversed(found.epochs)]
     lines += _slots(found.slots)
     lines += [_row("leases" if first else "", _lease(lease)) for first, lease in _firsts(found.leases)] or [
-        _row("leases", "none was kept alive while we listened")
+        _row("leases", "no keepalive was received")
     ]
     lines += [_row("consumers" if first else "", _consumer(each)) for first, each in _firsts(found.consumers)] or [
-        _row("consumers", "none was heard of")
+        _row("consumers", "none reported")
     ]
     texts = tuple(text for region in found.regions for text in _region(region))
     lines += [_row("regions" if first else "", text) for first, text in _firsts(texts)]
@@ -107,33 +98,29 @@ def _lines(found: Inspection) -> list[str]:
 
 
 def _epoch(epoch: EpochFacts) -> str:
-    from tensorpool.diagnosis.finding import size
-
-    made = "" if epoch.age_s is None else f", made {_age(epoch.age_s)} ago"
-    owner = {True: ", its driver lives", False: ", its driver is gone", None: ""}[epoch.is_owner_alive]
-    return f"{epoch.epoch} {epoch.state}{made}{owner}, {size(epoch.memory_bytes)} in memory"
+    made = "" if epoch.age_s is None else f", made {format.age(epoch.age_s)} ago"
+    owner = {True: ", its driver is running", False: ", its driver has ended", None: ""}[epoch.is_owner_alive]
+    return f"{epoch.epoch} {epoch.state}{made}{owner}, {format.size(epoch.memory_bytes)} in memory"
 
 
 def _slots(slots: SlotFacts | None) -> list[str]:
-    from tensorpool.diagnosis.finding import size
-
     if slots is None:
         return [_row("slots", "the header ring cannot be read")]
     counts = f"{slots.committed} committed, {slots.in_progress} being written, {slots.never_written} never written"
     if slots.misplaced:
-        counts += f", {slots.misplaced} with a seq that belongs elsewhere"
+        counts += f", {slots.misplaced} with the seq of another slot"
     lines = [_row("slots", counts)]
     if slots.newest_seq is None:
         return [*lines, _row("frames", "none yet")]
     reach = f"last seq {slots.newest_seq}, oldest {slots.oldest_seq}"
     if slots.span_s is not None and slots.rate_hz is not None and slots.holds_s is not None:
-        reach += f"; {_age(slots.span_s)} at {slots.rate_hz:.1f} Hz, a full ring holds {_age(slots.holds_s)}"
+        span, holds = format.age(slots.span_s), format.age(slots.holds_s)
+        reach += f"; {span} at {slots.rate_hz:.1f} Hz, a full ring holds {holds}"
     lines.append(_row("frames", reach))
     newest = slots.newest
     if newest is not None:
-        shape = "x".join(map(str, newest.shape))
-        age = _stamp_age(newest.timestamp_ns)
-        lines.append(_row("", f"{shape} {newest.dtype.lower()}, {size(newest.nbytes)} in pool {newest.pool_id}{age}"))
+        frame = f"{format.shape(newest.shape)} {newest.dtype.lower()}, {format.size(newest.nbytes)}"
+        lines.append(_row("", f"{frame} in pool {newest.pool_id}{_stamp_age(newest.timestamp_ns)}"))
     return lines
 
 
@@ -141,13 +128,13 @@ def _stamp_age(timestamp_ns: int) -> str:
     from tensorpool.diagnosis.regions import activity_age_s
 
     age_s = activity_age_s(timestamp_ns) if timestamp_ns else None
-    return "" if age_s is None else f", stamped {_age(age_s)} ago"
+    return "" if age_s is None else f", stamped {format.age(age_s)} ago"
 
 
 def _lease(lease: LeaseFacts) -> str:
     if lease.lease_id is None:
-        return f"{lease.role.lower()} client {lease.client_id}, as announced; no keepalive was heard"
-    ends = "" if lease.expires_in_s is None else f", ends in {_age(lease.expires_in_s)} unless renewed"
+        return f"{lease.role.lower()} client {lease.client_id}, from the announce; no keepalive was received"
+    ends = "" if lease.expires_in_s is None else f", expires in {format.age(lease.expires_in_s)} unless renewed"
     return f"{lease.role.lower()} client {lease.client_id}, lease {lease.lease_id}{ends}"
 
 
@@ -161,22 +148,21 @@ def _consumer(consumer: ConsumerStatus) -> str:
 
 
 def _region(region: RegionFacts) -> list[str]:
-    from tensorpool.diagnosis.finding import size
-
     file = region.file
-    whose = "" if file is None else f"  {file.mode} {file.owner}:{file.group}  {size(file.size_bytes)}"
+    whose = "" if file is None else f"  {file.mode} {file.owner}:{file.group}  {format.size(file.size_bytes)}"
     if file is not None:
-        whose += f" ({size(file.memory_bytes)} in memory)"
+        whose += f" ({format.size(file.memory_bytes)} in memory)"
     lines = [f"{region.name}  {region.path}{whose}"]
-    told = region.superblock
-    if told is not None:
-        life = "" if region.activity_age_s is None else f", last sign of life {_age(region.activity_age_s)} ago"
-        alive = "alive" if region.is_owner_alive else "gone"
+    block = region.superblock
+    if block is not None:
+        life = "" if region.activity_age_s is None else f", last activity {format.age(region.activity_age_s)} ago"
+        alive = "running" if region.is_owner_alive else "ended"
         lines.append(
-            f"  {told.region_type.name} stream {told.stream_id} epoch {told.epoch} layout {told.layout_version} "
-            f"pool {told.pool_id} nslots {told.nslots} slot_bytes {told.slot_bytes} stride_bytes {told.stride_bytes}"
+            f"  {block.region_type.name} stream {block.stream_id} epoch {block.epoch} layout {block.layout_version} "
+            f"pool {block.pool_id} nslots {block.nslots} slot_bytes {block.slot_bytes} "
+            f"stride_bytes {block.stride_bytes}"
         )
-        lines.append(f"  written by pid {told.pid} ({alive}){life}")
+        lines.append(f"  written by pid {block.pid} ({alive}){life}")
     if region.problem:
         lines.append(f"  {region.problem}")
     return lines
@@ -188,12 +174,3 @@ def _firsts[T](items: tuple[T, ...]) -> list[tuple[bool, T]]:
 
 def _row(heading: str, text: str) -> str:
     return f"  {heading:<10} {text}"
-
-
-def _age(seconds: float) -> str:
-    if seconds < 1:
-        return f"{1000 * seconds:.0f} ms"
-    for unit, scale in (("days", 86_400), ("h", 3_600), ("min", 60)):
-        if seconds >= 2 * scale:
-            return f"{seconds / scale:.1f} {unit}"
-    return f"{seconds:.1f} s"

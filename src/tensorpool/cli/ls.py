@@ -1,27 +1,32 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`tensorpool ls`: which streams there are, as discovery says. Discovery §5, §7."""
+"""`tensorpool ls`: lists the streams that discovery knows. Discovery §5, §7."""
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
-from tensorpool.cli import options
+from tensorpool.cli import format, options
 
 if TYPE_CHECKING:
-    from tensorpool.client.inquiry import DiscoveredStream
+    from tensorpool.client.discovery_query import DiscoveredStream
 
 
 @click.command(name="ls")
-@click.option("--name", metavar="NAME", help="Streams of this name only, letter by letter.")
-@click.option("--tag", "tags", metavar="TAG", multiple=True, help="With this tag; given twice, with both.")
-@click.option("--producer", "producer_id", type=click.IntRange(0, 2**32 - 2), metavar="ID", help="0: without one.")
-@click.option("--stream", "stream_id", type=click.IntRange(1, 2**32 - 2), metavar="ID")
-@click.option("--driver", "driver_instance_id", metavar="INSTANCE", help="Of the driver with this instance id.")
-@click.option("--timeout", type=click.FloatRange(min=0, min_open=True), default=2.0, show_default=True, metavar="S")
-@click.option("--json", "as_json", is_flag=True, help="Everything that is known, as one array of JSON.")
+@click.option("--name", metavar="NAME", help="Only streams with exactly this name.")
+@click.option("--tag", "tags", metavar="TAG", multiple=True, help="Only streams with this tag; given twice, with both.")
+@click.option(
+    "--producer",
+    "producer_id",
+    type=click.IntRange(0, 2**32 - 2),
+    metavar="ID",
+    help="Only streams of this producer; 0: streams without a producer.",
+)
+@click.option("--stream", "stream_id", type=click.IntRange(1, 2**32 - 2), metavar="ID", help="Only this stream.")
+@click.option("--driver", "driver_instance_id", metavar="INSTANCE", help="Only streams of this driver.")
+@options.timeout_option(2.0, "How long to wait for answers.", is_least_allowed=False)
+@options.json_option("Print everything as one JSON array.")
 @options.connection_options
 def command(
     name: str | None,
@@ -31,17 +36,15 @@ def command(
     driver_instance_id: str | None,
     timeout: float,
     as_json: bool,
-    aeron_dir: str | None,
-    path: Path | None,
-    settings: tuple[str, ...],
+    connection: options.Connection,
 ) -> None:
-    """List the streams of the driver here, and of the fleet where registries are configured.
+    """List the streams of this host's driver, and those of all registries that are configured.
 
-    Filters are combined with AND.
+    A stream is listed when it matches every filter.
     """
     from tensorpool.client.client import connect
 
-    with connect(aeron_dir, config=options.load_config(path, settings)) as client:
+    with connect(connection.aeron_dir, config=connection.load()) as client:
         streams = client.discover(
             name,
             tags=tags,
@@ -61,47 +64,28 @@ def command(
 
 
 def _plain(stream: DiscoveredStream) -> dict[str, object]:
-    """As JSON can hold it: a name may have bytes that are no text."""
+    """As JSON can hold it."""
     import msgspec
 
     fields: dict[str, object] = msgspec.to_builtins(stream)
-    return fields | {"data_source_name": _text(stream.data_source_name)}
-
-
-def _text(name: str | None) -> str | None:
-    return None if name is None else name.encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")
+    return fields | {"data_source_name": format.decodable(stream.data_source_name)}
 
 
 def _print_table(streams: list[DiscoveredStream]) -> None:
-    from rich.box import SIMPLE_HEAD
-    from rich.console import Console
-    from rich.table import Table
     from rich.text import Text
 
-    table = Table(box=SIMPLE_HEAD, pad_edge=False)
-    for heading in ("name", "stream", "tags", "producer", "epoch", "slots", "largest", "driver"):
-        is_number = heading in ("stream", "producer", "epoch", "slots", "largest")
-        table.add_column(heading, justify="right" if is_number else "left", overflow="fold")
+    headings = ("name", "stream", "tags", "producer", "epoch", "slots", "largest frame", "driver")
+    table = format.table(*headings, left=["name", "tags", "driver"])
     for stream in streams:
         largest = max((pool.stride_bytes for pool in stream.payload_pools), default=0)
         table.add_row(
-            Text(_text(stream.data_source_name) or "-"),
+            Text(format.decodable(stream.data_source_name) or "-"),
             str(stream.stream_id),
             Text(", ".join(stream.tags)),
             str(stream.producer_id or "-"),
             str(stream.epoch),
             str(stream.header_nslots),
-            _size(largest),
+            format.size(largest),
             Text(stream.driver_instance_id),
         )
-    console = Console()
-    if not console.is_terminal:
-        console.width = 200
-    console.print(table)
-
-
-def _size(size_bytes: int) -> str:
-    for unit, scale in (("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10)):
-        if size_bytes >= scale:
-            return f"{size_bytes / scale:g} {unit}"
-    return f"{size_bytes} B"
+    format.show(table)

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The entry point: finds the command, imports only its module, and turns our errors into exit codes.
+"""The entry point: finds the command, imports only its module, and turns errors into exit codes.
 
-Exit code 0: done. 1: it could not be done, one line on stderr says why. 2: the command line is wrong.
+Exit code 0: done. 1: failed, and one line on stderr says why. 2: the command line is wrong.
 """
 
 from __future__ import annotations
@@ -18,36 +18,42 @@ from tensorpool.errors import TensorPoolError
 COMMANDS: Final = {
     "demo": (
         "tensorpool.cli.demo",
-        "The main job on embedded defaults: a camera, readers, a summary that checks itself.",
+        "Try it: a camera, two readers, a recording by Spark, and a check that every frame is accounted for.",
     ),
-    "driver": ("tensorpool.cli.driver", "The SHM driver: owns the memory, grants leases, announces streams."),
-    "produce": ("tensorpool.cli.produce", "A synthetic producer: frames of any shape, dtype, rate and pattern."),
-    "consume": ("tensorpool.cli.consume", "Receive a stream: rates, ages, drops, and a check of every byte."),
-    "ls": ("tensorpool.cli.ls", "Which streams there are: names, tags, producers, epochs and their drivers."),
-    "inspect": ("tensorpool.cli.inspect", "One stream from outside: layout, files, epochs, leases, slots, consumers."),
-    "doctor": ("tensorpool.cli.doctor", "What is wrong here and how to mend it; --gc removes what the dead left."),
-    "top": ("tensorpool.cli.top", "All streams, consumers and services, live: rates, lag, drops, changes."),
-    "hz": ("tensorpool.cli.hz", "How often a stream really publishes: mean, shortest, longest, jitter."),
-    "bridge": ("tensorpool.cli.bridge", "Streams to and from other hosts over UDP."),
-    "discovery": ("tensorpool.cli.discovery", "A registry: answers which streams there are, for many drivers."),
-    "supervisor": ("tensorpool.cli.supervisor", "One view over everything, as JSON and Prometheus; tells who lags."),
-    "replay": ("tensorpool.cli.replay", "Publish a recording again, in its original timing, as the instrument did."),
+    "driver": ("tensorpool.cli.driver", "Run the SHM driver: it owns the memory, grants leases and announces streams."),
+    "produce": ("tensorpool.cli.produce", "Publish synthetic frames of any shape, dtype, rate and pattern."),
+    "consume": ("tensorpool.cli.consume", "Receive a stream: rates, ages, drops; --verify checks every byte."),
+    "ls": ("tensorpool.cli.ls", "List streams: names, tags, producers, epochs and drivers."),
+    "inspect": ("tensorpool.cli.inspect", "Show one stream: layout, files, epochs, leases, slots, consumers."),
+    "doctor": (
+        "tensorpool.cli.doctor",
+        "Find what is wrong on this host and how to fix it; --gc removes what ended processes left.",
+    ),
+    "top": ("tensorpool.cli.top", "Watch all streams, consumers and services: rates, lag, drops, changes."),
+    "hz": ("tensorpool.cli.hz", "Measure how often a stream publishes: mean, shortest and longest interval, jitter."),
+    "bridge": ("tensorpool.cli.bridge", "Carry streams to and from other hosts over UDP."),
+    "discovery": ("tensorpool.cli.discovery", "Run a registry that answers for the streams of many drivers."),
+    "supervisor": (
+        "tensorpool.cli.supervisor",
+        "Observe everything, serve it as JSON and Prometheus, limit consumers that lag.",
+    ),
+    "replay": ("tensorpool.cli.replay", "Publish a recording again, in its original timing."),
     "stats": (
         "tensorpool.cli.stats",
-        "What a lake holds: rates, gaps, latency and pixels per stream and window; pictures.",
+        "Show rates, gaps, latency and pixels of a lake, as tables and pictures.",
     ),
-    "qos": ("tensorpool.cli.qos", "How consumers kept up while a lake was recorded: lag and drops."),
+    "qos": ("tensorpool.cli.qos", "Show how consumers kept up while a lake was recorded: lag and drops."),
     "record": ("tensorpool.cli.record", "Record streams to a lake of Parquet files, with Spark."),
-    "lake": ("tensorpool.cli.lake", "What a lake holds; check it, compact it, trim it."),
-    "tap": ("tensorpool.cli.tap", "The live messages of an Aeron directory, one line each."),
-    "event": ("tensorpool.cli.event", "Command running services, and watch what they say."),
-    "decode": ("tensorpool.cli.decode", "Any SBE message of the protocol as JSON."),
-    "media-driver": ("tensorpool.cli.media_driver", "An Aeron media driver on its own."),
+    "lake": ("tensorpool.cli.lake", "List, check, compact and trim a lake."),
+    "tap": ("tensorpool.cli.tap", "Print the live messages of an Aeron directory."),
+    "event": ("tensorpool.cli.event", "Send commands to running services, and watch their answers."),
+    "decode": ("tensorpool.cli.decode", "Decode SBE messages of the protocol to JSON."),
+    "media-driver": ("tensorpool.cli.media_driver", "Run an Aeron media driver alone."),
 }
 
 
 class LazyGroup(click.Group):
-    """Lists every command but imports only the one that runs: `tensorpool --help` stays quick."""
+    """Lists every command but imports only the one that runs, so that `tensorpool --help` is fast."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(COMMANDS)

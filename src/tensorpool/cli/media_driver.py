@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`tensorpool media-driver`: Aeron's C media driver with our defaults, until SIGTERM or Ctrl-C."""
+"""`tensorpool media-driver`: runs Aeron's C media driver with our defaults, until SIGTERM or Ctrl-C."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tensorpool.cli.signals import StopSignals
 
 
 @click.command(name="media-driver")
-@click.option("--aeron-dir", help="Its directory.  [default: AERON_DIR, else Aeron's own default]")
+@click.option("--aeron-dir", help="Its directory.  [default: AERON_DIR, Aeron's own]")
 @click.option(
     "--set",
     "settings",
@@ -22,7 +22,7 @@ from tensorpool.cli.signals import StopSignals
 def command(aeron_dir: str | None, settings: tuple[str, ...]) -> None:
     """Run an Aeron media driver on its own.
 
-    `tensorpool driver` and `tensorpool demo` embed one; this is for hosts where several programs share it.
+    `tensorpool driver` and `tensorpool demo` start one themselves; use this where several programs share one.
     """
     stop = StopSignals()
     with aeron.MediaDriver(aeron_dir, **dict(parse_setting(text) for text in settings)) as driver:

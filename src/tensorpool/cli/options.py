@@ -1,75 +1,147 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the options of several commands have in common.
+"""Options that several commands share.
 
 Shapes, dtypes, how a command reaches a running driver, and how a service is configured, checked and logs.
 """
 
 from __future__ import annotations
 
+import functools
 import re
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import click
 import msgspec
 
 from tensorpool import logs
+from tensorpool._core import MAX_DIMS
 from tensorpool.driver import DriverConfig
 from tensorpool.errors import ConfigError
 
 DTYPES: Final = (
     "uint8", "int8", "uint16", "int16", "uint32", "int32", "uint64", "int64", "float32", "float64", "bool",
 )  # fmt: skip
-MAX_DIMS: Final = 8
+_AGE: Final = re.compile(r"(?P<number>[0-9]+(\.[0-9]+)?)(?P<unit>[smhd])")
+_UNITS: Final = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86_400.0}
+
+
+class Age(click.ParamType[float]):
+    """90s, 30m, 12h, 7d."""
+
+    name = "AGE"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        match = _AGE.fullmatch(str(value))
+        if match is None:
+            self.fail(f"{value!r}: give a number with s, m, h or d, such as 7d", param, ctx)
+        return float(match["number"]) * _UNITS[match["unit"]]
+
+
+class Size(click.ParamType[int]):
+    """512m, 20g."""
+
+    name = "SIZE"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
+        match = re.fullmatch(r"([0-9]+)([kmgt]?)", str(value).lower())
+        if match is None or int(match[1]) == 0:
+            self.fail(f"{value!r}: give a number of bytes, with k, m, g or t, such as 20g", param, ctx)
+        return int(match[1]) << {"": 0, "k": 10, "m": 20, "g": 30, "t": 40}[match[2]]
+
+
+class Connection(msgspec.Struct, frozen=True):
+    """Which driver a command talks to: --aeron-dir, --config and --set as the user gave them."""
+
+    aeron_dir: str | None
+    path: Path | None
+    settings: tuple[str, ...]
+
+    def load(self) -> DriverConfig:
+        """The driver's settings as its clients see them: flags over the environment over the file."""
+        return DriverConfig.load(self.path, overrides=overrides(self.settings))
+
+
+def connection_options(command: Callable[..., None]) -> Callable[..., None]:
+    """Adds --aeron-dir, --config and --set; the command receives them as one argument, `connection`."""
+
+    @functools.wraps(command)
+    def call(*, aeron_dir: str | None, path: Path | None, settings: tuple[str, ...], **arguments: Any) -> None:
+        command(connection=Connection(aeron_dir, path, settings), **arguments)
+
+    wrapped: Callable[..., None] = set_option("A key of the configuration.")(call)
+    wrapped = config_option("The driver's TOML file.")(wrapped)
+    return aeron_dir_option("driver.aeron_dir")(wrapped)
 
 
 def shape(text: str) -> tuple[int, ...]:
-    """An option's type: a tensor's extents as people write them, 720x1280x3."""
+    """Type of an option: a tensor's extents as people write them, 720x1280x3."""
     parts = re.split("[x,]", text)
     if not all(part.isdecimal() and int(part) > 0 for part in parts) or len(parts) > MAX_DIMS:
         raise click.BadParameter(f"{text!r}: give 1 to {MAX_DIMS} positive extents, such as 720x1280x3")
     return tuple(map(int, parts))
 
 
+def stream_reference(text: str) -> int | str:
+    """A stream as a user names it: digits are an id, anything else is a name."""
+    return int(text) if text.isascii() and text.isdecimal() else text
+
+
 def count_option[F: Callable[..., None]](things: str) -> Callable[[F], F]:
     """--count N: end after so many; 0 is no limit."""
-    words = f"End after N {things}.  [default: at Ctrl-C]"
-    return click.option("--count", type=click.IntRange(min=0), default=0, metavar="N", help=words)
+    text = f"End after N {things}.  [default: at Ctrl-C]"
+    return click.option("--count", type=click.IntRange(min=0), default=0, metavar="N", help=text)
 
 
-def connection_options[F: Callable[..., None]](command: F) -> F:
-    """--aeron-dir, --config and --set: which driver a command talks to. See `load_config`."""
-    command = set_option("A key of the configuration.")(command)
-    command = config_option("The driver's TOML file.")(command)
-    return aeron_dir_option("driver.aeron_dir")(command)
+def seconds_option[F: Callable[..., None]](text: str = "End after S seconds.") -> Callable[[F], F]:
+    """--seconds S."""
+    return click.option("--seconds", type=click.FloatRange(min=0, min_open=True), metavar="S", help=text)
+
+
+def timeout_option[F: Callable[..., None]](
+    default: float, text: str, *, least: float = 0.0, is_least_allowed: bool = True
+) -> Callable[[F], F]:
+    """--timeout S."""
+    allowed = click.FloatRange(min=least, min_open=not is_least_allowed)
+    return click.option("--timeout", type=allowed, default=default, show_default=True, metavar="S", help=text)
+
+
+def json_option[F: Callable[..., None]](text: str = "Print JSON.") -> Callable[[F], F]:
+    """--json."""
+    return click.option("--json", "as_json", is_flag=True, help=text)
+
+
+def lake_argument[F: Callable[..., None]](command: F) -> F:
+    """LAKE: the folder of a lake."""
+    return click.argument("lake", type=click.Path(path_type=Path))(command)
 
 
 def aeron_dir_option[F: Callable[..., None]](*keys: str) -> Callable[[F], F]:
-    """--aeron-dir DIR; without it, what these keys of the configuration say, and then what Aeron says."""
+    """--aeron-dir DIR; without it the value of these keys of the configuration, then Aeron's own default."""
     places = ", ".join((*keys, "AERON_DIR", "Aeron's own"))
     return click.option("--aeron-dir", metavar="DIR", help=f"The media driver's directory.  [default: {places}]")
 
 
-def config_option[F: Callable[..., None]](words: str, *, is_required: bool = False) -> Callable[[F], F]:
+def config_option[F: Callable[..., None]](text: str, *, is_required: bool = False) -> Callable[[F], F]:
     """--config FILE."""
-    return click.option("--config", "path", type=click.Path(path_type=Path), required=is_required, help=words)
+    return click.option("--config", "path", type=click.Path(path_type=Path), required=is_required, help=text)
 
 
 def set_option[F: Callable[..., None]](
-    words: str = "A key of the configuration; over file and environment.",
+    text: str = "A key of the configuration; it overrides file and environment.",
 ) -> Callable[[F], F]:
     """--set KEY=VALUE, several times. See `overrides`."""
-    return click.option("--set", "settings", metavar="KEY=VALUE", multiple=True, help=words)
+    return click.option("--set", "settings", metavar="KEY=VALUE", multiple=True, help=text)
 
 
 def service_options[F: Callable[..., None]](*, json: str, check: str = "print it") -> Callable[[F], F]:
-    """--check, --json and --log-level: what `json` prints, and what `check` does once the configuration is fine."""
+    """--check, --json and --log-level: what `json` prints, and what `check` does with a valid configuration."""
 
     def add(command: F) -> F:
         for option in (
             click.option("--log-level", type=click.Choice(logs.LEVELS), default="info", show_default=True),
-            click.option("--json", "as_json", is_flag=True, help=json),
+            json_option(json),
             click.option("--check", is_flag=True, help=f"Validate the configuration, {check}, and end."),
         ):
             command = option(command)
@@ -79,7 +151,7 @@ def service_options[F: Callable[..., None]](*, json: str, check: str = "print it
 
 
 def print_settings(values: Mapping[str, object], *, as_json: bool, warnings: Sequence[str] | None = None) -> None:
-    """Every setting in effect, for --check; and what is allowed and probably not meant, where a service knows."""
+    """For --check: every setting in effect, and a warning for each that is allowed but probably a mistake."""
     if as_json:
         click.echo(msgspec.json.encode({"settings": values} | ({} if warnings is None else {"warnings": warnings})))
         return
@@ -89,13 +161,8 @@ def print_settings(values: Mapping[str, object], *, as_json: bool, warnings: Seq
         click.echo(f"warning: {warning}")
 
 
-def load_config(path: Path | None, settings: tuple[str, ...]) -> DriverConfig:
-    """The driver's settings as its clients see them: flags over the environment over the file."""
-    return DriverConfig.load(path, overrides=overrides(settings))
-
-
 def overrides(settings: tuple[str, ...], option: str = "--set") -> dict[str, str]:
-    """What an option KEY=VALUE says that may be given several times."""
+    """The values of a repeated option KEY=VALUE by their keys."""
     found = {}
     for text in settings:
         key, separator, value = text.partition("=")

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A snapshot of the view as a page for a terminal of any size.
+"""Draws a snapshot of the supervisor's view as a page for a terminal of any size.
 
-Narrow terminals get fewer columns, low ones fewer rows, the worst first; what is left out is counted. What peers say is
-shown as text, never as control characters.
+A narrow terminal gets fewer columns, a low one fewer rows, the worst first, and the number of rows that are left out.
+Control characters in the text of peers are escaped.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from tensorpool.cli.format import MIB, NOTHING, age, counted, integer, number, printable, shape
 from tensorpool.supervisor.snapshot import (
     Change,
     ChangeKind,
@@ -27,12 +28,10 @@ from tensorpool.supervisor.snapshot import (
     StreamStatus,
 )
 
-MIB: Final = 2**20
 GAP: Final = 2  # between columns
-FEWEST_LETTERS: Final = 8  # of a name
+MIN_NAME_LETTERS: Final = 8
 MAX_CHANGES: Final = 8
-OVERHEAD: Final = 3  # lines of a section beside its rows: one that is blank, its title, its headings
-NOTHING: Final = "-"
+OVERHEAD: Final = 3  # lines of a section besides its rows: a blank one, its title, its headings
 
 _STATE_STYLES: Final = {
     StreamState.LIVE: "green",
@@ -62,7 +61,7 @@ _BAD_CHANGES: Final = frozenset(
 
 
 class Column[T](msgspec.Struct, frozen=True):
-    """A column: how much room it takes, how soon it is left out (the highest first), and what it shows."""
+    """A column: its width, its rank (the highest is left out first), and the text of its cells."""
 
     heading: str
     width: int
@@ -72,13 +71,13 @@ class Column[T](msgspec.Struct, frozen=True):
 
 
 class Page(msgspec.Struct, frozen=True, kw_only=True):
-    """Where and when a snapshot was taken, for the head of the page."""
+    """Where and when a snapshot was taken, and the size of the page."""
 
     aeron_dir: str
     wall_ns: int
     width: int
-    height: int | None = None  # None: as long as it takes
-    notice: str = ""  # what the user should know first
+    height: int | None = None  # None: unlimited
+    notice: str = ""  # a warning at the top
 
 
 def render(snapshot: Snapshot, page: Page) -> RenderableType:
@@ -98,7 +97,7 @@ def render(snapshot: Snapshot, page: Page) -> RenderableType:
     if page.height is not None:
         height = page.height - len(parts) - page.notice.count("\n")
         while len(shown) > 1 and height < sum(_lines(len(rows), least) for _, rows, _, least in shown):
-            shown.pop()  # a low terminal: what matters least is left out
+            shown.pop()  # a low terminal: leave out the section that matters least
         room = height - len(shown) * OVERHEAD
         wanted = _share(wanted[: len(shown)], [least for *_, least in shown], room)
     for (title, rows, draw, _), count in zip(shown, wanted, strict=True):
@@ -116,15 +115,15 @@ def render(snapshot: Snapshot, page: Page) -> RenderableType:
 def _head(snapshot: Snapshot, page: Page) -> list[Text]:
     live = [stream for stream in snapshot.streams if stream.state is StreamState.LIVE]
     time = datetime.fromtimestamp(page.wall_ns / 1e9).strftime("%H:%M:%S")
-    first = Text.assemble(("tensorpool", "bold cyan"), f"  {shown_text(page.aeron_dir)}  ", (time, "dim"))
+    first = Text.assemble(("tensorpool", "bold cyan"), f"  {printable(page.aeron_dir)}  ", (time, "dim"))
     hz = sum(stream.rate_hz or 0.0 for stream in live)
     rate = sum(stream.bytes_per_s or 0.0 for stream in live)
     second = Text()
-    second.append(_count(len(snapshot.streams), "stream"), "bold")
-    second.append(f" {_hz(hz)} Hz {_mib(rate)} MiB/s" if live else "")
+    second.append(counted(len(snapshot.streams), "stream"), "bold")
+    second.append(f" {number(hz)} Hz {_mib(rate)} MiB/s" if live else "")
     _append_states(second, (stream.state for stream in snapshot.streams), StreamState.LIVE)
     second.append("   ")
-    second.append(_count(len(snapshot.consumers), "consumer"), "bold")
+    second.append(counted(len(snapshot.consumers), "consumer"), "bold")
     _append_states(second, (consumer.state for consumer in snapshot.consumers), ConsumerState.OK)
     lines = [first, second]
     if page.notice:
@@ -146,8 +145,8 @@ def _append_states(
             line.append(f"  {count} {state}", _STATE_STYLES[state])
 
 
-def _title(words: str, note: str) -> Text:
-    title = Text(words.upper(), style="bold")
+def _title(heading: str, note: str) -> Text:
+    title = Text(heading.upper(), style="bold")
     if note:
         title.append(f"  … {note}", "dim")
     return title
@@ -168,7 +167,7 @@ def _table[T](columns: Sequence[Column[T]], rows: Sequence[T], width: int, limit
             justify="left" if column.is_left else "right",
             no_wrap=True,
             overflow="ellipsis",
-            max_width=max(FEWEST_LETTERS, width - others - GAP) if is_flexible else None,
+            max_width=max(MIN_NAME_LETTERS, width - others - GAP) if is_flexible else None,
         )
     for row in cells:
         table.add_row(*row)
@@ -180,12 +179,12 @@ def _as_text(cell: str | Text) -> Text:
 
 
 def _width[T](columns: Sequence[Column[T]], cells: list[list[Text]], index: int) -> int:
-    """What a column really takes."""
+    """The width of a column with these cells."""
     return max(len(columns[index].heading), *(row[index].cell_len for row in cells), 0) + GAP
 
 
 def _fitting[T](columns: Sequence[Column[T]], width: int) -> list[Column[T]]:
-    """As many columns as there is room for, in their order; those of the lowest rank come first."""
+    """The columns that fit, in their order; those of the lowest rank are chosen first."""
     chosen: list[Column[T]] = []
     left = width
     for column in sorted(columns, key=lambda column: column.rank):
@@ -197,12 +196,12 @@ def _fitting[T](columns: Sequence[Column[T]], width: int) -> list[Column[T]]:
 
 
 def _lines(rows: int, least: int) -> int:
-    """What a section takes at the least."""
+    """The fewest lines that a section takes."""
     return OVERHEAD + min(rows, least)
 
 
 def _share(wanted: list[int], least: list[int], room: int) -> list[int]:
-    """Rows for each section: the least for all, then the rest to the first that want them."""
+    """Rows for each section: first the minimum of each, then the remaining ones from the top."""
     given = [max(1, min(want, few, room)) for want, few in zip(wanted, least, strict=True)]
     left = room - sum(given)
     for index, want in enumerate(wanted):
@@ -223,63 +222,40 @@ def _changes(changes: Sequence[Change], taken_ns: int, page: Page) -> Table:
         when = datetime.fromtimestamp((page.wall_ns - taken_ns + change.at_ns) / 1e9).strftime("%H:%M:%S")
         style = "yellow" if change.kind in _BAD_CHANGES else "green"
         kind = [Text(str(change.kind), style)] if is_wide else []
-        table.add_row(Text(when), *kind, Text(shown_text(change.words), "" if is_wide else style))
+        table.add_row(Text(when), *kind, Text(printable(change.text), "" if is_wide else style))
     return table
 
 
 # --- cells
 
 
-def shown_text(words: str) -> str:
-    """What a peer said, with nothing in it that a terminal would obey."""
-    return "".join(letter if letter.isprintable() else letter.encode("unicode_escape").decode() for letter in words)
-
-
 def _state(state: StreamState | ConsumerState) -> Text:
     return Text(str(state), style=_STATE_STYLES[state])
 
 
-def _hz(value: float | None) -> str:
-    if value is None:
-        return NOTHING
-    return f"{value:.0f}" if value >= 1000 else f"{value:.1f}" if value >= 10 or value == 0 else f"{value:.2f}"
-
-
 def _mib(value: float | None) -> str:
-    return NOTHING if value is None else _hz(value / MIB)
-
-
-def _number(value: int | None) -> str:
-    return NOTHING if value is None else str(value)
+    return NOTHING if value is None else number(value / MIB)
 
 
 def _epoch(value: int | None) -> str:
-    """Epochs of a fresh host begin with the time of day in nanoseconds: the last digits tell them apart."""
-    text = _number(value)
+    """Epochs of a new host begin with the time in nanoseconds: only their last digits differ."""
+    text = integer(value)
     return text if len(text) <= 7 else "…" + text[-6:]
 
 
 def _age(value_ns: int | None) -> str:
-    if value_ns is None:
-        return NOTHING
-    seconds = value_ns / 1e9
-    if seconds < 1:
-        return f"{1000 * seconds:.0f} ms"
-    for limit, scale, unit in ((100, 1, "s"), (6000, 60, "min"), (100 * 3600, 3600, "h")):
-        if seconds < limit:
-            return f"{seconds / scale:.{1 if seconds / scale < 10 else 0}f} {unit}"
-    return f"{seconds / 86400:.0f} d"
+    return age(None if value_ns is None else value_ns / 1e9)
 
 
 def _frame(stream: StreamStatus) -> str:
     if stream.shape is None or stream.dtype is None:
         return NOTHING
-    return f"{'x'.join(map(str, stream.shape)) or 'scalar'} {stream.dtype}"
+    return f"{shape(stream.shape)} {stream.dtype}"
 
 
 def _lag(consumer: ConsumerStatus) -> Text:
     style = "yellow" if consumer.is_lagging or consumer.state is ConsumerState.STALE else ""
-    return Text(_number(consumer.lag), style=style)
+    return Text(integer(consumer.lag), style=style)
 
 
 def _drops(consumer: ConsumerStatus) -> Text:
@@ -295,47 +271,43 @@ def _mode(consumer: ConsumerStatus) -> str:
 
 def _service_state(service: ServiceStatus) -> Text:
     if service.is_stale:
-        return Text(f"silent ({shown_text(service.state)})", style="bold red")
-    return Text(shown_text(service.state), style="green" if service.state == "running" else "yellow")
+        return Text(f"no heartbeat ({printable(service.state)})", style="bold red")
+    return Text(printable(service.state), style="green" if service.state == "running" else "yellow")
 
 
 def _worst_first(consumer: ConsumerStatus) -> tuple[int, int, int]:
     return list(ConsumerState).index(consumer.state), consumer.stream_id, consumer.consumer_id
 
 
-def _count(number: int, thing: str) -> str:
-    return f"{number} {thing}" + ("" if number == 1 else "s")
-
-
 _STREAMS: Final[list[Column[StreamStatus]]] = [
-    Column("stream", 16, 0, lambda it: Text(shown_text(it.name or NOTHING), style="bold"), is_left=True),
+    Column("stream", 16, 0, lambda it: Text(printable(it.name or NOTHING), style="bold"), is_left=True),
     Column("id", 6, 1, lambda it: str(it.stream_id)),
-    Column("Hz", 7, 2, lambda it: _hz(it.rate_hz)),
+    Column("Hz", 7, 2, lambda it: number(it.rate_hz)),
     Column("MiB/s", 7, 4, lambda it: _mib(it.bytes_per_s)),
     Column("readers", 7, 5, lambda it: str(it.consumers)),
-    Column("seq", 9, 8, lambda it: _number(it.seq)),
+    Column("seq", 9, 8, lambda it: integer(it.seq)),
     Column("moved", 7, 6, lambda it: _age(it.frame_age_ns)),
     Column("epoch", 7, 7, lambda it: _epoch(it.epoch)),
     Column("announced", 9, 10, lambda it: _age(it.announced_age_ns)),
-    Column("producer", 10, 9, lambda it: _number(it.producer_id)),
+    Column("producer", 10, 9, lambda it: integer(it.producer_id)),
     Column("frame", 20, 11, _frame),
     Column("state", 11, 3, lambda it: _state(it.state), is_left=True),
 ]
 _CONSUMERS: Final[list[Column[ConsumerStatus]]] = [
-    Column("of stream", 16, 0, lambda it: shown_text(it.stream_name or str(it.stream_id)), is_left=True),
+    Column("of stream", 16, 0, lambda it: printable(it.stream_name or str(it.stream_id)), is_left=True),
     Column("consumer", 10, 1, lambda it: str(it.consumer_id)),
     Column("lag", 6, 2, _lag),
     Column("gap+late", 9, 4, _drops),
-    Column("Hz", 7, 5, lambda it: _hz(it.rate_hz)),
-    Column("seq", 9, 8, lambda it: _number(it.last_seq)),
-    Column("heard", 7, 6, lambda it: _age(it.age_ns)),
+    Column("Hz", 7, 5, lambda it: number(it.rate_hz)),
+    Column("seq", 9, 8, lambda it: integer(it.last_seq)),
+    Column("reported", 8, 6, lambda it: _age(it.age_ns)),
     Column("mode", 15, 7, _mode),
     Column("state", 10, 3, lambda it: _state(it.state), is_left=True),
 ]
 _SERVICES: Final[list[Column[ServiceStatus]]] = [
-    Column("tag", 24, 0, lambda it: shown_text(it.tag), is_left=True),
-    Column("pid", 7, 3, lambda it: _number(it.pid)),
-    Column("version", 9, 4, lambda it: shown_text(it.version or NOTHING)),
-    Column("heard", 7, 2, lambda it: _age(it.age_ns)),
+    Column("tag", 24, 0, lambda it: printable(it.tag), is_left=True),
+    Column("pid", 7, 3, lambda it: integer(it.pid)),
+    Column("version", 9, 4, lambda it: printable(it.version or NOTHING)),
+    Column("heartbeat", 9, 2, lambda it: _age(it.age_ns)),
     Column("state", 10, 1, _service_state, is_left=True),
 ]

@@ -1,36 +1,40 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`tensorpool produce`: a synthetic producer, for trying out consumers, drivers and machines."""
+"""`tensorpool produce`: publishes synthetic frames, to try out consumers, drivers and machines."""
 
 from __future__ import annotations
 
 import time
-from pathlib import Path
 from typing import Any, Final
 
 import click
 import msgspec
 import numpy as np
 
-from tensorpool.cli import figures, options
-from tensorpool.cli.pattern import PATTERNS, Painter
+from tensorpool.cli import format, options, progress
 from tensorpool.cli.signals import StopSignals, interruptible
+from tensorpool.cli.test_pattern import PATTERNS, Painter
 from tensorpool.client import Producer, connect
 from tensorpool.errors import LocalProtocolError
 from tensorpool.shm.arrays import Order, layout_for
 
 DRAIN_S: Final = 5.0
-SLICE_S: Final = 0.1  # how long a signal may wait
+SLICE_S: Final = 0.1  # the longest time that a signal waits
 CATCH_UP_S: Final = 1.0
-DROPPED_S: Final = 0.01  # a pause while nothing can be published
+DROPPED_S: Final = 0.01  # pause after a frame that could not be published
 
 
 @click.command(name="produce")
 @click.argument("stream")
 @click.option(
-    "--shape", type=options.shape, default="720x1280x3", show_default=True, metavar="NxM…", help="Of a frame."
+    "--shape", type=options.shape, default="720x1280x3", show_default=True, metavar="NxM…", help="Shape of a frame."
 )
 @click.option(
-    "--dtype", type=click.Choice(options.DTYPES), default="uint8", show_default=True, metavar="NAME", help="Numpy's."
+    "--dtype",
+    type=click.Choice(options.DTYPES),
+    default="uint8",
+    show_default=True,
+    metavar="NAME",
+    help="A dtype of numpy.",
 )
 @click.option("--order", type=click.Choice(["C", "F"]), default="C", show_default=True, help="Row or column major.")
 @click.option(
@@ -46,22 +50,20 @@ DROPPED_S: Final = 0.01  # a pause while nothing can be published
     default=60.0,
     show_default=True,
     metavar="HZ",
-    help="Frames a second; 0: all it can.",
+    help="Frames a second; 0: as many as possible.",
 )
 @options.count_option("frames")
 @click.option(
-    "--wait-for-consumers", "wanted", type=click.IntRange(min=0), default=0, metavar="N", help="Begin when N listen."
+    "--wait-for-consumers",
+    "wanted",
+    type=click.IntRange(min=0),
+    default=0,
+    metavar="N",
+    help="Begin once there are N consumers.",
 )
-@click.option("--create/--no-create", default=True, show_default=True, help="Make the stream where there is none.")
-@click.option(
-    "--timeout",
-    type=click.FloatRange(min=0.1),
-    default=5.0,
-    show_default=True,
-    metavar="S",
-    help="Ask for the stream for S seconds.",
-)
-@click.option("--json", "as_json", is_flag=True, help="The summary as JSON.")
+@click.option("--create/--no-create", default=True, show_default=True, help="Create the stream if it does not exist.")
+@options.timeout_option(5.0, "Give up when the driver has not granted the stream after S seconds.", least=0.1)
+@options.json_option("Print the summary as JSON.")
 @options.connection_options
 def command(
     stream: str,
@@ -75,27 +77,26 @@ def command(
     create: bool,
     timeout: float,
     as_json: bool,
-    aeron_dir: str | None,
-    path: Path | None,
-    settings: tuple[str, ...],
+    connection: options.Connection,
 ) -> None:
     """Publish synthetic frames on STREAM: an id, or a name.
 
-    Frames are painted in place, in shared memory. Ctrl-C and SIGTERM end with a summary, after consumers have seen the
-    last frame; a second one ends at once.
+    Frames are painted in place, in shared memory. Ctrl-C and SIGTERM end with a summary once consumers have seen the
+    last frame; a second signal ends at once.
     """
     nbytes = layout_for(shape, np.dtype(dtype), order).extent_bytes
-    config = options.load_config(path, settings)
-    with figures.LiveLine(is_quiet=as_json) as line, interruptible():
+    config = connection.load()
+    with progress.LiveLine(is_quiet=as_json) as line, interruptible():
         job = _Job(stream, shape, np.dtype(dtype), order, rate, count, PATTERNS[pattern](), line)
         with (
-            connect(aeron_dir, config=config) as client,
+            connect(connection.aeron_dir, config=config) as client,
             client.producer(stream, create=create, timeout=timeout, on_state=line.on_state) as producer,
         ):
             if nbytes > producer.max_frame_bytes:
                 raise LocalProtocolError(
-                    f"a frame of {figures.size(nbytes)} fits no pool of stream {producer.stream_id}, the largest has "
-                    f"{figures.size(producer.max_frame_bytes)}; give its profile a larger stride_bytes"
+                    f"a frame of {format.size(nbytes)} fits no pool of "
+                    f"{format.named(producer.stream_id, producer.name)}: the largest holds "
+                    f"{format.size(producer.max_frame_bytes)}; give its profile a larger stride_bytes"
                 )
             stop = StopSignals()
             producer.set_metadata({"pattern": pattern, "rate_hz": rate})
@@ -119,9 +120,9 @@ class _Job:
         rate: float,
         count: int,
         painter: Painter,
-        line: figures.LiveLine,
+        line: progress.LiveLine,
     ) -> None:
-        self.meter = figures.Meter()
+        self.meter = progress.Meter()
         self._stream = stream
         self._shape = shape
         self._dtype = dtype
@@ -132,16 +133,15 @@ class _Job:
         self._line = line
 
     def announce(self, producer: Producer, wanted: int, nbytes: int) -> None:
-        frame = f"{figures.shape(self._shape)} {self._dtype} frames of {figures.size(nbytes)}"
-        name = "" if producer.name is None else f" ({producer.name})"
-        self._line.note(f"producing stream {producer.stream_id}{name}: {frame}")
+        frame = f"{format.shape(self._shape)} {self._dtype} frames of {format.size(nbytes)}"
+        self._line.note(f"producing {format.named(producer.stream_id, producer.name)}: {frame}")
         if producer.consumers < wanted:
-            self._line.note(f"waiting for {wanted} consumer{'s' if wanted > 1 else ''}")
+            self._line.note(f"waiting for {format.counted(wanted, 'consumer')}")
 
     def run(self, producer: Producer, wanted: int, stop: StopSignals) -> None:
         while not stop.count and wanted and not producer.wait_for_consumers(wanted, SLICE_S):
             continue
-        self._painter.paint(np.empty(self._shape, self._dtype, self._order), 0)  # makes its tables
+        self._painter.paint(np.empty(self._shape, self._dtype, self._order), 0)  # fills the painter's tables
         pace, given = _Pace(self._rate), 0
         while not stop.count and (not self._count or given < self._count):
             if not pace.is_due():
@@ -159,23 +159,22 @@ class _Job:
     def _now(self, producer: Producer) -> str:
         stats = producer.stats
         dropped = sum(stats.dropped.values())
-        consumers = producer.consumers
         return (
             f"{self._stream}  {self.meter.recent()}  {stats.published} published  "
-            f"{consumers} consumer{'' if consumers == 1 else 's'}  "
-            + (f"{dropped} dropped: {figures.drops(stats.dropped)}" if dropped else "0 dropped")
+            f"{format.counted(producer.consumers, 'consumer')}  "
+            + (f"{dropped} dropped: {progress.drops(stats.dropped)}" if dropped else "0 dropped")
         )
 
 
 class _Pace:
-    """When the next frame is due. A producer that was held up for long goes on from where it is."""
+    """When the next frame is due. After a pause longer than CATCH_UP_S it does not catch up."""
 
     def __init__(self, rate_hz: float) -> None:
         self._interval_s = 1 / rate_hz if rate_hz else 0.0
         self._next_s = time.monotonic()
 
     def is_due(self) -> bool:
-        """Sleep until it is, or for a while: then False."""
+        """Sleep until then, but at most for a slice: then False."""
         if not self._interval_s:
             return True
         left = self._next_s - time.monotonic()
@@ -190,7 +189,7 @@ class _Pace:
 
 
 class _Summary(msgspec.Struct, frozen=True):
-    """What became of the frames."""
+    """How many frames were published, dropped and seen."""
 
     stream_id: int
     name: str | None
@@ -208,7 +207,7 @@ class _Summary(msgspec.Struct, frozen=True):
     is_drained: bool
 
     @classmethod
-    def of(cls, producer: Producer, meter: figures.Meter, *, is_drained: bool) -> _Summary:
+    def of(cls, producer: Producer, meter: progress.Meter, *, is_drained: bool) -> _Summary:
         stats, overall = producer.stats, meter.overall
         return cls(
             stream_id=producer.stream_id,
@@ -220,7 +219,7 @@ class _Summary(msgspec.Struct, frozen=True):
             seconds=round(meter.seconds, 6),
             rate_hz=round(overall.hz, 3),
             mib_per_s=round(overall.mib_per_s, 3),
-            dropped=figures.drops_by_name(stats.dropped),
+            dropped=progress.drops_by_name(stats.dropped),
             descriptors_unheard=stats.descriptors_unheard,
             descriptors_lost=stats.descriptors_lost,
             consumers=producer.consumers,
@@ -228,16 +227,15 @@ class _Summary(msgspec.Struct, frozen=True):
         )
 
     def text(self) -> str:
-        rate = figures.Rate(self.rate_hz, self.mib_per_s)
-        lines = [f"published {self.published} frames, {figures.size(self.bytes)}, in {self.seconds:.1f} s: {rate}"]
+        rate = progress.Rate(self.rate_hz, self.mib_per_s)
+        lines = [f"published {self.published} frames, {format.size(self.bytes)}, in {self.seconds:.1f} s: {rate}"]
         if self.dropped:
-            reasons = ", ".join(f"{reason.lower()} {count}" for reason, count in self.dropped.items())
-            lines.append(f"dropped {sum(self.dropped.values())}: {reasons}")
+            lines.append(f"dropped {sum(self.dropped.values())}: {format.counts(self.dropped)}")
         if self.descriptors_unheard:
-            part = "" if self.descriptors_unheard == self.published else f" to {self.descriptors_unheard} of them"
-            lines.append(f"nobody listened{part}")
+            frames = "any frame" if self.descriptors_unheard == self.published else f"{self.descriptors_unheard} frames"
+            lines.append(f"no consumer was connected for {frames}")
         if self.descriptors_lost:
-            lines.append(f"consumers did not hear of {self.descriptors_lost}: they were too slow")
+            lines.append(f"consumers missed the descriptors of {self.descriptors_lost} frames: they were too slow")
         if self.consumers:
             seen = "have seen the last frame" if self.is_drained else "have NOT all seen the last frame"
             lines.append(f"consumers: {self.consumers}, {seen}")

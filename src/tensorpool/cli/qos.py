@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`tensorpool qos`: how producers and consumers did while a lake was recorded."""
+"""`tensorpool qos`: how producers and consumers kept up while a lake was recorded."""
 
 from __future__ import annotations
 
@@ -9,16 +9,17 @@ from typing import Any
 import click
 import msgspec
 
-from tensorpool.cli import figures, sparks
+from tensorpool.cli import format, options, spark_options
+from tensorpool.cli.progress import LiveLine
 
 
 @click.command(name="qos")
-@click.argument("lake", type=click.Path(path_type=Path))
-@sparks.stream_option
+@options.lake_argument
+@spark_options.stream_option
 @click.option("--window", metavar="TIME", help="Per window of time, such as 10s.")
-@click.option("--plot", type=click.Path(path_type=Path, dir_okay=False), help="Draw lag and drops to a PNG.")
-@click.option("--json", "as_json", is_flag=True, help="As JSON.")
-@sparks.spark_options
+@click.option("--plot", type=click.Path(path_type=Path, dir_okay=False), help="Draw lag and drops to a PNG file.")
+@options.json_option()
+@spark_options.spark_options
 def command(
     lake: Path,
     names: tuple[str, ...],
@@ -28,13 +29,13 @@ def command(
     master: str,
     conf: tuple[str, ...],
 ) -> None:
-    """Who published, who listened, how far behind, and what they dropped, by the reports that LAKE has of it.
+    """Show the producers and consumers of LAKE's recordings: rates, lag and drops, from the QoS reports in LAKE.
 
-    Lag is in frames behind what the producer had reported by then; drops count from a consumer's beginning.
+    Lag counts the frames that the producer had reported and the consumer had not yet seen; drops count from the
+    consumer's start.
     """
-    from tensorpool.spark import pictures
-    from tensorpool.spark.durations import parse_duration_ns
-    from tensorpool.spark.lake import Lake
+    from tensorpool.lake import Lake, pictures
+    from tensorpool.lake.durations import parse_duration_ns
 
     opened = Lake.open(lake)
     if window is not None:
@@ -45,14 +46,14 @@ def command(
     rows: list[dict[str, Any]] = []
     lags: list[dict[str, Any]] = []
     if opened.tables("qos"):
-        with figures.LiveLine(is_quiet=as_json) as line, sparks.started(master, "qos", conf):
+        with LiveLine(is_quiet=as_json) as line, spark_options.started(master, "qos", conf):
             from tensorpool.spark import analytics
             from tensorpool.spark.functions import consumer_lag
 
             line.note(f"reading {opened.path}")
             reports = analytics.frames_of(opened, streams, "qos").cache()
-            rows = sparks.rows_of(analytics.qos(reports, window))
-            lags = sparks.rows_of(consumer_lag(reports)) if plot is not None else []
+            rows = spark_options.rows_of(analytics.qos(reports, window))
+            lags = spark_options.rows_of(consumer_lag(reports)) if plot is not None else []
     rows.sort(
         key=lambda row: (row["stream_id"], row["epoch"], row["kind"] != "producer", row["client_id"], row["start_ns"])
     )
@@ -62,22 +63,16 @@ def command(
         return
     _print(rows, str(opened.path), is_windowed=window is not None)
     if drawn is not None:
-        click.echo(f"drawn {drawn}")
+        click.echo(f"wrote {drawn}")
 
 
 def _print(rows: list[dict[str, Any]], path: str, *, is_windowed: bool) -> None:
-    from rich.console import Console
-    from rich.table import Table
-
-    console = Console()
     if not rows:
-        console.print(f"{path} has no reports of producers or consumers", markup=False, highlight=False, soft_wrap=True)
+        click.echo(f"{path} has no reports of producers or consumers")
         return
-    table = Table(title="clients", title_justify="left", box=None, pad_edge=False, header_style="bold")
     names = ["stream", "epoch", "role", "client", *(["at"] if is_windowed else []), "reports", "over", "Hz"]
     names += ["lag mean", "lag max", "lag last", "drops gap", "drops late"]
-    for name in names:
-        table.add_column(name, justify="right", no_wrap=True)
+    table = format.table(*names, title="clients")
     begin_ns = min(row["start_ns"] for row in rows)
     for row in rows:
         at = [f"{(row['start_ns'] - begin_ns) / 1e9:g} s"] if is_windowed else []
@@ -86,11 +81,8 @@ def _print(rows: list[dict[str, Any]], path: str, *, is_windowed: bool) -> None:
             *at,
             str(row["reports"]),
             f"{row['seconds']:.1f} s",
-            "-" if row["hz"] is None else figures.number(row["hz"]),
-            "-" if row["lag_mean"] is None else figures.number(row["lag_mean"]),
-            *(
-                "-" if row[name] is None else str(row[name])
-                for name in ("lag_max", "lag_last", "drops_gap", "drops_late")
-            ),
+            format.number(row["hz"]),
+            format.number(row["lag_mean"]),
+            *(format.integer(row[name]) for name in ("lag_max", "lag_last", "drops_gap", "drops_late")),
         )
-    console.print(table)
+    format.show(table)

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`tensorpool record`: streams to a lake, with figures while it runs and a summary that adds up."""
+"""`tensorpool record`: records streams to a lake, shows its progress, and accounts for every frame in a summary."""
 
 from __future__ import annotations
 
+import contextlib
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -10,21 +11,25 @@ from typing import TYPE_CHECKING, Final
 import click
 import msgspec
 
-from tensorpool.cli import figures, options, sparks
+from tensorpool.cli import format, options, progress, spark_options
 from tensorpool.cli.signals import StopSignals, interruptible
 
 if TYPE_CHECKING:
-    from tensorpool.spark.recorder import Recorder, RingDepth, Totals
+    from tensorpool.lake.recorder import RecorderBase, RingDepth, Totals
 
 GIB: Final = 2**30
-SLICE_S: Final = 0.2  # how long a signal may wait
+SLICE_S: Final = 0.2  # the longest time that a signal waits
 REPORT_EVERY_S: Final = 1.0
 
 
 @click.command(name="record")
 @click.argument("streams", nargs=-1, required=True, metavar="STREAM...")
-@click.option("--to", "lake", required=True, type=click.Path(path_type=Path), metavar="LAKE", help="Where to.")
-@click.option("--name", metavar="NAME", help="Of the recording, to go on with it later.  [default: the streams']")
+@click.option(
+    "--to", "lake", required=True, type=click.Path(path_type=Path), metavar="LAKE", help="The folder of the lake."
+)
+@click.option(
+    "--name", metavar="NAME", help="Name of the recording, under which it can be resumed.  [default: from the streams]"
+)
 @click.option(
     "--codec",
     type=click.Choice(["none", "lz4", "zstd"]),
@@ -33,11 +38,11 @@ REPORT_EVERY_S: Final = 1.0
     help="How payloads are compressed.",
 )
 @click.option(
-    "--mode",
-    type=click.Choice(["tail", "batches"]),
-    help="A task that follows the rings, or micro-batches.  [default: as the recording was begun, or tail]",
+    "--direct",
+    is_flag=True,
+    help="Record in this process, without Spark and without Java: for short rings and high rates.",
 )
-@click.option("--seconds", type=click.FloatRange(min=0, min_open=True), metavar="S", help="End after S seconds.")
+@options.seconds_option()
 @click.option("--frames", type=click.IntRange(min=1), metavar="N", help="End once N frames are recorded.")
 @click.option(
     "--trigger",
@@ -56,95 +61,109 @@ REPORT_EVERY_S: Final = 1.0
     metavar="WHERE",
     help="Where a new recording begins: latest, earliest, or an age such as -10s.",
 )
-@click.option("--file-size", default="256m", show_default=True, metavar="SIZE", help="Files are cut at SIZE bytes.")
-@click.option("--file-seconds", type=click.FloatRange(min=0.1), default=60.0, show_default=True, metavar="S",
-              help="Files are cut when their frames span S seconds.")  # fmt: skip
-@click.option("--no-warm-up", is_flag=True, help="Take the first frame before Spark is warm: for deep rings.")
-@click.option("--no-sync", is_flag=True, help="Do not wait for the disk: a crash of the machine may cost files.")
+@click.option("--file-size", default="256m", show_default=True, metavar="SIZE", help="Files grow up to SIZE bytes.")
+@click.option("--file-seconds", type=click.FloatRange(min=0.1), default=3600.0, show_default=True, metavar="S",
+              help="Frames of one file span at most S seconds.")  # fmt: skip
+@click.option("--no-compact", is_flag=True, help="Leave the small files of the commits as they are.")
+@click.option("--retain-age", "max_age_s", type=options.Age(), help="Remove frames recorded longer ago, such as 7d.")
+@click.option("--retain-bytes", "max_bytes", type=options.Size(), help="Remove the oldest frames beyond a size: 500g.")
+@click.option("--no-warm-up", is_flag=True, help="Read the first frame before Spark has warmed up: for deep rings.")
+@click.option("--no-sync", is_flag=True, help="Do not wait for the disk: a crash of the machine may lose files.")
 @click.option("--fail-on-data-loss", is_flag=True, help="End with an error at the first gap.")
-@click.option("--json", "as_json", is_flag=True, help="Figures and summary as JSON lines.")
-@sparks.spark_options
+@options.json_option("Print progress and summary as lines of JSON.")
+@spark_options.spark_options
 @options.connection_options
 def command(
     streams: tuple[str, ...],
     lake: Path,
     name: str | None,
     codec: str,
-    mode: str | None,
+    direct: bool,
     seconds: float | None,
     frames: int | None,
     trigger_s: float,
     start: str,
     file_size: str,
     file_seconds: float,
+    no_compact: bool,
+    max_age_s: float | None,
+    max_bytes: int | None,
     no_warm_up: bool,
     no_sync: bool,
     fail_on_data_loss: bool,
     master: str,
     conf: tuple[str, ...],
     as_json: bool,
-    aeron_dir: str | None,
-    path: Path | None,
-    settings: tuple[str, ...],
+    connection: options.Connection,
 ) -> None:
     """Record the frames of STREAM..., ids or names, to a lake.
 
-    A recording that was interrupted, however, goes on where its last commit ended when it is started again under the
-    same name. Ctrl-C and SIGTERM record what was published up to then, and end with a summary. Exit code 1: it could
-    not be recorded. `tensorpool event send service:recorder:NAME pause`, and resume, status or drain, command it.
+    Started again under the same name, an interrupted recording continues after its last commit, whatever interrupted
+    it. Ctrl-C and SIGTERM record what was published until then, and print a summary. `tensorpool event send
+    service:recorder:NAME pause` commands it from another terminal; so do resume, status and drain. Exit code 1: the
+    recording failed.
     """
-    options.load_config(path, settings)  # says what is wrong with them before Spark starts
-    with figures.LiveLine(is_quiet=as_json) as line, interruptible():
-        line.note(f"starting Spark {master}")
-        from tensorpool.spark.lake.options import lake_options
-        from tensorpool.spark.recorder import Recorder, Settings
+    connection.load()  # refuses a wrong configuration before Spark starts
+    with progress.LiveLine(is_quiet=as_json) as line, interruptible(), contextlib.ExitStack() as stack:
+        from tensorpool.lake.option_values import size_of
+        from tensorpool.lake.recording_engine import Settings
 
         chosen = Settings(
-            mode=mode,
             codec=codec,
             trigger_s=trigger_s,
             starting_offsets=start,
-            max_file_bytes=lake_options({"path": str(lake), "maxFileBytes": file_size}).max_file_bytes,
+            max_file_bytes=size_of("--file-size", file_size),
             max_file_seconds=file_seconds,
+            compacts=not no_compact,
+            max_age_s=max_age_s,
+            max_bytes=max_bytes,
             is_warmed_up=not no_warm_up,
             is_durable=not no_sync,
             fail_on_data_loss=fail_on_data_loss,
-            aeron_dir=aeron_dir,
-            config=None if path is None else str(path),
-            overrides=options.overrides(settings),
+            aeron_dir=connection.aeron_dir,
+            config=None if connection.path is None else str(connection.path),
+            overrides=options.overrides(connection.settings),
         )
-        ids = [int(stream) if stream.isascii() and stream.isdecimal() else stream for stream in streams]
-        with sparks.started(master, "record", conf) as spark:
+        ids = list(map(options.stream_reference, streams))
+        recorder: RecorderBase
+        if direct:
+            from tensorpool.lake.direct_recorder import DirectRecorder
+
+            recorder = DirectRecorder(ids, lake, name=name, settings=chosen)
+        else:
+            line.note(f"starting Spark {master}")
+            spark = stack.enter_context(spark_options.started(master, "record", conf))
+            from tensorpool.spark.recorder import Recorder
+
             recorder = Recorder(spark, ids, lake, name=name, settings=chosen)
-            try:
-                line.note(_beginning(recorder))
-                recorder.start()
-                stop = StopSignals()
-                _Job(recorder, line, as_json).run(stop, seconds, frames)
-            finally:
-                recorder.close()
+        stack.callback(recorder.close)
+        line.note(_beginning(recorder))
+        recorder.start()
+        stop = StopSignals()
+        _Job(recorder, line, as_json, is_direct=direct).run(stop, seconds, frames)
 
 
-def _beginning(recorder: Recorder) -> str:
-    verb = "going on with" if recorder.is_resumed else "preparing"
+def _beginning(recorder: RecorderBase) -> str:
+    verb = "resuming" if recorder.is_resumed else "preparing"
     streams = ", ".join(map(str, recorder.stream_ids))
-    return f"{verb} recording {recorder.name}: streams {streams} to {recorder.lake.path}"
+    return f"{verb} recording {recorder.name}: streams {streams} to {recorder.lake.uri}"
 
 
 class _Job:
     """One run of a recorder."""
 
-    def __init__(self, recorder: Recorder, line: figures.LiveLine, as_json: bool) -> None:
+    def __init__(self, recorder: RecorderBase, line: progress.LiveLine, as_json: bool, *, is_direct: bool) -> None:
         self._recorder = recorder
         self._line = line
         self._as_json = as_json
+        self._is_direct = is_direct
         self._last = (time.monotonic(), 0, 0)
         self._report_s = time.monotonic() + REPORT_EVERY_S
 
     def run(self, stop: StopSignals, seconds: float | None, frames: int | None) -> None:
         recorder = self._recorder
         for depth in recorder.depths():
-            self._say_depth(depth)
+            self._print_depth(depth)
         until_s = None if seconds is None else time.monotonic() + seconds
         while not stop.count and not recorder.is_drained and (until_s is None or time.monotonic() < until_s):
             stop.wait(SLICE_S)
@@ -158,16 +177,15 @@ class _Job:
         totals = recorder.stop()
         self._summarise(totals)
 
-    def _say_depth(self, depth: RingDepth) -> None:
+    def _print_depth(self, depth: RingDepth) -> None:
         if self._as_json:
             click.echo(msgspec.json.encode({"event": "ring", **msgspec.structs.asdict(depth)}))
             return
-        holds = "as long as nothing is published" if depth.holds_s is None else f"{depth.holds_s:.1f} s"
-        mode = self._recorder.mode
-        advice = "" if mode == "tail" else ", or a shorter --trigger"
+        holds = "no measured rate yet" if depth.holds_s is None else f"{depth.holds_s:.1f} s of frames"
+        advice = "" if self._is_direct else ", a shorter --trigger, or --direct"
         hint = "" if depth.is_enough else f"; frames may be lost: give the stream more slots{advice}"
-        needs = f"{depth.needs_s:.2g} s are needed in mode {mode}"
-        text = f"stream {depth.stream_id}: the ring holds {holds}, {needs}{hint}"
+        needs = f"the recorder needs {depth.needs_s:.2g} s"
+        text = f"stream {depth.stream_id}: the ring holds {holds}; {needs}{hint}"
         self._line.note(text)
 
     def _report(self, totals: Totals) -> None:
@@ -176,8 +194,8 @@ class _Job:
             return
         self._report_s = time.monotonic() + REPORT_EVERY_S
         now_s, (then_s, frames, size) = time.monotonic(), self._last
-        rate = figures.Rate(
-            (totals.frames - frames) / (now_s - then_s), (totals.payload_bytes - size) / figures.MIB / (now_s - then_s)
+        rate = progress.Rate(
+            (totals.frames - frames) / (now_s - then_s), (totals.payload_bytes - size) / format.MIB / (now_s - then_s)
         )
         if self._as_json:
             self._last = (now_s, totals.frames, totals.payload_bytes)
@@ -209,18 +227,18 @@ class _Job:
             summary = {"event": "summary", **msgspec.structs.asdict(totals), "adds_up": totals.adds_up}
             click.echo(msgspec.json.encode(summary))
             return
-        rate = figures.Rate(
-            totals.frames / max(totals.seconds, 1e-9), totals.payload_bytes / figures.MIB / max(totals.seconds, 1e-9)
+        rate = progress.Rate(
+            totals.frames / max(totals.seconds, 1e-9), totals.payload_bytes / format.MIB / max(totals.seconds, 1e-9)
         )
-        size = f"{figures.size(totals.payload_bytes)} in {totals.files} files of {figures.size(totals.file_bytes)}"
+        size = f"{format.size(totals.payload_bytes)} in {totals.files} files of {format.size(totals.file_bytes)}"
         click.echo(f"recorded {totals.frames} frames, {size}, in {totals.seconds:.1f} s: {rate}")
         for stream in totals.streams:
-            reasons = ", ".join(f"{reason.lower()} {count}" for reason, count in sorted(stream.reasons.items()))
+            reasons = format.counts(stream.reasons)
             sign = "=" if stream.adds_up else "is not"
-            tail = f"; {stream.unknown} ends of epochs were not seen" if stream.unknown else ""
+            tail = f"; the last seq of {stream.unknown} epochs is not known" if stream.unknown else ""
             click.echo(
                 f"stream {stream.stream_id}: {stream.published} published {sign} {stream.recorded} recorded "
                 f"+ {stream.lost} lost{f' ({reasons})' if reasons else ''}{tail}"
             )
-        click.echo(f"beside them {totals.metadata_rows} rows of metadata and {totals.qos_rows} of QoS")
-        click.echo(f"lake {self._recorder.lake.path}")
+        click.echo(f"side tables: {totals.metadata_rows} rows of metadata, {totals.qos_rows} rows of QoS reports")
+        click.echo(f"lake {self._recorder.lake.uri}")

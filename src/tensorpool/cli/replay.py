@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`tensorpool replay`: publishes a recording again, as the instrument did."""
+"""`tensorpool replay`: publishes a recording again, as its source did."""
 
 from __future__ import annotations
 
@@ -10,20 +10,20 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 import click
 import msgspec
 
-from tensorpool.cli import figures, options
+from tensorpool.cli import format, options, progress
 from tensorpool.cli.signals import StopSignals, interruptible
 from tensorpool.client import connect
 from tensorpool.errors import ConfigError
 
 if TYPE_CHECKING:
-    from tensorpool.spark.lake import Lake
-    from tensorpool.spark.replay import Part, Replay, Summary
+    from tensorpool.lake import Lake
+    from tensorpool.lake.replay import Part, Replay, Summary
 
 _SEQ: Final = re.compile("[0-9]{1,19}")
 
 
 def _speed(text: str) -> float | None:
-    """An option's type: 1.0, 2.0, or max."""
+    """Type of an option: 1.0, 2.0, or max."""
     if text == "max":
         return None
     try:
@@ -36,13 +36,13 @@ def _speed(text: str) -> float | None:
 
 
 @click.command(name="replay")
-@click.argument("lake", type=click.Path(path_type=Path))
+@options.lake_argument
 @click.option(
     "--stream",
     "names",
     multiple=True,
     metavar="NAME|ID",
-    help="Of the recording; may be given several times.  [default: all]",
+    help="A recorded stream to replay; may be given several times.  [default: all]",
 )
 @click.option(
     "--as",
@@ -51,32 +51,36 @@ def _speed(text: str) -> float | None:
     metavar="NAME|ID",
     help="The stream to publish on, one per --stream.  [default: the recorded one]",
 )
-@click.option("--speed", default="1.0", show_default=True, metavar="FACTOR|max", help="Of the original timing.")
-@click.option("--loop", is_flag=True, help="Begin again at the end.")
+@click.option("--speed", default="1.0", show_default=True, metavar="FACTOR|max", help="Speed relative to the original.")
+@click.option("--loop", is_flag=True, help="Start over at the end.")
 @click.option(
     "--from", "begin", metavar="SEQ|TIME", help="The first frame: a seq, or a time since the start such as 10s."
 )
-@click.option("--to", "end", metavar="SEQ|TIME", help="Where to end; not played itself.")
+@click.option("--to", "end", metavar="SEQ|TIME", help="Where to end: the first frame that is not replayed.")
 @click.option(
     "--seq",
     type=click.Choice(["preserve", "renew"]),
     default="preserve",
     show_default=True,
-    help="As recorded, with their gaps, or counted anew.",
+    help="Publish the recorded seqs, with their gaps, or count anew.",
 )
 @click.option(
     "--timestamps",
     type=click.Choice(["preserve", "renew"]),
     default="renew",
     show_default=True,
-    help="As recorded, or moved to the present.",
+    help="Publish the recorded timestamps, or shift them to now.",
 )
-@click.option("--max-pause", metavar="TIME", help="Shorten longer pauses of the recording to this.")
+@click.option("--max-pause", metavar="TIME", help="Shorten longer pauses of the recording to TIME.")
 @click.option(
-    "--wait-consumers", type=click.IntRange(min=0), default=0, metavar="N", help="Begin when N listen to each stream."
+    "--wait-consumers",
+    type=click.IntRange(min=0),
+    default=0,
+    metavar="N",
+    help="Begin once each stream has N consumers.",
 )
-@click.option("--create/--no-create", default=True, show_default=True, help="Make streams where there are none.")
-@click.option("--json", "as_json", is_flag=True, help="The summary as JSON.")
+@click.option("--create/--no-create", default=True, show_default=True, help="Create streams that do not exist.")
+@options.json_option("Print the summary as JSON.")
 @options.connection_options
 def command(
     lake: Path,
@@ -92,21 +96,20 @@ def command(
     wait_consumers: int,
     create: bool,
     as_json: bool,
-    aeron_dir: str | None,
-    path: Path | None,
-    settings: tuple[str, ...],
+    connection: options.Connection,
 ) -> None:
-    """Publish what LAKE has recorded, in its original timing, several streams in step.
+    """Publish the frames of LAKE again, in their original timing, all streams in step.
 
-    Frames keep their bytes, seqs and metadata; what is missing in the recording stays missing, and takes its time. With
-    --seq preserve each epoch of the recording, and each round of --loop, is an epoch of its own. Ctrl-C and SIGTERM end
-    with a summary, after consumers have seen the last frame; a second one ends at once.
+    Frames keep their bytes, seqs and metadata. A frame that is missing in the recording is missing in the replay, which
+    waits for as long as the original did. With --seq preserve each recorded epoch, and each round of --loop, becomes an
+    epoch of its own. Ctrl-C and SIGTERM end with a summary once consumers have seen the last frame; a second signal
+    ends at once.
     """
     factor = _speed(speed)
-    config = options.load_config(path, settings)
-    with figures.LiveLine(is_quiet=as_json) as line, interruptible():
-        from tensorpool.spark.lake import Lake
-        from tensorpool.spark.replay import Replay, ReplayOptions
+    config = connection.load()
+    with progress.LiveLine(is_quiet=as_json) as line, interruptible():
+        from tensorpool.lake import Lake
+        from tensorpool.lake.replay import Replay, ReplayOptions
 
         recording = Lake.open(lake)
         parts = _parts(recording, names, targets)
@@ -121,7 +124,7 @@ def command(
             max_pause_ns=None if max_pause is None else _duration("--max-pause", max_pause),
             create=create,
         )
-        with connect(aeron_dir, config=config) as client:
+        with connect(connection.aeron_dir, config=config) as client:
             stop = StopSignals()
             replay = Replay(recording, client, chosen, pause=stop.wait, on_frame=lambda it: _show(line, it))
             line.note(_announce(parts, speed, wait_consumers))
@@ -131,22 +134,22 @@ def command(
 
 
 def _parts(lake: Lake, names: tuple[str, ...], targets: tuple[str, ...]) -> tuple[Part, ...]:
-    """Which streams become which; one that is chosen by its name keeps it."""
-    from tensorpool.spark.replay import Part
+    """Which recorded stream is published as which; one that is chosen by its name keeps it."""
+    from tensorpool.lake.replay import Part
 
     streams = lake.resolve(names, "--stream") or tuple(sorted({file.stream_id for file in lake.files()}))
     if not streams:
         raise ConfigError("LAKE", "no frames", "a recording with frames")
     if targets and len(targets) != len(streams):
-        raise click.UsageError(f"--as: give one for each of the {len(streams)} streams, or none")
+        raise click.UsageError(f"--as: give one target for each of the {len(streams)} streams, or none")
     if len(set(targets)) != len(targets):
         raise click.UsageError("--as: give each stream once")
-    published = [int(name) if name.isascii() and name.isdecimal() else name for name in targets or names]
+    published = [options.stream_reference(name) for name in targets or names]
     return tuple(Part(stream_id, name) for stream_id, name in zip(streams, published or streams, strict=True))
 
 
 def _span(begin: str | None, end: str | None) -> Any:
-    from tensorpool.spark.playback import Span
+    from tensorpool.lake.playback import Span
 
     bounds: dict[str, int] = {}
     for name, side, text in (("--from", "from", begin), ("--to", "to", end)):
@@ -160,7 +163,7 @@ def _span(begin: str | None, end: str | None) -> Any:
 
 
 def _duration(name: str, text: str) -> int:
-    from tensorpool.spark.durations import parse_duration_ns
+    from tensorpool.lake.durations import parse_duration_ns
 
     try:
         return parse_duration_ns(name, text)
@@ -170,12 +173,12 @@ def _duration(name: str, text: str) -> int:
 
 def _announce(parts: tuple[Part, ...], speed: str, wanted: int) -> str:
     names = ", ".join(str(part.target) for part in parts)
-    waiting = f", waiting for {wanted} consumer{'s' if wanted > 1 else ''}" if wanted else ""
-    pace = "as fast as it goes" if speed == "max" else f"at {float(speed):g}x"
+    waiting = f", waiting for {format.counted(wanted, 'consumer')}" if wanted else ""
+    pace = "as fast as possible" if speed == "max" else f"at {float(speed):g}x"
     return f"replaying {names} {pace}{waiting}"
 
 
-def _show(line: figures.LiveLine, replay: Replay) -> None:
+def _show(line: progress.LiveLine, replay: Replay) -> None:
     if line.is_due:
         summary = replay.summary()
         late = sum(one.late for one in summary.streams)
@@ -185,10 +188,10 @@ def _show(line: figures.LiveLine, replay: Replay) -> None:
 def _text(summary: Summary) -> str:
     nbytes = sum(one.bytes for one in summary.streams)
     rounds = f", {summary.rounds} rounds" if summary.rounds > 1 else ""
-    lines = [f"replayed {summary.frames} frames, {figures.size(nbytes)}, in {summary.seconds:.1f} s{rounds}"]
+    lines = [f"replayed {summary.frames} frames, {format.size(nbytes)}, in {summary.seconds:.1f} s{rounds}"]
     for one in summary.streams:
-        late = f"{one.late} late, the latest by {figures.duration_ms(one.most_late_ms)}" if one.late else "0 late"
-        dropped = ", ".join(f"{name.lower()} {count}" for name, count in one.dropped.items())
+        late = f"{one.late} late, the latest by {format.latency(one.most_late_ms)}" if one.late else "0 late"
+        dropped = format.counts(one.dropped)
         lines.append(
             f"  {one.stream_id} as {one.target}: {one.frames} frames, {late}, "
             f"{sum(one.dropped.values())} dropped{': ' + dropped if dropped else ''}"

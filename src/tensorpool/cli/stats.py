@@ -4,42 +4,46 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import click
 import msgspec
 
-from tensorpool.cli import figures, sparks
+from tensorpool.cli import format, options, spark_options
+from tensorpool.cli.progress import LiveLine
 
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from tensorpool.spark.lake import Lake
+    from tensorpool.lake import Lake
 
-WINDOWS: Final = 120  # that a timeline has, more or less
+WINDOWS: Final = 120  # about as many as a timeline has
 FRAMES_PER_WINDOW: Final = 5
+JOIN_S: Final = 0.1
 SECOND_NS: Final = 1_000_000_000
 _STEPS: Final = (1, 2, 5)
 
 
 @click.command(name="stats")
-@click.argument("lake", type=click.Path(path_type=Path))
-@sparks.stream_option
-@click.option("--window", metavar="TIME", help="Per window of capture time too, such as 1s or 500ms.")
+@options.lake_argument
+@spark_options.stream_option
+@click.option("--window", metavar="TIME", help="Also per window of capture time, such as 1s or 500ms.")
 @click.option(
     "--full-scale", type=float, metavar="VALUE",
-    help="Saturated from here on, such as 4095.  [default: the dtype's largest]",
+    help="Count pixels from VALUE on as saturated, such as 4095.  [default: the largest of the dtype]",
 )  # fmt: skip
-@click.option("--plot", type=click.Path(path_type=Path, dir_okay=False), help="Draw rate, gaps and latency to a PNG.")
-@click.option("--contact-sheet", type=click.Path(path_type=Path, dir_okay=False), help="Draw frames to a PNG.")
+@click.option(
+    "--plot", type=click.Path(path_type=Path, dir_okay=False), help="Draw rate, gaps and latency to a PNG file."
+)
+@click.option("--contact-sheet", type=click.Path(path_type=Path, dir_okay=False), help="Draw frames to a PNG file.")
 @click.option(
     "--frames", "count", type=click.IntRange(1, 64), default=12, show_default=True, metavar="N",
-    help="On the contact sheet.",
+    help="How many frames the contact sheet shows.",
 )  # fmt: skip
-@click.option("--json", "as_json", is_flag=True, help="As JSON.")
-@sparks.spark_options
+@options.json_option()
+@spark_options.spark_options
 def command(
     lake: Path,
     names: tuple[str, ...],
@@ -52,13 +56,12 @@ def command(
     master: str,
     conf: tuple[str, ...],
 ) -> None:
-    """What the frames of LAKE are like: rate, gaps, size, latency, and their pixels.
+    """Show rate, gaps, size and latency of the frames in LAKE, and statistics of their pixels.
 
-    A gap belongs to the window of the frame after it. Latency is from capture to the recorder's reading.
+    A gap counts in the window of the frame after it. Latency is the time from capture until the recorder read a frame.
     """
-    from tensorpool.spark import pictures
-    from tensorpool.spark.durations import parse_duration_ns
-    from tensorpool.spark.lake import Lake
+    from tensorpool.lake import Lake, pictures
+    from tensorpool.lake.durations import parse_duration_ns
 
     opened = Lake.open(lake)
     if window is not None:
@@ -68,8 +71,11 @@ def command(
     totals: list[dict[str, Any]] = []
     windows: list[dict[str, Any]] = []
     streams = opened.resolve(names, "--stream")
+    known = {stream_id: name for name, ids in opened.names().items() for stream_id in ids}
     if opened.files():
         totals, windows = _measure(opened, streams, window, full_scale, as_json, plot is not None, (master, conf))
+    for row in (*totals, *windows):
+        row["name"] = known.get(row["stream_id"])
     drawn = []
     if plot is not None:
         drawn.append(pictures.timeline(windows, plot, title=f"{opened.path}"))
@@ -80,9 +86,9 @@ def command(
     if as_json:
         click.echo(msgspec.json.encode(_as_json(opened, streams, totals, windows if window else [], window)))
         return
-    _print(opened, streams, totals, windows if window else [])
+    _print(opened, streams, totals, windows if window else [], known)
     for path in drawn:
-        click.echo(f"drawn {path}")
+        click.echo(f"wrote {path}")
 
 
 def _measure(
@@ -94,22 +100,52 @@ def _measure(
     is_plotted: bool,
     spark: tuple[str, tuple[str, ...]],
 ) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-    """Of streams, and of windows where they are asked for or drawn; payloads are read once."""
-    with figures.LiveLine(is_quiet=is_quiet) as line, sparks.started(spark[0], "stats", spark[1]):
+    """Statistics per stream, and per window where these are printed or drawn. Reads each payload once."""
+    with LiveLine(is_quiet=is_quiet) as line, spark_options.started(spark[0], "stats", spark[1]):
         from tensorpool.spark import analytics
-        from tensorpool.spark.functions import frame_stats
 
-        line.note(f"reading {lake.path}")
-        measured = frame_stats(analytics.frames_of(lake, streams), full_scale=full_scale).cache()
-        totals = _sorted(sparks.rows_of(analytics.stats(measured)))
+        line.note(f"reading {lake.uri}")
+        measured = analytics.measured_frames(lake, streams, full_scale=full_scale).cache()
+        totals = _sorted(_with_progress(line, lambda: spark_options.rows_of(analytics.stats(measured))))
         chosen = window or (choose_window(totals) if is_plotted and totals else None)
-        windows = _sorted(sparks.rows_of(analytics.stats(measured, chosen))) if chosen else []
+        windows = _sorted(spark_options.rows_of(analytics.stats(measured, chosen))) if chosen else []
         measured.unpersist()
     return totals, windows
 
 
+def _with_progress[T](line: LiveLine, work: Callable[[], T]) -> T:
+    """The result of work that Spark does, with a line that says how much of it is done."""
+    from pyspark import InheritableThread, SparkContext
+
+    context = SparkContext._active_spark_context  # None over Spark Connect
+    tracker = None if context is None else context.statusTracker()
+    done: list[T] = []
+    failures: list[Exception] = []
+
+    def run() -> None:
+        try:
+            done.append(work())
+        except Exception as error:
+            failures.append(error)
+
+    thread = InheritableThread(target=run, name="tensorpool-stats", daemon=True)
+    thread.start()
+    while thread.is_alive():
+        thread.join(JOIN_S)
+        if tracker is None or not line.is_due:
+            continue
+        stages = [tracker.getStageInfo(stage) for stage in tracker.getActiveStageIds()]
+        tasks = sum(stage.numTasks for stage in stages if stage is not None)
+        if tasks:
+            finished = sum(stage.numCompletedTasks for stage in stages if stage is not None)
+            line.show(f"measuring frames: {finished} of {format.counted(tasks, 'task')} done")
+    if failures:
+        raise failures[0]
+    return done[0]
+
+
 def choose_window(totals: list[dict[str, Any]]) -> str:
-    """A round length of which there are about a hundred, and that has several frames of every stream."""
+    """A round length that makes about a hundred windows, each with several frames of every stream."""
     seconds = max(row["seconds"] or 0.0 for row in totals)
     sparse = max((row["seconds"] or 0.0) / max(row["frames"] - 1, 1) for row in totals)
     wanted_ms = max(seconds / WINDOWS, FRAMES_PER_WINDOW * sparse, 0.001) * 1000
@@ -134,57 +170,51 @@ def _as_json(
     window: str | None,
 ) -> dict[str, Any]:
     gaps = [msgspec.structs.asdict(gap) for gap in lake.gaps() if not streams or gap.stream_id in streams]
-    found = {"lake": str(lake.path), "streams": totals, "gaps": gaps}
+    found = {"lake": lake.uri, "streams": totals, "gaps": gaps}
     return found | ({"window": window, "windows": windows} if window else {})
 
 
-def _print(lake: Lake, streams: tuple[int, ...], totals: list[dict[str, Any]], windows: list[dict[str, Any]]) -> None:
-    from rich.console import Console
-
-    console = Console()
+def _print(
+    lake: Lake,
+    streams: tuple[int, ...],
+    totals: list[dict[str, Any]],
+    windows: list[dict[str, Any]],
+    names: Mapping[int, str],
+) -> None:
     if not totals:
-        console.print(f"{lake.path} has no frames", markup=False, highlight=False, soft_wrap=True)
+        click.echo(f"{lake.uri} has no frames")
         return
-    console.print(_totals(totals))
+    format.show(_totals(totals))
     if windows:
-        console.print(_windows(windows))
+        format.show(_windows(windows))
     lost: dict[tuple[int, str], int] = {}
     for gap in lake.gaps():
         if not streams or gap.stream_id in streams:
             lost[gap.stream_id, gap.reason] = lost.get((gap.stream_id, gap.reason), 0) + gap.hi - gap.lo
     for (stream_id, reason), frames in lost.items():
-        console.print(
-            f"stream {stream_id}: {frames} frames missing, {reason.lower()}",
-            markup=False,
-            highlight=False,
-            soft_wrap=True,
-        )
+        stream = format.named(stream_id, names.get(stream_id))
+        click.echo(f"{stream}: {format.counted(frames, 'frame')} missing, {reason.lower()}")
 
 
 def _totals(rows: list[dict[str, Any]]) -> Table:
-    """A column for each stream: there are fewer of them than of figures."""
-    from rich.table import Table
-
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    table.add_column("stream")
-    for row in rows:
-        table.add_column(str(row["stream_id"]), justify="right", no_wrap=True)
+    """A column for each stream: there are fewer streams than statistics."""
+    table = format.table("stream", *map(_stream, rows), left=["stream"])
     lines: list[tuple[str, Callable[[dict[str, Any]], str]]] = [
         ("frames", lambda row: str(row["frames"])),
-        ("seconds", lambda row: _number(row["seconds"])),
-        ("Hz", lambda row: _number(row["hz"])),
+        ("seconds", lambda row: format.number(row["seconds"])),
+        ("Hz", lambda row: format.number(row["hz"])),
         ("lost", lambda row: f"{row['lost']} in {row['gaps']}" if row["lost"] else "0"),
-        ("size", lambda row: figures.size(row["bytes"])),
-        ("MiB/s", lambda row: _number(row["mib_per_s"])),
-        ("latency p50", lambda row: _milliseconds(row["p50_ms"])),
-        ("latency p90", lambda row: _milliseconds(row["p90_ms"])),
-        ("latency p99", lambda row: _milliseconds(row["p99_ms"])),
+        ("size", lambda row: format.size(row["bytes"])),
+        ("MiB/s", lambda row: format.number(row["mib_per_s"])),
+        ("latency p50", lambda row: format.latency(row["p50_ms"])),
+        ("latency p90", lambda row: format.latency(row["p90_ms"])),
+        ("latency p99", lambda row: format.latency(row["p99_ms"])),
         ("min", lambda row: _value(row["min"])),
         ("mean", lambda row: _value(row["mean"])),
         ("max", lambda row: _value(row["max"])),
         ("std", lambda row: _value(row["std"])),
         ("NaN", lambda row: str(row["nan"])),
-        ("saturated", lambda row: _share(row["saturated"])),
+        ("saturated", lambda row: format.percent(row["saturated"])),
     ]
     for name, show in lines:
         table.add_row(name, *(show(row) for row in rows))
@@ -192,37 +222,26 @@ def _totals(rows: list[dict[str, Any]]) -> Table:
 
 
 def _windows(rows: list[dict[str, Any]]) -> Table:
-    from rich.table import Table
-
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    for name in ("stream", "at", "frames", "Hz", "lost", "p50", "p99", "min", "mean", "max", "saturated"):
-        table.add_column(name, justify="right", no_wrap=True)
+    table = format.table("stream", "at", "frames", "Hz", "lost", "p50", "p99", "min", "mean", "max", "saturated")
     begin_ns = min(row["start_ns"] for row in rows)
     for row in rows:
         table.add_row(
-            str(row["stream_id"]),
+            _stream(row),
             f"{(row['start_ns'] - begin_ns) / SECOND_NS:g} s",
             str(row["frames"]),
-            _number(row["hz"]),
+            format.number(row["hz"]),
             str(row["lost"]),
-            *(_milliseconds(row[name]) for name in ("p50_ms", "p99_ms")),
+            *(format.latency(row[name]) for name in ("p50_ms", "p99_ms")),
             *(_value(row[name]) for name in ("min", "mean", "max")),
-            _share(row["saturated"]),
+            format.percent(row["saturated"]),
         )
     return table
 
 
-def _share(value: float | None) -> str:
-    return "-" if value is None else f"{100 * value:.3g} %"
-
-
-def _number(value: float | None) -> str:
-    return "-" if value is None else figures.number(value)
-
-
-def _milliseconds(value: float | None) -> str:
-    return "-" if value is None else figures.duration_ms(value)
+def _stream(row: Mapping[str, Any]) -> str:
+    """The name under which a stream was recorded; without one its id."""
+    return str(row["stream_id"]) if row["name"] is None else format.printable(row["name"])
 
 
 def _value(value: float | int | None) -> str:
-    return "-" if value is None else str(value) if isinstance(value, int) else f"{value:.4g}"
+    return format.NOTHING if value is None else str(value) if isinstance(value, int) else f"{value:.4g}"

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`tensorpool supervisor`: one view over everything, served as JSON and Prometheus, until SIGTERM or Ctrl-C.
+"""`tensorpool supervisor`: observes everything and serves it as JSON and Prometheus, until SIGTERM or Ctrl-C.
 
 Wire §10.5.
 """
@@ -14,14 +14,7 @@ import click
 import msgspec
 
 from tensorpool import logs
-from tensorpool.cli.options import (
-    aeron_dir_option,
-    config_option,
-    overrides,
-    print_settings,
-    service_options,
-    set_option,
-)
+from tensorpool.cli import options
 from tensorpool.cli.signals import StopSignals
 
 if TYPE_CHECKING:
@@ -31,11 +24,11 @@ POLL_S: Final = 0.1
 
 
 @click.command(name="supervisor")
-@config_option("A TOML file, also the driver's own: docs/supervisor.md.")
-@click.option("--http", "http", metavar="HOST:PORT", help='Where to serve; "" for nowhere.  [default: 127.0.0.1:9464]')
-@aeron_dir_option()
-@set_option()
-@service_options(json="One line of JSON when it is ready, and one for each change.")
+@options.config_option("A TOML file, which may be the driver's: docs/supervisor.md.")
+@click.option("--http", "http", metavar="HOST:PORT", help='Address to serve at; "": none.  [default: 127.0.0.1:9464]')
+@options.aeron_dir_option()
+@options.set_option()
+@options.service_options(json="Print a line of JSON when it is ready, and one for each change.")
 def command(
     path: Path | None,
     http: str | None,
@@ -45,34 +38,34 @@ def command(
     as_json: bool,
     log_level: str,
 ) -> None:
-    """Watch all streams, consumers and services, tell consumers to take less where rules say so, and serve the view.
+    """Observe all streams, consumers and services, limit consumers that lag by configured rules, and serve the view.
 
     Serves /view (JSON), /metrics (Prometheus) and /healthz on a loopback address. Waits for a media driver that is not
-    there yet.
+    running yet.
     """
     from tensorpool.supervisor.config import SupervisorConfig
 
-    flags = overrides(settings) | ({} if http is None else {"supervisor.http": http})
+    flags = options.overrides(settings) | ({} if http is None else {"supervisor.http": http})
     config = SupervisorConfig.load(path, overrides=flags)
     if check:
-        print_settings(config.dump(), as_json=as_json)
+        options.print_settings(config.dump(), as_json=as_json)
         return
     from tensorpool.supervisor.supervisor import Supervisor
 
     logs.configure(log_level)
     stop = StopSignals()
     changes: deque[tuple[Change, int]] = deque(maxlen=config.supervisor.max_changes)
-    on_change = (lambda *told: changes.append(told)) if as_json else None
+    on_change = (lambda *change: changes.append(change)) if as_json else None
     with Supervisor(config, aeron_dir=aeron_dir, on_change=on_change) as supervisor:
         where, name = supervisor.http_address, config.supervisor.instance_id
         if as_json:
             ready = {"event": "ready", "instance_id": name, "http": where, "aeron_dir": supervisor.observer.aeron_dir}
             click.echo(msgspec.json.encode(ready))
         else:
-            served = f"http://{where}/view /metrics /healthz" if where else "serves nothing"
-            click.echo(f"supervisor {name}: ready, {served}, listens at {supervisor.observer.aeron_dir}")
+            served = f"http://{where}/view /metrics /healthz" if where else "no HTTP"
+            click.echo(f"supervisor {name}: ready, {served}, observes {supervisor.observer.aeron_dir}")
         while supervisor.is_running and not stop.wait(POLL_S):
-            while changes:  # here, where a reader that sleeps holds up nobody else
+            while changes:  # in this thread: a blocked standard output does not block the supervisor
                 _print_change(*changes.popleft())
 
 

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`tensorpool tap`: the messages that travel through an Aeron directory, as they come.
+"""`tensorpool tap`: prints the messages of an Aeron directory as they arrive.
 
-It only listens, takes no lease, and lets itself be passed over: whoever publishes never waits for it. Tokens of
-shutdown requests stay hidden. Wire §5, §10; Driver Model §4.4.
+It takes no lease, and its subscriptions are untethered: Aeron skips it when it stalls, so publishers never wait for it.
+Tokens of shutdown requests are not printed. Wire §5, §10; Driver Model §4.4.
 """
 
 from __future__ import annotations
@@ -11,20 +11,20 @@ import contextlib
 import difflib
 import time
 from datetime import datetime
-from pathlib import Path
 from typing import Final
 
 import click
 import msgspec
 
 from tensorpool import aeron
-from tensorpool.channel import Endpoint, check_channel
-from tensorpool.cli import figures, options
+from tensorpool.aeron.adapter import has_kind
+from tensorpool.channel import Endpoint
+from tensorpool.cli import format, options
 from tensorpool.cli.decode import plain_fields
 from tensorpool.cli.signals import StopSignals
 from tensorpool.driver.config import DriverSection
 from tensorpool.errors import DecodeError
-from tensorpool.wire import Message, bridge, control, decode, discovery, driver, event, peek_header, trace
+from tensorpool.wire import Message, bridge, control, decode, discovery, driver, event, trace
 
 FRAGMENT_LIMIT: Final = 64
 MAX_HEX_BYTES: Final = 32
@@ -37,20 +37,24 @@ KINDS: Final = frozenset(
 
 
 def _kinds(text: str) -> frozenset[str]:
-    """An option's type: names of messages, with commas."""
+    """Type of an option: names of messages, separated by commas."""
     wanted = frozenset(filter(None, text.split(",")))
     for name in sorted(wanted - KINDS):
         close = difflib.get_close_matches(name, KINDS, 1, 0.5)
-        raise click.BadParameter(f"{name!r} is no message" + (f"; did you mean {close[0]}?" if close else ""))
+        raise click.BadParameter(
+            f"{name!r} is not the name of a message" + (f"; did you mean {close[0]}?" if close else "")
+        )
     return wanted
 
 
 @click.command(name="tap")
-@click.option("--descriptors", is_flag=True, help="Also one FrameDescriptor per frame.")
-@click.option("--only", type=_kinds, metavar="NAME,…", help="Messages of these names only, such as QosConsumer.")
-@click.option("--stream", "stream_id", type=click.IntRange(min=1), metavar="ID", help="Messages about it only.")
+@click.option("--descriptors", is_flag=True, help="Also print one FrameDescriptor per frame.")
+@click.option("--only", type=_kinds, metavar="NAME,…", help="Only messages of these types, such as QosConsumer.")
+@click.option(
+    "--stream", "stream_id", type=click.IntRange(min=1), metavar="ID", help="Only messages about this stream."
+)
 @options.count_option("messages")
-@click.option("--json", "as_json", is_flag=True, help="One line of JSON for each message.")
+@options.json_option("Print a line of JSON for each message.")
 @options.connection_options
 def command(
     descriptors: bool,
@@ -58,16 +62,14 @@ def command(
     stream_id: int | None,
     count: int,
     as_json: bool,
-    aeron_dir: str | None,
-    path: Path | None,
-    settings: tuple[str, ...],
+    connection: options.Connection,
 ) -> None:
-    """Show the live messages of an Aeron directory: who attaches, announces, reports and leaves.
+    """Print the live messages of an Aeron directory: attaches, announces, reports, detaches.
 
-    Listens to the control, announce, QoS and metadata streams. A message that is malformed is shown with its fault.
+    Subscribes to the control, announce, QoS and metadata streams. A malformed message is printed with its fault.
     """
-    endpoints = options.load_config(path, settings).driver
-    where = aeron_dir or endpoints.aeron_dir or aeron.default_aeron_dir()
+    endpoints = connection.load().driver
+    where = connection.aeron_dir or endpoints.aeron_dir or aeron.default_aeron_dir()
     streams = _streams(endpoints, with_descriptors=descriptors or "FrameDescriptor" in (only or ()))
     stop = StopSignals()
     screen = _Screen(only, stream_id, count, as_json=as_json)
@@ -81,7 +83,7 @@ def command(
 
 
 def _streams(endpoints: DriverSection, *, with_descriptors: bool) -> dict[str, Endpoint]:
-    """The Aeron streams by name; two that are one are listened to once."""
+    """The Aeron streams by name; announces on the control stream are subscribed to once."""
     found = {"control": endpoints.control}
     if endpoints.announce != endpoints.control:
         found["announce"] = endpoints.announce
@@ -90,16 +92,13 @@ def _streams(endpoints: DriverSection, *, with_descriptors: bool) -> dict[str, E
 
 
 class _Listener:
-    """One Aeron stream."""
+    """Subscription to one Aeron stream."""
 
     def __init__(self, client: aeron.Client, name: str, endpoint: Endpoint, screen: _Screen) -> None:
         self._name = name
         self._screen = screen
-        self._left_at: dict[int, int] = {}  # where publishers were when we lost sight of them
-        parameters = check_channel(name, endpoint.channel).parameters
-        is_bare = "?" not in endpoint.channel
-        added = "" if "tether" in parameters else "?tether=false" if is_bare else "|tether=false"
-        self._subscription = client.add_subscription(endpoint.channel + added, endpoint.stream_id, self._on_image)
+        self._left_at: dict[int, int] = {}  # position of each publisher when Aeron dropped its image
+        self._subscription = aeron.subscribe(client, endpoint, self._on_image)
 
     def poll(self) -> int:
         return self._subscription.poll(self._on_message, FRAGMENT_LIMIT)
@@ -112,11 +111,11 @@ class _Listener:
             self._left_at[image.session_id] = image.position
         elif image.session_id in self._left_at:
             missed = image.position - self._left_at.pop(image.session_id)
-            click.echo(f"too slow: missed {figures.size(missed)} of {self._name}", err=True)
+            click.echo(f"fell behind: missed {format.size(missed)} of {self._name}", err=True)
 
 
 class _Screen:
-    """Where messages are shown, those that were asked for."""
+    """Prints the messages that pass the filters."""
 
     def __init__(self, only: frozenset[str] | None, stream_id: int | None, count: int, *, as_json: bool) -> None:
         self._only = only
@@ -157,26 +156,18 @@ def _shown_fields(message: Message) -> dict[str, object]:
 
 
 def _shown_bytes(data: bytes) -> dict[str, object]:
-    """As `plain_fields` shows bytes; nothing that may hold a token."""
-    return {} if _has_header(data, driver.ShmDriverShutdownRequest) else {"data": {"hex": data.hex()}}
-
-
-def _has_header(data: bytes, kind: type[Message]) -> bool:
-    try:
-        header = peek_header(data)
-    except DecodeError:
-        return False
-    return (header.schema_id, header.template_id) == (kind.SCHEMA_ID, kind.TEMPLATE_ID)
+    """As `plain_fields` shows bytes; empty for a message that may hold a token."""
+    return {} if has_kind(data, driver.ShmDriverShutdownRequest) else {"data": {"hex": data.hex()}}
 
 
 def _text(value: object) -> str:
-    """Fields as name=value, without those that say nothing."""
+    """Fields as name=value, without empty ones."""
     match value:
         case {"hex": str(digits), **others} if not others:
             return _bytes_text(bytes.fromhex(digits))
         case dict():
-            said = ((name, field) for name, field in value.items() if field not in (None, "", []))
-            return " ".join(f"{name}={_nested(_short(name, field))}" for name, field in said)
+            filled = ((name, field) for name, field in value.items() if field not in (None, "", []))
+            return " ".join(f"{name}={_nested(_short(name, field))}" for name, field in filled)
         case list():
             return "[" + ", ".join(map(_nested, value)) + "]"
         case bool():
@@ -187,14 +178,14 @@ def _text(value: object) -> str:
 
 
 def _bytes_text(data: bytes) -> str:
-    """Text where it is text, else the first bytes."""
+    """As text where all of it is printable, else the first bytes."""
     if data.isascii() and data.decode().isprintable():
         return repr(data.decode())
     return data[:MAX_HEX_BYTES].hex() + ("…" if len(data) > MAX_HEX_BYTES else "")
 
 
 def _short(name: str, value: object) -> object:
-    """A region's path repeats the stream and its epoch."""
+    """Shortens a region's path, which repeats the stream and its epoch."""
     is_region = name.endswith("region_uri") and isinstance(value, str)
     return "…/" + str(value).rpartition("/")[2] if is_region else value
 

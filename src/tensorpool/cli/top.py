@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`tensorpool top`: what is there, is it moving, who reads it, who lags. USERS.md 3.
+"""`tensorpool top`: shows all streams, consumers and services, and which of them lag.
 
-Listens to the media driver itself, so no supervisor needs to run; takes no lease and changes nothing. Wire §10.5.
+Subscribes to the public streams itself, so no supervisor needs to run; takes no lease and changes nothing. Wire §10.5.
 """
 
 from __future__ import annotations
@@ -14,12 +14,11 @@ import termios
 import time
 import tty
 from collections.abc import Iterator
-from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 import click
 
-from tensorpool.cli import options
+from tensorpool.cli import format, options
 from tensorpool.cli.signals import StopSignals
 
 if TYPE_CHECKING:
@@ -27,23 +26,22 @@ if TYPE_CHECKING:
     from tensorpool.supervisor.observer import Observer
     from tensorpool.supervisor.snapshot import Snapshot
 
-ANNOUNCES: Final = 2.2  # before a single page: every announce and report came twice,
+ANNOUNCES: Final = 2.2  # periods to listen before a single page: every announce and report arrives twice,
 HEARTBEATS: Final = 1.2  # and every heartbeat once
-LOOK_S: Final = 0.1  # at the keyboard
-PIPE_WIDTH: Final = 160
+LOOK_S: Final = 0.1  # the longest time that a key waits
 
 
 @click.command(name="top")
-@click.option("--once", is_flag=True, help="Print one page and end. Also what happens where there is no terminal.")
-@click.option("--json", "as_json", is_flag=True, help="One line of JSON for each page.")
+@click.option("--once", is_flag=True, help="Print one page and end; the default without a terminal.")
+@options.json_option("Print a line of JSON for each page.")
+@options.seconds_option("End after S seconds; with --once, listen for S seconds.")
 @click.option(
-    "--seconds",
-    type=click.FloatRange(min=0, min_open=True),
+    "--every",
+    type=click.FloatRange(min=0.1),
+    default=1.0,
+    show_default=True,
     metavar="S",
-    help="End after so long; with --once, listen for so long.",
-)
-@click.option(
-    "--every", type=click.FloatRange(min=0.1), default=1.0, show_default=True, metavar="S", help="Between two pages."
+    help="Redraw every S seconds.",
 )
 @options.connection_options
 def command(
@@ -51,20 +49,18 @@ def command(
     as_json: bool,
     seconds: float | None,
     every: float,
-    aeron_dir: str | None,
-    path: Path | None,
-    settings: tuple[str, ...],
+    connection: options.Connection,
 ) -> None:
     """Show all streams, consumers and services, live: rates, epochs, ages, lag, drops, and what changed.
 
-    Works without a supervisor and with producers and consumers of any make. Ends with q or Ctrl-C.
+    Needs no supervisor, and shows producers and consumers of any implementation. Ends with q or Ctrl-C.
     """
     from tensorpool.supervisor.config import SupervisorConfig
     from tensorpool.supervisor.observer import Observer
 
-    config = SupervisorConfig.of(options.load_config(path, settings))
+    config = SupervisorConfig.of(connection.load())
     stop = StopSignals()
-    with Observer(aeron_dir, config) as observer:
+    with Observer(connection.aeron_dir, config) as observer:
         if once or not (as_json or sys.stdout.isatty()):
             stop.wait(seconds or _listening_s(config))
             _print_page(observer, as_json=as_json)
@@ -79,7 +75,7 @@ def command(
 
 
 def _listening_s(config: SupervisorConfig) -> float:
-    """Until everybody who lives has said something."""
+    """Until every running process has announced, reported or sent a heartbeat."""
     return max(ANNOUNCES * config.announce_period_ns / 1e9, HEARTBEATS * config.control.alive_period_ms / 1e3)
 
 
@@ -90,20 +86,16 @@ def _print_page(observer: Observer, *, as_json: bool) -> None:
 
         click.echo(to_json(snapshot, wall_ns))
         return
-    from rich.console import Console
-
     from tensorpool.cli.overview import Page, render
 
-    console = Console()
-    if not console.is_terminal:
-        console.width = PIPE_WIDTH
+    console = format.console()
     notice = _notice(observer, snapshot)
     page = Page(aeron_dir=observer.aeron_dir, wall_ns=wall_ns, width=console.width, notice=notice)
     console.print(render(snapshot, page))
 
 
 def _run(observer: Observer, every: float, deadline: float, stop: StopSignals) -> None:
-    """Redraw until somebody has seen enough."""
+    """Redraw until the user presses q, a signal arrives or the time is over."""
     from rich.console import Console
     from rich.live import Live
 
@@ -132,21 +124,21 @@ def _run(observer: Observer, every: float, deadline: float, stop: StopSignals) -
 
 
 def _notice(observer: Observer, snapshot: Snapshot) -> str:
-    """What is wrong with the place itself."""
+    """What is wrong with the Aeron directory itself."""
     if not observer.is_connected:
-        return f"the media driver at {observer.aeron_dir} is gone; waiting for it"
+        return f"the media driver at {observer.aeron_dir} has ended; waiting for it"
     if snapshot.streams:
         return ""
     if any(service.service == "driver" for service in snapshot.services):
         return "no stream yet: start a producer (`tensorpool produce NAME`)"
     return (
-        "no stream is announced here. Is an SHM driver running (`tensorpool driver`), at this Aeron directory? "
-        "`tensorpool doctor` looks closer."
+        "no stream is announced here. Is an SHM driver (`tensorpool driver`) running at this Aeron directory? "
+        "`tensorpool doctor` finds out more."
     )
 
 
 class _Keyboard:
-    """What was typed; nothing where there is no terminal to type at."""
+    """Reads keys; none where standard input is not a terminal."""
 
     def __init__(self, is_there: bool) -> None:
         self._is_there = is_there
@@ -158,13 +150,13 @@ class _Keyboard:
         if not select.select([sys.stdin], [], [], timeout_s)[0]:
             return ""
         typed = os.read(sys.stdin.fileno(), 64)
-        self._is_there = bool(typed)  # at its end there is nothing more to come
+        self._is_there = bool(typed)  # empty: the terminal is closed
         return typed.decode(errors="replace").lower()
 
 
 @contextlib.contextmanager
 def _keyboard() -> Iterator[_Keyboard]:
-    """Letter by letter and without an echo; as it was afterwards."""
+    """Key by key and without an echo; restores the terminal at the end."""
     if not sys.stdin.isatty():
         yield _Keyboard(False)
         return

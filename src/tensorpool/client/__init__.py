@@ -5,8 +5,9 @@ client        connections, and where the rest comes from    attachment   leases,
 producer      publishing; its session: duties beside it     mapping      which epoch is mapped, without IO
 consumer      receiving; its session: duties beside it      progress     partial frames, without IO
 frame         views that know whether they are whole        metadata     what frames mean, by version
-reception     where reader and conductor meet               names        streams by name
-conductor     the duty cycle; link: its Aeron streams       aio          the same for asyncio
+stream_reader where both threads meet                       names        streams by name
+conductor     the duty cycle; streams: what it opens        aio          the same for asyncio
+wall_clock    UTC of frames, without IO
 """
 
 from typing import TYPE_CHECKING
@@ -20,14 +21,17 @@ if TYPE_CHECKING:
     from tensorpool.client.consumer import Consumer, Progress
     from tensorpool.client.frame import Frame
     from tensorpool.client.metadata import Metadata
-    from tensorpool.client.producer import Producer, ProducerStats, Slot
-    from tensorpool.client.reception import ConsumerStats
+    from tensorpool.client.producer import Producer, ProducerStats
     from tensorpool.client.session import State, StateChange
+    from tensorpool.client.slot import Slot
+    from tensorpool.client.stream_reader import ConsumerStats
+    from tensorpool.client.wall_clock import ClockPair
 
 __all__ = [
     "AsyncClient",
     "AsyncConsumer",
     "Client",
+    "ClockPair",
     "Consumer",
     "ConsumerStats",
     "DropReason",
@@ -49,15 +53,16 @@ if not TYPE_CHECKING:
             "AsyncClient": "tensorpool.client.aio",
             "AsyncConsumer": "tensorpool.client.aio",
             "Client": "tensorpool.client.client",
+            "ClockPair": "tensorpool.client.wall_clock",
             "Consumer": "tensorpool.client.consumer",
-            "ConsumerStats": "tensorpool.client.reception",
+            "ConsumerStats": "tensorpool.client.stream_reader",
             "DropReason": "tensorpool._core",
             "Frame": "tensorpool.client.frame",
             "Metadata": "tensorpool.client.metadata",
             "Producer": "tensorpool.client.producer",
             "ProducerStats": "tensorpool.client.producer",
             "Progress": "tensorpool.client.consumer",
-            "Slot": "tensorpool.client.producer",
+            "Slot": "tensorpool.client.slot",
             "State": "tensorpool.client.session",
             "StateChange": "tensorpool.client.session",
             "connect": "tensorpool.client.client",

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Final, Self
 from tensorpool.client.arguments import seconds
 from tensorpool.client.consumer import Consumer
 from tensorpool.client.frame import Frame
-from tensorpool.client.reception import ConsumerStats
+from tensorpool.client.stream_reader import ConsumerStats
 from tensorpool.errors import Closed
 
 if TYPE_CHECKING:
@@ -128,7 +128,7 @@ class AsyncConsumer:
             await asyncio.shield(self._waiting)
 
     async def _attached(self) -> Consumer:
-        async with self._attaching:  # whoever comes second finds what the first has attached
+        async with self._attaching:  # a second caller finds what the first has attached
             if self._is_closed:
                 raise Closed("the consumer is closed")
             if self._consumer is None:
@@ -165,6 +165,6 @@ class AsyncConsumer:
 
 
 def _close_late(attaching: Future[Consumer]) -> None:
-    """The caller was cancelled while the consumer attached: nobody else will close it, perhaps not even a loop."""
+    """The caller was cancelled while the consumer attached: no other code closes it, and the loop may be gone."""
     if not attaching.cancelled() and attaching.exception() is None:
         attaching.result().close()

@@ -11,9 +11,11 @@ import operator
 from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
+from tensorpool._core import MAX_SEQ
 from tensorpool.channel import Endpoint, check_channel
-from tensorpool.client.link import BLOB_TERM, max_message_bytes
 from tensorpool.client.metadata import CHUNK_MAX, MAX_BLOB_BYTES, to_message
+from tensorpool.client.streams import BLOB_TERM, max_message_bytes
+from tensorpool.client.wall_clock import MAX_ATTRIBUTE_BYTES
 from tensorpool.driver.config import DriverConfig
 from tensorpool.errors import LocalProtocolError
 from tensorpool.wire.control import DataSourceAnnounce, DataSourceMeta
@@ -22,7 +24,6 @@ MAX_TIMEOUT_S: Final = 1e9
 MAX_META_VERSION: Final = 2**32 - 2
 MAX_TRACE_ID: Final = 2**64 - 2
 MAX_TIMESTAMP_NS: Final = 2**64 - 1
-MAX_SEQ: Final = 2**63 - 1
 MAX_METADATA_BYTES: Final = 120_000  # one message of the metadata log
 MAX_CHANNEL_BYTES: Final = 2_048  # two of them fit a ConsumerHello
 CHUNK_OVERHEAD: Final = 64  # header and fields of a MetaBlobChunk
@@ -116,7 +117,7 @@ def check_metadata(config: DriverConfig, name: str | None, message: DataSourceMe
     if type(summary) is not str or not summary.isascii():
         raise LocalProtocolError(f"summary = {summary!r:.80}: expected ASCII text")
     highest = min(MAX_METADATA_BYTES, max_message_bytes(config.driver.metadata, BLOB_TERM))
-    size = len(message.encode())
+    size = len(message.encode()) + MAX_ATTRIBUTE_BYTES
     if size > highest:
         raise LocalProtocolError(f"metadata of {size} bytes exceed {highest}; use publish_blob for tables")
     announce = DataSourceAnnounce(stream_id=1, producer_id=1, epoch=1, meta_version=1, name=name or "", summary=summary)

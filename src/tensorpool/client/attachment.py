@@ -1,13 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """A lease from the client's side: ask, keep alive, notice its loss, ask again.
 
-    UNATTACHED ──start──► ATTACHING ──OK──► ATTACHED ──detach──► DETACHING ──► CLOSED
-        ▲                  │     ▲            │                      ▲           ▲
-        │         refused  │     │ time       │ revoked, expired,    │ late OK   │ refused
-        │                  ▼     │            ▼ driver gone          │           │
-        └── link lost ──  BACKOFF ◄───────────┘     ATTACHING ──detach──► ABANDONED
+The phases and what changes them are the table TRANSITIONS, which docs/protocol/sequences.md draws.
 
-    the driver shuts down: any ──► UNATTACHED, or CLOSED where the lease was being given back
 One request at a time, repeated under the same ids until it is answered: the driver may take long to make the memory,
 and an identical request gets the same lease. It has no end of its own; a caller may abandon it, and then a lease that
 is granted late is given back at once.
@@ -19,13 +14,14 @@ Driver Model §4.2, §4.4, §4.7-§4.9, §4.12, §4.13, §10; decisions E1-E4, E
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from enum import Enum, StrEnum, auto
-from typing import Final
+from types import MappingProxyType
+from typing import ClassVar, Final
 
 import msgspec
 
-from tensorpool.errors import RegionRejected
+from tensorpool.shm.announced import flaw_in
 from tensorpool.wire import Message
 from tensorpool.wire.control import ShmPoolAnnounce
 from tensorpool.wire.driver import (
@@ -41,17 +37,14 @@ from tensorpool.wire.driver import (
     ShmLeaseKeepalive,
     ShmLeaseRevoked,
 )
-from tensorpool.wire.region_uri import RegionUri
 
 MS: Final = 1_000_000
 FIRST_RETRY_NS: Final = 100 * MS
 LONGEST_RETRY_NS: Final = 5_000 * MS
 LONGEST_REPEAT_NS: Final = 1_000 * MS  # between identical requests: a driver that starts later hears one soon (E2)
-MAKING_FRESH_NS: Final = 10_000 * MS  # a driver that makes memory says so every second, on a busy machine later
+REPORT_FRESH_NS: Final = 10_000 * MS  # a driver that makes memory says so every second, on a busy machine later
 DETACH_NS: Final = 1_000 * MS
 LOST_RETRY_NS: Final = 10 * MS  # after a loss the first attempt comes soon
-HEADER_SLOT_BYTES: Final = 256
-MAX_DIMS: Final = 8
 
 
 class Phase(Enum):
@@ -66,6 +59,63 @@ class Phase(Enum):
     CLOSED = auto()
 
 
+class Event(Enum):
+    """What changes the phase of an attachment."""
+
+    START = "start"
+    GRANT = "OK that can be used"
+    REFUSAL = "refusal, or OK that cannot be used"
+    LOSS = "revoked, expired, driver silent, memory unusable"
+    DETACH = "closed by its owner"
+    ABANDON = "closed by its owner, request unanswered"
+    RELEASE = "lease given back"
+    SHUTDOWN = "the driver shuts down"
+    DISCONNECTION = "the media driver is gone"
+
+
+# Every change of phase is a row; an event without a row for the phase changes nothing.
+TRANSITIONS: Final[Mapping[tuple[Phase, Event], Phase]] = MappingProxyType(
+    {
+        (Phase.UNATTACHED, Event.START): Phase.ATTACHING,
+        (Phase.UNATTACHED, Event.DETACH): Phase.CLOSED,
+        (Phase.UNATTACHED, Event.ABANDON): Phase.ABANDONED,
+        (Phase.UNATTACHED, Event.SHUTDOWN): Phase.UNATTACHED,
+        (Phase.UNATTACHED, Event.DISCONNECTION): Phase.UNATTACHED,
+        (Phase.ATTACHING, Event.GRANT): Phase.ATTACHED,
+        (Phase.ATTACHING, Event.REFUSAL): Phase.BACKOFF,
+        (Phase.ATTACHING, Event.ABANDON): Phase.ABANDONED,
+        (Phase.ATTACHING, Event.SHUTDOWN): Phase.UNATTACHED,
+        (Phase.ATTACHING, Event.DISCONNECTION): Phase.UNATTACHED,
+        (Phase.BACKOFF, Event.START): Phase.ATTACHING,
+        (Phase.BACKOFF, Event.DETACH): Phase.CLOSED,
+        (Phase.BACKOFF, Event.ABANDON): Phase.ABANDONED,
+        (Phase.BACKOFF, Event.SHUTDOWN): Phase.UNATTACHED,
+        (Phase.BACKOFF, Event.DISCONNECTION): Phase.UNATTACHED,
+        (Phase.ATTACHED, Event.LOSS): Phase.BACKOFF,
+        (Phase.ATTACHED, Event.DETACH): Phase.DETACHING,
+        (Phase.ATTACHED, Event.SHUTDOWN): Phase.UNATTACHED,
+        (Phase.ATTACHED, Event.DISCONNECTION): Phase.UNATTACHED,
+        (Phase.ABANDONED, Event.GRANT): Phase.DETACHING,
+        (Phase.ABANDONED, Event.REFUSAL): Phase.CLOSED,
+        (Phase.ABANDONED, Event.SHUTDOWN): Phase.CLOSED,
+        (Phase.DETACHING, Event.RELEASE): Phase.CLOSED,
+        (Phase.DETACHING, Event.SHUTDOWN): Phase.CLOSED,
+        (Phase.DETACHING, Event.DISCONNECTION): Phase.CLOSED,
+    }
+)
+
+# Of an attachment without a driver.
+LEASELESS_TRANSITIONS: Final[Mapping[tuple[Phase, Event], Phase]] = MappingProxyType(
+    {
+        (Phase.UNATTACHED, Event.START): Phase.ATTACHED,
+        (Phase.UNATTACHED, Event.DETACH): Phase.CLOSED,
+        (Phase.UNATTACHED, Event.DISCONNECTION): Phase.UNATTACHED,
+        (Phase.ATTACHED, Event.DETACH): Phase.CLOSED,
+        (Phase.ATTACHED, Event.DISCONNECTION): Phase.UNATTACHED,
+    }
+)
+
+
 class LossReason(StrEnum):
     """Why a lease is gone."""
 
@@ -76,7 +126,7 @@ class LossReason(StrEnum):
     PROTOCOL_ERROR = "PROTOCOL_ERROR"
 
 
-class Wish(msgspec.Struct, frozen=True):
+class AttachSpec(msgspec.Struct, frozen=True):
     """What is asked of the driver."""
 
     stream_id: int
@@ -86,7 +136,7 @@ class Wish(msgspec.Struct, frozen=True):
     expected_layout_version: int = 0
 
 
-class Making(msgspec.Struct, frozen=True):
+class CreationReport(msgspec.Struct, frozen=True):
     """What the driver reported of a request: how much memory it makes for it, since when, and when it said so."""
 
     size_bytes: int
@@ -121,7 +171,7 @@ class Lost(msgspec.Struct, frozen=True):
 
 
 class Detached(msgspec.Struct, frozen=True):
-    """The lease was given back, or nobody was there to take it."""
+    """The lease was given back, or there was no driver to take it."""
 
 
 type Effect = Send | Attached | Refused | Lost | Detached
@@ -141,9 +191,11 @@ class Attachment:
     how long the driver keeps a lease that is not renewed: pauses after refusals grow beyond it (E2).
     """
 
+    transitions: ClassVar = TRANSITIONS
+
     def __init__(
         self,
-        wish: Wish,
+        spec: AttachSpec,
         *,
         new_client_id: Callable[[], int],
         new_correlation_id: Callable[[], int],
@@ -151,12 +203,12 @@ class Attachment:
         silence_ns: int,
         lease_ns: int = 0,
     ) -> None:
-        self.wish = wish
+        self.spec = spec
         self.phase = Phase.UNATTACHED
         self.response: ShmAttachResponse | None = None
         self.client_id = 0
-        self.making: Making | None = None  # while it waits for an answer
-        self._asked: Wish | None = None  # what the driver has not answered yet
+        self.creation: CreationReport | None = None  # while it waits for an answer
+        self._asked: AttachSpec | None = None  # what the driver has not answered yet
         self._asked_ns = 0
         self._longest_pause_ns = max(LONGEST_RETRY_NS, lease_ns * 5 // 4)
         self._new_client_id = new_client_id
@@ -182,7 +234,7 @@ class Attachment:
     def stream_id(self) -> int:
         """The stream that was asked for, or the one that the driver chose."""
         response = self.response
-        return response.stream_id if response is not None and response.stream_id is not None else self.wish.stream_id
+        return response.stream_id if response is not None and response.stream_id is not None else self.spec.stream_id
 
     @property
     def is_attached(self) -> bool:
@@ -202,47 +254,41 @@ class Attachment:
 
     def start(self, now_ns: int) -> list[Effect]:
         """Ask, unless a request is under way or the lease is there. What was asked and not answered is repeated."""
-        if self.phase not in (Phase.UNATTACHED, Phase.BACKOFF):
+        if not self._may(Event.START):
             return []
-        if self._asked != self.wish:
+        if self._asked != self.spec:
             self.client_id = self._new_client_id()
             self._correlation_id = self._new_correlation_id()
-            self._asked, self._asked_ns = self.wish, now_ns
-        self.phase = Phase.ATTACHING
+            self._asked, self._asked_ns = self.spec, now_ns
+        self._go(Event.START)
         self._retry_ns = FIRST_RETRY_NS
         return self._ask(now_ns)
 
     def resume(self, abandoned: Attachment) -> None:
         """Go on with a request that its caller gave up, before anything else was asked (§4.8)."""
         self.client_id, self._correlation_id = abandoned.client_id, abandoned._correlation_id
-        self._asked, self._asked_ns, self.making = self.wish, abandoned._asked_ns, abandoned.making
+        self._asked, self._asked_ns, self.creation = self.spec, abandoned._asked_ns, abandoned.creation
 
     def detach(self, now_ns: int) -> list[Effect]:
         """Give the lease back for good, or give up a request: what is granted late is given back then (E18)."""
-        if self.phase is Phase.ATTACHED:
-            self.phase = Phase.DETACHING
-            self._correlation_id = self._new_correlation_id()
-            self._deadline_ns = now_ns + DETACH_NS
-            self._retry_ns = FIRST_RETRY_NS
-            self._next_ns = now_ns + self._retry_ns
-            return [Send(self._detach_request())]
-        if self.phase in (Phase.DETACHING, Phase.ABANDONED, Phase.CLOSED):
+        event = Event.DETACH if self._asked is None else Event.ABANDON
+        if not self._may(event):
             return []
-        self.phase = Phase.CLOSED if self._asked is None else Phase.ABANDONED
-        return [Detached()]
+        self._go(event)
+        return self._give_back(now_ns) if self.phase is Phase.DETACHING else [Detached()]
 
     def request(self) -> ShmAttachRequest:
         """What was asked for."""
-        wish = self.wish
+        spec = self.spec
         return ShmAttachRequest(
             correlation_id=self._correlation_id,
-            stream_id=wish.stream_id,
+            stream_id=spec.stream_id,
             client_id=self.client_id,
-            role=wish.role,
-            expected_layout_version=wish.expected_layout_version,
+            role=spec.role,
+            expected_layout_version=spec.expected_layout_version,
             max_dims=0,
-            publish_mode=PublishMode.EXISTING_OR_CREATE if wish.create else PublishMode.REQUIRE_EXISTING,
-            require_hugepages=wish.hugepages,
+            publish_mode=PublishMode.EXISTING_OR_CREATE if spec.create else PublishMode.REQUIRE_EXISTING,
+            require_hugepages=spec.hugepages,
         )
 
     def ask_again(self) -> ShmAttachRequest:
@@ -256,7 +302,7 @@ class Attachment:
             return False
         if response.code is not ResponseCode.OK or response.lease_id != self.lease_id:
             return False
-        return _flaw_in(response, self.stream_id) is None
+        return flaw_in(response, self.stream_id) is None
 
     # --- what the driver says
 
@@ -268,14 +314,14 @@ class Attachment:
         """Whether a report of that correlation id is about our request."""
         return self.phase is Phase.ATTACHING and correlation_id == self._correlation_id
 
-    def on_making(self, size_bytes: int, elapsed_ns: int, now_ns: int) -> None:
+    def on_creation_report(self, size_bytes: int, elapsed_ns: int, now_ns: int) -> None:
         """The driver works on our request."""
-        self.making = Making(size_bytes, elapsed_ns, now_ns)
+        self.creation = CreationReport(size_bytes, elapsed_ns, now_ns)
 
-    def is_being_made(self, now_ns: int) -> bool:
+    def is_creating(self, now_ns: int) -> bool:
         """Whether the driver reported so a moment ago."""
-        making = self.making
-        return making is not None and now_ns - making.heard_ns <= MAKING_FRESH_NS
+        creation = self.creation
+        return creation is not None and now_ns - creation.heard_ns <= REPORT_FRESH_NS
 
     def on_attach_response(self, response: ShmAttachResponse, now_ns: int, wall_ns: int) -> list[Effect]:
         """E3: only the answer to the pending request counts. The expiry is by either clock (C8): the nearer one."""
@@ -283,29 +329,30 @@ class Attachment:
             return self._on_other_lease(response, now_ns)
         if self.phase not in (Phase.ATTACHING, Phase.ABANDONED) or response.correlation_id != self._correlation_id:
             return []
-        if self.wish.stream_id and response.stream_id not in (None, self.wish.stream_id):
-            return []  # E3: somebody else chose the same number
-        self._asked = self.making = None
+        if self.spec.stream_id and response.stream_id not in (None, self.spec.stream_id):
+            return []  # E3: another client chose the same number
+        self._asked = self.creation = None
         if self.phase is Phase.ABANDONED:
             if response.code is not ResponseCode.OK or response.lease_id is None:
-                return self._closed()
-            self.response, self.phase = response, Phase.ATTACHED
-            return self.detach(now_ns)
+                return self._close(Event.REFUSAL)
+            self.response = response
+            self._go(Event.GRANT)
+            return self._give_back(now_ns)
         if response.code is not ResponseCode.OK:
-            self._back_off(now_ns)
+            self._back_off(Event.REFUSAL, now_ns)
             return [Refused(response.code, response.error_message)]
-        flaw = _flaw_in(response, self.wish.stream_id)
+        flaw = flaw_in(response, self.spec.stream_id)
         if flaw is not None:
             effects: list[Effect] = []
             if response.lease_id is not None:  # E18: free it, else it blocks the next attempt
                 self.response = response
                 effects.append(Send(self._detach_request()))
                 self.response = None
-            self._back_off(now_ns)
+            self._back_off(Event.REFUSAL, now_ns)
             words = f"the attach response is unusable: {flaw}; bring driver and client to one version"
             return [*effects, Lost(LossReason.PROTOCOL_ERROR, words)]
         self.response = response
-        self.phase = Phase.ATTACHED
+        self._go(Event.GRANT)
         expiry_ns = response.lease_expiry_timestamp_ns
         self._duration_ns = None if expiry_ns is None else min(expiry_ns - now_ns, expiry_ns - wall_ns, key=abs)
         self._deadline_ns = now_ns + (self._duration_ns or 0)
@@ -320,16 +367,16 @@ class Attachment:
         """Whatever the code is: an unknown lease is as gone as one that was given back (E11)."""
         if self.phase is not Phase.DETACHING or response.correlation_id != self._correlation_id:
             return []
-        return self._closed()
+        return self._close(Event.RELEASE)
 
     def on_revoked(self, notice: ShmLeaseRevoked, now_ns: int) -> list[Effect]:
         """§4.9, for our own lease; E8: during a detach it is the confirmation."""
         if self.lease_id is None or notice.lease_id != self.lease_id:
             return []
-        if (notice.stream_id, notice.client_id, notice.role) != (self.stream_id, self.client_id, self.wish.role):
+        if (notice.stream_id, notice.client_id, notice.role) != (self.stream_id, self.client_id, self.spec.role):
             return []
         if self.phase is Phase.DETACHING:
-            return self._closed()
+            return self._close(Event.RELEASE)
         if self.phase is not Phase.ATTACHED:
             return []
         return self._lose(_LOSS[notice.reason], notice.error_message or "the driver ended the lease", now_ns)
@@ -339,7 +386,7 @@ class Attachment:
         if self.phase is not Phase.ATTACHED or announce.stream_id != self.stream_id:
             return []
         self._heard_ns = now_ns
-        if self.wish.role is Role.PRODUCER:
+        if self.spec.role is Role.PRODUCER:
             epoch = (self.response and self.response.epoch) or 0
             if announce.epoch > epoch:
                 words = f"the driver announced epoch {announce.epoch}, ours is {epoch}"
@@ -355,31 +402,32 @@ class Attachment:
             return []
         request = self._detach_request()
         self.response = None
-        self._back_off(now_ns)
+        self._back_off(Event.LOSS, now_ns)
         return [Send(request)]
 
     def on_driver_shutdown(self, words: str, now_ns: int) -> list[Effect]:
         """§4.12, §4.13: every lease is invalid at once, and a request dies with the driver. What follows is new."""
         if self.phase in (Phase.DETACHING, Phase.ABANDONED):
-            return self._closed()
-        if self.phase is Phase.CLOSED:
+            return self._close(Event.SHUTDOWN)
+        if not self._may(Event.SHUTDOWN):
             return []
         effects: list[Effect] = []
         if self.phase is Phase.ATTACHED:
-            effects = self._lose(LossReason.DRIVER_GONE, words or "the driver shut down", now_ns)
+            effects = self._lose(LossReason.DRIVER_GONE, words or "the driver shut down", now_ns, Event.SHUTDOWN)
         elif self.phase is Phase.ATTACHING:
-            self._back_off(now_ns)
-        self.phase = Phase.UNATTACHED
-        self._asked = self.making = None
+            self._back_off(Event.SHUTDOWN, now_ns)
+        else:
+            self._go(Event.SHUTDOWN)
+        self._asked = self.creation = None
         return effects
 
-    def on_link_lost(self, words: str) -> list[Effect]:
-        """The media driver is gone, and every message with it. Start again once there is a link."""
+    def on_connection_lost(self, words: str) -> list[Effect]:
+        """The media driver is gone, and every message with it. Start again once connected."""
         if self.phase is Phase.DETACHING:
-            return self._closed()
+            return self._close(Event.DISCONNECTION)
         was_attached = self.phase is Phase.ATTACHED
-        if self.phase not in (Phase.ABANDONED, Phase.CLOSED):
-            self.phase = Phase.UNATTACHED
+        if self._may(Event.DISCONNECTION):
+            self._go(Event.DISCONNECTION)
             self.response = None
             self._next_ns = 0
         return [Lost(LossReason.DRIVER_GONE, words)] if was_attached else []
@@ -397,7 +445,7 @@ class Attachment:
         if self.phase is Phase.ATTACHING:
             return self._ask(now_ns)
         if now_ns >= self._deadline_ns:
-            return self._closed()
+            return self._close(Event.RELEASE)
         self._retry_ns = min(2 * self._retry_ns, LONGEST_RETRY_NS)
         self._next_ns = now_ns + self._retry_ns
         return [Send(self._detach_request())]
@@ -413,7 +461,7 @@ class Attachment:
             lease_id=self._held_lease,
             stream_id=self.stream_id,
             client_id=self.client_id,
-            role=self.wish.role,
+            role=self.spec.role,
             client_timestamp_ns=stamp_ns,
         )
 
@@ -426,7 +474,7 @@ class Attachment:
         self._next_ns = now_ns + interval_ns
 
     def on_keepalive_failed(self, is_connected: bool, now_ns: int) -> list[Effect]:
-        """E7: back pressure passes; nobody listening for more than an interval means that the driver is gone."""
+        """E7: back pressure passes; no subscriber for more than an interval means that the driver is gone."""
         if is_connected:
             self._unsent_since_ns = None
             return []
@@ -434,7 +482,7 @@ class Attachment:
             self._unsent_since_ns = now_ns
         if now_ns - self._unsent_since_ns <= self._keepalive_interval_ns:
             return []
-        return self._lose(LossReason.DRIVER_GONE, "nobody listens on the control stream", now_ns)
+        return self._lose(LossReason.DRIVER_GONE, "the control stream has no subscriber", now_ns)
 
     # --- inside
 
@@ -455,23 +503,36 @@ class Attachment:
             return self._lose(LossReason.DRIVER_GONE, "the driver announces the stream no more", now_ns)
         return []
 
-    def _lose(self, reason: LossReason, words: str, now_ns: int) -> list[Effect]:
+    def _lose(self, reason: LossReason, words: str, now_ns: int, event: Event = Event.LOSS) -> list[Effect]:
         self.response = None
         if now_ns - self._attached_ns < self._keepalive_interval_ns:
-            self._back_off(now_ns)  # a lease that does not last is not asked for in a tight loop
+            self._back_off(event, now_ns)  # a lease that does not last is not asked for in a tight loop
         else:
-            self.phase = Phase.BACKOFF
+            self._go(event)
             self._next_ns = now_ns + LOST_RETRY_NS
             self._backoff_ns = FIRST_RETRY_NS
         return [Lost(reason, words)]
 
-    def _closed(self) -> list[Effect]:
-        self.phase = Phase.CLOSED
+    def _may(self, event: Event) -> bool:
+        return (self.phase, event) in self.transitions
+
+    def _go(self, event: Event) -> None:
+        self.phase = self.transitions[self.phase, event]
+
+    def _give_back(self, now_ns: int) -> list[Effect]:
+        self._correlation_id = self._new_correlation_id()
+        self._deadline_ns = now_ns + DETACH_NS
+        self._retry_ns = FIRST_RETRY_NS
+        self._next_ns = now_ns + self._retry_ns
+        return [Send(self._detach_request())]
+
+    def _close(self, event: Event) -> list[Effect]:
+        self._go(event)
         self.response = self._asked = None
         return [Detached()]
 
-    def _back_off(self, now_ns: int) -> None:
-        self.phase = Phase.BACKOFF
+    def _back_off(self, event: Event, now_ns: int) -> None:
+        self._go(event)
         self._next_ns = now_ns + self._backoff_ns
         self._backoff_ns = min(2 * self._backoff_ns, self._longest_pause_ns)
 
@@ -492,34 +553,41 @@ class Attachment:
             lease_id=self._held_lease,
             stream_id=self.stream_id,
             client_id=self.client_id,
-            role=self.wish.role,
+            role=self.spec.role,
         )
 
 
-def _flaw_in(response: ShmAttachResponse, wanted_stream_id: int) -> str | None:
-    """§4.2: what an OK must carry; None when it does."""
-    required = ("lease_id", "stream_id", "epoch", "layout_version", "header_nslots", "header_slot_bytes", "max_dims")
-    missing = [name for name in required if getattr(response, name) is None]
-    if missing:
-        return f"{', '.join(missing)} missing"
-    if wanted_stream_id and response.stream_id != wanted_stream_id:
-        return f"it is for stream {response.stream_id}, not {wanted_stream_id}"
-    if response.header_slot_bytes != HEADER_SLOT_BYTES:
-        return f"header_slot_bytes: expected {HEADER_SLOT_BYTES}, found {response.header_slot_bytes}"
-    if response.max_dims != MAX_DIMS:
-        return f"max_dims: expected {MAX_DIMS}, found {response.max_dims}"
-    if not response.payload_pools:
-        return "there is no payload pool"
-    for pool in response.payload_pools:
-        if pool.pool_nslots != response.header_nslots:
-            return (
-                f"pool {pool.pool_id}: nslots: expected the ring's {response.header_nslots}, found {pool.pool_nslots}"
-            )
-    for uri in (response.header_region_uri, *(pool.region_uri for pool in response.payload_pools)):
-        if not uri.strip():
-            return "a region URI is empty"
-        try:
-            RegionUri.parse(uri)
-        except RegionRejected as rejected:
-            return str(rejected)
-    return None
+class LeaselessAttachment(Attachment):
+    """Stands for the lease where no driver grants any: attached once the client is connected, with an id of its own.
+
+    For consumers of producers that own their regions and announce them (Wire §10.1, §10.1.2, §15.12).
+    """
+
+    transitions: ClassVar = LEASELESS_TRANSITIONS
+
+    def start(self, now_ns: int) -> list[Effect]:
+        if self._may(Event.START):
+            self._go(Event.START)
+            self.take_new_id()
+        return []
+
+    def take_new_id(self) -> None:
+        self.client_id = self._new_client_id()
+
+    def detach(self, now_ns: int) -> list[Effect]:
+        return self._close(Event.DETACH) if self._may(Event.DETACH) else []
+
+    def on_announce(self, announce: ShmPoolAnnounce, now_ns: int) -> list[Effect]:
+        return []
+
+    def on_mapping_failed(self, now_ns: int) -> list[Effect]:
+        return []
+
+    def on_driver_shutdown(self, words: str, now_ns: int) -> list[Effect]:
+        return []
+
+    def on_tick(self, now_ns: int) -> list[Effect]:
+        return []
+
+    def keepalive(self, now_ns: int, stamp_ns: int) -> ShmLeaseKeepalive | None:
+        return None

@@ -20,15 +20,14 @@ import msgspec
 from tensorpool import aeron
 from tensorpool.channel import Endpoint
 from tensorpool.client import arguments
-from tensorpool.client.attachment import Wish
-from tensorpool.client.conductor import ClientConductor, KickedIdle
-from tensorpool.client.consumer_session import ConsumerSession, Preferences
+from tensorpool.client.attachment import AttachSpec
+from tensorpool.client.conductor import ClientConductor, WakeableIdle
+from tensorpool.client.consumer_session import ConsumerSession, Preferences, StandaloneSession
 from tensorpool.client.discovery import PATIENCE_NS
-from tensorpool.client.inquiry import DiscoveredStream, Filters, Inquiry
+from tensorpool.client.discovery_query import DiscoveredStream, DiscoveryQuery, Filters
 from tensorpool.client.producer_session import ProducerSession
+from tensorpool.client.ring_watch import RingWatch
 from tensorpool.client.session import Session, State, StateChange
-from tensorpool.client.standalone_session import StandaloneSession
-from tensorpool.client.watch import Watch
 from tensorpool.clock import Clock, SystemClock
 from tensorpool.driver.config import DriverConfig
 from tensorpool.errors import Closed, ConfigError, LocalProtocolError, TensorPoolError
@@ -44,7 +43,6 @@ if TYPE_CHECKING:
 CLOSE_WITHIN_S: Final = 2.0
 PATIENCE_S: Final = PATIENCE_NS / 1e9
 LOOK_AGAIN_S: Final = 0.05
-ATTACH_S: Final = 5.0
 MAX_STREAM_ID: Final = 2**32 - 2
 
 _MODES: Final = {"stream": Mode.STREAM, "rate_limited": Mode.RATE_LIMITED}
@@ -83,7 +81,7 @@ class Client:
         self._invoker: aeron.AgentInvoker | None = None
         self._sessions: list[Session] = []
         if conductor == "thread":
-            idle = KickedIdle(self._conductor)
+            idle = WakeableIdle(self._conductor)
             self._runner = aeron.AgentRunner(self._conductor, idle, on_error=_log_failed_turn).start()
         else:
             self._invoker = aeron.AgentInvoker(self._conductor, on_error=_log_failed_turn)
@@ -110,6 +108,7 @@ class Client:
         release_gil_from_bytes: int | None = None,
         with_publish_time: bool = False,
         is_relay: bool = False,
+        has_own_clock: bool = True,
         driver_instance_id: str | None = None,
     ) -> Producer:
         """Become the producer of a stream, by id or by name.
@@ -117,22 +116,25 @@ class Client:
         >>> producer = client.producer("camera/front", create=True)     # doctest: +SKIP
 
         `create` lets the driver make the stream. Within `timeout` seconds a stream that is still taken is asked for
-        again: a producer that was killed holds its lease for some seconds. By default that is 5 s, and longer for as
-        long as the driver reports that it makes the stream's memory. Raises AttachRefused with the driver's words,
+        again: a producer that was killed holds its lease for some seconds. Without a `timeout` the call waits for
+        `client.attach_timeout_ms` (5 s), and longer for as long as the driver reports that it makes the stream's
+        memory. Raises AttachRefused with the driver's words,
         AttachPending when a driver has not answered in time, DriverUnreachable when there is none. `on_state` is called
         from `publish`. Frames of `release_gil_from_bytes` and more are copied without the GIL (8 MiB by default).
         Another driver's stream is produced with its `driver_instance_id`. A relay (`is_relay`) publishes frames of
-        another host: it announces no data source of its own and gives consumers no streams of their own.
+        another host: it announces no data source of its own and gives consumers no streams of their own. Where the
+        timestamps that you give are not of this host's monotonic clock, say so with `has_own_clock=False`, and by
+        `Producer.set_clock` what is known of their clock: `frame.time` depends on it.
         """
         from tensorpool.client.producer import Producer  # with numpy, before anything is attached
 
         stream_id, name = _stream(stream)
-        arguments.timeout(_patience(timeout))
+        arguments.timeout(self._attach_timeout(timeout))
         arguments.callback("on_state", on_state)
         if release_gil_from_bytes is not None:
             arguments.whole_number("release_gil_from_bytes", release_gil_from_bytes, 2**63 - 1)
         if driver_instance_id is not None:
-            home, left = self._driver(driver_instance_id, _patience(timeout))
+            home, left = self._driver(driver_instance_id, self._attach_timeout(timeout))
             timeout = None if timeout is None else left
             if home is not self:
                 return home.producer(
@@ -143,11 +145,19 @@ class Client:
                     release_gil_from_bytes=release_gil_from_bytes,
                     with_publish_time=with_publish_time,
                     is_relay=is_relay,
+                    has_own_clock=has_own_clock,
                 )
         if name is not None:
-            stream_id = self._own_stream(name, _patience(timeout))
-        wish = Wish(stream_id, Role.PRODUCER, create)
-        session = ProducerSession(self._conductor, wish, name, with_publish_time=with_publish_time, is_relay=is_relay)
+            stream_id = self._own_stream(name, self._attach_timeout(timeout))
+        spec = AttachSpec(stream_id, Role.PRODUCER, create)
+        session = ProducerSession(
+            self._conductor,
+            spec,
+            name,
+            with_publish_time=with_publish_time,
+            is_relay=is_relay,
+            has_own_clock=has_own_clock,
+        )
         if name is not None:
             self._order(self._conductor.listen_for_names)
         self._attach(session, lambda now_ns: self._conductor.add_producer(session, now_ns), timeout)
@@ -201,27 +211,29 @@ class Client:
             arguments.whole_number("max_outstanding_seq_gap", max_outstanding_seq_gap, 2**63 - 1)
         arguments.callback("on_state", on_state)
         arguments.callback("on_progress", on_progress)
-        home, left = self, _patience(timeout)
+        home, left = self, self._attach_timeout(timeout)
         if driver:
             home, stream_id, left = self._locate(stream_id, name, driver_instance_id, left)
         elif create or driver_instance_id is not None:
             raise LocalProtocolError(
                 "driver=False: no driver is asked, so neither create nor driver_instance_id applies"
             )
-        wish = Wish(stream_id, Role.CONSUMER, create)
+        spec = AttachSpec(stream_id, Role.CONSUMER, create)
         kind = ConsumerSession if driver else StandaloneSession
-        session = kind(home._conductor, wish, name, preferences, max_outstanding_seq_gap)
+        session = kind(home._conductor, spec, name, preferences, max_outstanding_seq_gap)
         home._attach_consumer(session, None if timeout is None else left)
         invoke = None if home._invoker is None else home.invoke
         return Consumer(session, home._detach, invoke, on_state, on_progress)
 
-    def watch(self, stream: int | str, *, timeout: float | None = None, driver_instance_id: str | None = None) -> Watch:
+    def watch(
+        self, stream: int | str, *, timeout: float | None = None, driver_instance_id: str | None = None
+    ) -> RingWatch:
         """Follow a stream's rings without receiving its frames. Raises like `consumer`."""
         stream_id, name = _stream(stream)
-        home, stream_id, left = self._locate(stream_id, name, driver_instance_id, _patience(timeout))
-        wish, preferences = Wish(stream_id, Role.CONSUMER), Preferences(listens=False)
-        session = ConsumerSession(home._conductor, wish, name, preferences, None)
-        watch = Watch(session, home._detach)
+        home, stream_id, left = self._locate(stream_id, name, driver_instance_id, self._attach_timeout(timeout))
+        spec, preferences = AttachSpec(stream_id, Role.CONSUMER), Preferences(listens=False)
+        session = ConsumerSession(home._conductor, spec, name, preferences, None)
+        watch = RingWatch(session, home._detach)
         home._attach_consumer(session, None if timeout is None else left)
         return watch
 
@@ -234,7 +246,7 @@ class Client:
         stream_id: int | None = None,
         data_source_id: int | None = None,
         driver_instance_id: str | None = None,
-        timeout: float = 2.0,
+        timeout: float | None = None,
     ) -> list[DiscoveredStream]:
         """Which streams there are, as the driver's provider and every configured registry say, by driver and id.
 
@@ -242,8 +254,9 @@ class Client:
         ...     print(stream.data_source_name, stream.stream_id, stream.driver_instance_id)
 
         Filters are combined with AND; names and tags are compared byte for byte. Returns when all have answered, or a
-        quarter of a second after the first one. Raises DriverUnreachable when nobody answers within `timeout`
-        seconds, TensorPoolError with the provider's words when it refuses, as it does with more matches than fit.
+        quarter of a second after the first one. Raises DriverUnreachable when none answers within `timeout` seconds
+        (without one `client.discover_timeout_ms`, 2 s), TensorPoolError with the provider's words when it refuses, as
+        it does with more matches than fit.
         """
         if isinstance(tags, str):
             raise LocalProtocolError(f"tags = {tags!r}: expected a list of texts")
@@ -255,15 +268,15 @@ class Client:
             data_source_id=data_source_id,
             driver_instance_id=driver_instance_id,
         ).check()
-        timeout = arguments.timeout(timeout)
+        timeout = arguments.timeout(self.config.client.discover_timeout_ms / 1e3 if timeout is None else timeout)
         endpoints = self._conductor.discovery.endpoints
         if not endpoints:
             accepted = "true, or registries to ask in [[discovery.registries]]"
             raise ConfigError("discovery.enabled", False, accepted)
         started_ns = time.monotonic_ns()
-        inquiry = self._inquire(filters, timeout)
-        inquiry.raise_for_silence(endpoints, time.monotonic_ns() - started_ns)
-        return inquiry.streams
+        query = self._query(filters, timeout)
+        query.raise_for_silence(endpoints, time.monotonic_ns() - started_ns)
+        return query.streams
 
     def invoke(self) -> int:
         """One turn of the conductor, for clients made with conductor="invoked"; returns the work done."""
@@ -280,7 +293,7 @@ class Client:
             other.close()
         for session in self._sessions:
             if isinstance(session, ConsumerSession):
-                session.reception.close()
+                session.reader.close()
             self._detach(session)
         if self._runner is not None:
             self._runner.close()
@@ -316,13 +329,13 @@ class Client:
                 key = "driver." + ("descriptor" if name == "private_descriptors" else "control") + "_stream_id_range"
                 raise LocalProtocolError(f"{name}: id 0 asks the driver for one, and {key} is empty; give an id")
 
-    def _inquire(self, filters: Filters, timeout: float) -> Inquiry:
-        inquiry = Inquiry(filters)
+    def _query(self, filters: Filters, timeout: float) -> DiscoveryQuery:
+        query = DiscoveryQuery(filters)
         discovery = self._conductor.discovery
-        self._order(lambda now_ns: discovery.ask(inquiry, now_ns))
-        self._wait_for(inquiry, lambda: inquiry.is_done, timeout)
-        self._order(lambda now_ns: discovery.forget(inquiry))
-        return inquiry
+        self._order(lambda now_ns: discovery.ask(query, now_ns))
+        self._wait_for(query, lambda: query.is_done, timeout)
+        self._order(lambda now_ns: discovery.forget(query))
+        return query
 
     def _own_stream(self, name: str, timeout: float) -> int:
         """The stream of that name at our own driver, 0 if there is none: its producer finds a place for it."""
@@ -330,8 +343,8 @@ class Client:
         discovery = self._conductor.discovery
         if not discovery.endpoints:
             return 0
-        inquiry = self._inquire(Filters(name=name), min(timeout, PATIENCE_S))
-        found = [stream for stream in inquiry.streams if discovery.is_here(stream)]
+        query = self._query(Filters(name=name), min(timeout, PATIENCE_S))
+        found = [stream for stream in query.streams if discovery.is_here(stream)]
         if len(found) > 1:
             raise _ambiguous(name, found)
         return found[0].stream_id if found else 0
@@ -351,7 +364,7 @@ class Client:
     ) -> tuple[Client, int, float]:
         """Who grants leases on a stream: the client of that driver, the stream's id, and the time that is left.
 
-        Waits for a name that nobody has yet. A name that no provider knows is left to what producers announce here.
+        Waits for a name that no stream has yet. A name that no provider knows is left to what producers announce here.
         """
         timeout = arguments.timeout(timeout)
         discovery = self._conductor.discovery
@@ -362,32 +375,32 @@ class Client:
         deadline = time.monotonic() + timeout
         answers = 0
         while (left := deadline - time.monotonic()) > 0:
-            inquiry = self._inquire(filters, left if answers or is_chosen else min(left, PATIENCE_S))
-            answers += inquiry.answers
+            query = self._query(filters, left if answers or is_chosen else min(left, PATIENCE_S))
+            answers += query.answers
             if answers == 0:
                 if is_chosen:
-                    inquiry.raise_for_silence(discovery.endpoints, int(timeout * 1e9))
+                    query.raise_for_silence(discovery.endpoints, int(timeout * 1e9))
                 return self, stream_id, max(deadline - time.monotonic(), LOOK_AGAIN_S)
-            found = inquiry.streams
+            found = query.streams
             if len(found) > 1:
                 raise _ambiguous(name or str(stream_id), found)
             if found:
                 return self._client_of(found[0]), found[0].stream_id, max(deadline - time.monotonic(), LOOK_AGAIN_S)
             may_be_here = driver_instance_id is None or discovery.is_own_id(driver_instance_id)
-            if self._is_heard(name if may_be_here else None, inquiry, min(LOOK_AGAIN_S, left)):
+            if self._is_announced_here(name if may_be_here else None, query, min(LOOK_AGAIN_S, left)):
                 return self, stream_id, max(deadline - time.monotonic(), LOOK_AGAIN_S)
         where = f" at driver {driver_instance_id!r}" if is_chosen else ""
         what = f"no producer announces the name {name!r}" if name is not None else f"there is no stream {stream_id}"
         raise TensorPoolError(f"{what}{where}; `tensorpool ls` shows what there is")
 
-    def _is_heard(self, name: str | None, inquiry: Inquiry, timeout: float) -> bool:
+    def _is_announced_here(self, name: str | None, query: DiscoveryQuery, timeout: float) -> bool:
         """Whether a producer here announces the name, though no provider knows it."""
-        heard: list[object] = []
+        announced: list[object] = []
         if name is not None:
             names = self._conductor.names
             self._order(self._conductor.listen_for_names)
-            self._order(lambda now_ns: heard.extend(names.heard(name, now_ns)))
-        return self._wait_for(inquiry, lambda: bool(heard), timeout)
+            self._order(lambda now_ns: announced.extend(names.announced(name, now_ns)))
+        return self._wait_for(query, lambda: bool(announced), timeout)
 
     def _client_of(self, stream: DiscoveredStream) -> Client:
         """§5.2: leases are asked for at the control endpoint that the answer names."""
@@ -409,13 +422,17 @@ class Client:
                 )
         return other
 
+    def _attach_timeout(self, timeout: float | None) -> float:
+        """How long a call waits for a driver that reports nothing."""
+        return self.config.client.attach_timeout_ms / 1e3 if timeout is None else timeout
+
     def _attach_consumer(self, session: ConsumerSession, timeout: float | None) -> None:
         if session.name is not None:
             self._order(self._conductor.listen_for_names)
         self._attach(session, lambda now_ns: self._conductor.add_consumer(session, now_ns), timeout)
 
     def _attach(self, session: Session, add: Callable[[int], object], timeout: float | None) -> None:
-        patience = arguments.timeout(_patience(timeout))
+        patience = arguments.timeout(self._attach_timeout(timeout))
         self._order(add)
         self._sessions = [kept for kept in self._sessions if not kept.is_closed] + [session]
         started_ns = time.monotonic_ns()
@@ -449,16 +466,18 @@ class Client:
 
     @property
     def _is_driven(self) -> bool:
-        """Whether somebody turns the conductor; not so in a forked child."""
+        """Whether the conductor takes turns; not so in a forked child."""
         return self._invoker is not None or (self._runner is not None and self._runner.is_running)
 
-    def _wait_for(self, session: Session | Inquiry, is_met: Callable[[], bool], timeout: float | None) -> bool:
-        """Wait until it is so; turns the conductor where nobody else does."""
+    def _wait_for(self, session: Session | DiscoveryQuery, is_met: Callable[[], bool], timeout: float | None) -> bool:
+        """Wait until it is so; without a thread for the conductor this call turns it."""
         deadline = None if timeout is None else time.monotonic() + timeout
         with self._conductor.awaited():
             return self._wait_until(session, is_met, deadline)
 
-    def _wait_until(self, session: Session | Inquiry, is_met: Callable[[], bool], deadline: float | None) -> bool:
+    def _wait_until(
+        self, session: Session | DiscoveryQuery, is_met: Callable[[], bool], deadline: float | None
+    ) -> bool:
         while not is_met():
             if session.is_closed:
                 return is_met()
@@ -522,11 +541,6 @@ def _ambiguous(name: str, found: list[DiscoveredStream]) -> TensorPoolError:
     is_one_driver = len({stream.driver_instance_id for stream in found}) == 1
     choice = "give one of the ids" if is_one_driver else "choose with driver_instance_id="
     return TensorPoolError(f"{name!r} is ambiguous: {candidates}; {choice}")
-
-
-def _patience(timeout: float | None) -> float:
-    """How long to wait for a driver that says nothing."""
-    return ATTACH_S if timeout is None else timeout
 
 
 def _stream(stream: int | str) -> tuple[int, str | None]:

@@ -7,32 +7,31 @@ Driver Model §4.4a, §4.5; Wire §10.1.1; decisions C7, E3, E31, E34, E42.
 
 from __future__ import annotations
 
-import os
 import queue
 import secrets
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Final
 
 from tensorpool import aeron
+from tensorpool.aeron.adapter import MessageAdapter
 from tensorpool.channel import Endpoint
-from tensorpool.client.attachment import Attachment, Phase, Wish
+from tensorpool.client.attach_requests import AbandonedRequests, CreationReports
+from tensorpool.client.attachment import Attachment, AttachSpec, Phase
 from tensorpool.client.discovery import Discovery, NameFinder
-from tensorpool.client.link import Handler, Link
-from tensorpool.client.mapping import has_epoch, is_fresh
+from tensorpool.client.mapped_epoch import EpochMapper
 from tensorpool.client.names import Names
 from tensorpool.client.session import Session
-from tensorpool.client.unanswered import AbandonedRequests, MakingReports
+from tensorpool.client.streams import ClientStreams, Handler
 from tensorpool.clock import Clock
 from tensorpool.driver.config import DriverConfig
 from tensorpool.errors import Closed, DecodeError, TransportError
 from tensorpool.logs import get_logger
-from tensorpool.shm import AllowedBases, MappedRing, map_ring
+from tensorpool.shm.announced import has_epoch, is_fresh
 from tensorpool.shm.space import mount_space
-from tensorpool.wire import Message, control, decode, driver, peek_header
+from tensorpool.wire import Message
 from tensorpool.wire.control import (
     ConsumerConfig,
     ConsumerHello,
@@ -54,49 +53,37 @@ from tensorpool.wire.driver import (
 
 if TYPE_CHECKING:
     from tensorpool.client.consumer_session import ConsumerSession
-    from tensorpool.client.mapping import Regions
     from tensorpool.client.producer_session import ProducerSession
 
 FRAGMENT_LIMIT: Final = 256
-RECONNECT_EVERY_NS: Final = 100_000_000
-RECONNECT_AT_LEAST_NS: Final = 2_000_000_000  # a connection that fails sooner is tried again after longer pauses
-LOOK_EVERY_NS: Final = 500_000_000
 LOG_FAILURES_EVERY_NS: Final = 1_000_000_000
 
-_FROM_DRIVER: Final = frozenset(
-    kind.TEMPLATE_ID for kind in (ShmAttachResponse, ShmDetachResponse, ShmLeaseRevoked, ShmDriverShutdown)
-)
-_OF_CONTROL: Final = frozenset(kind.TEMPLATE_ID for kind in (ShmPoolAnnounce, ConsumerHello, ConsumerConfig))
-_OF_METADATA: Final = frozenset(
-    kind.TEMPLATE_ID for kind in (DataSourceAnnounce, DataSourceMeta, MetaBlobAnnounce, MetaBlobChunk, MetaBlobComplete)
-)
 
-
-class Kick:
+class Wakeup:
     """Like threading.Event, but safe where a signal's exception lands in the middle of it: no lock stays taken."""
 
     def __init__(self) -> None:
-        self._kicks: queue.SimpleQueue[None] = queue.SimpleQueue()
+        self._pending: queue.SimpleQueue[None] = queue.SimpleQueue()
 
     def set(self) -> None:
-        if self._kicks.empty():
-            self._kicks.put(None)
+        if self._pending.empty():
+            self._pending.put(None)
 
     def clear(self) -> None:
         while self.wait(0):
             pass
 
     def wait(self, seconds: float) -> bool:
-        """False when the time is over. Takes the kick away."""
+        """Whether it was set before `seconds` were over; clears it."""
         try:
-            self._kicks.get(timeout=seconds)
+            self._pending.get(timeout=seconds)
         except queue.Empty:
             return False
         return True
 
 
 class ClientConductor:
-    """The agent behind a `Client`. `order`, `kick`, `submit`, `map` and the id makers are for any thread."""
+    """The agent behind a `Client`. `order`, `wake`, `mapper` and the id makers are for any thread."""
 
     role_name = "tensorpool-client"
 
@@ -105,21 +92,25 @@ class ClientConductor:
         self.clock = clock
         self.discovery = Discovery(config)
         self.names = NameFinder(Names(config.announce_period_ns), self.discovery)
-        self.kicked = Kick()
+        self.wakeup = Wakeup()
         self._waiters = 0
         self.malformed = 0
         self.failures = 0  # of sessions' turns and handlers
         self._log_failure_ns = 0
         self._aeron_dir = aeron_dir
-        self._client_name = client_name
-        self._bases = AllowedBases(config.shm.allowed_base_dirs)
         self._log = get_logger("client", aeron_dir=aeron_dir)
-        self._link: Link | None = None
-        self._reconnect_ns = 0
-        self._reconnect_pause_ns = RECONNECT_EVERY_NS
-        self._connected_ns = 0
-        self._look_ns = 0
-        self._media_driver = aeron.DriverSight(aeron_dir)
+        self.mapper = EpochMapper(config, self._log, self.wake)
+        self._connection = aeron.MediaDriverConnection(
+            aeron_dir,
+            client_name,
+            lambda client, now_ns: ClientStreams(client, config, aeron_dir),
+            self._log,
+            on_lost=self._on_connection_lost,
+            explain=self._explained,
+        )
+        self._on_control = self._guarded_handler(self._control_adapter())
+        self._on_qos = self._guarded_handler(self._qos_adapter())
+        self._on_metadata = self._guarded_handler(self._metadata_adapter())
         self._orders: deque[Callable[[int], object]] = deque()
         self._sessions: list[Session] = []
         self._producers: list[ProducerSession] = []
@@ -127,11 +118,10 @@ class ClientConductor:
         self._wants_names = False
         self._next_correlation_id = secrets.randbits(62)
         self._lock = threading.Lock()
-        self._workers: ThreadPoolExecutor | None = None
         self._now_ns = 0
         self._driver_heard_ns = 0
         self._abandoned = AbandonedRequests(self._say)
-        self._reports = MakingReports(config.control, self._on_driver_alive)
+        self._reports = CreationReports(config.control, self._on_driver_alive)
 
     # --- for any thread
 
@@ -142,11 +132,11 @@ class ClientConductor:
     def order(self, act: Callable[[int], object]) -> None:
         """Have `act(now_ns)` done in the next turn."""
         self._orders.append(act)
-        self.kicked.set()
+        self.wakeup.set()
 
-    def kick(self) -> None:
+    def wake(self) -> None:
         """Have a turn soon."""
-        self.kicked.set()
+        self.wakeup.set()
 
     @property
     def is_urgent(self) -> bool:
@@ -158,65 +148,32 @@ class ClientConductor:
         """Turn often meanwhile: the caller waits for what the control plane brings."""
         with self._lock:
             self._waiters += 1
-        self.kick()
+        self.wake()
         try:
             yield
         finally:
             with self._lock:
                 self._waiters -= 1
 
-    def submit(self, make: Callable[[], MappedRing]) -> Future[MappedRing]:
-        """Do what takes long beside the duty cycle."""
-        if self._workers is None:
-            self._workers = ThreadPoolExecutor(1, "tensorpool-mapping")
-        future = self._workers.submit(make)
-        future.add_done_callback(lambda _: self.kick())
-        return future
-
-    def map(self, regions: Regions, *, writable: bool) -> MappedRing:
-        """Map what was announced. Raises RegionRejected, with nothing mapped.
-
-        Driver Model §17: mlock is per process, so where the policy is on clients lock what they map. A client that may
-        not works all the same, with a warning.
-        """
-        ring = map_ring(
-            regions.ring,
-            regions.uris,
-            self._bases,
-            stream_id=regions.stream_id,
-            epoch=regions.epoch,
-            layout_version=regions.layout_version,
-            writable=writable,
-            keep_header_file=not writable,
-        )
-        if self.config.policies.mlock_shm:
-            try:
-                ring.lock()
-            except OSError as error:
-                remedy = f"ulimit -l {-(-ring.spec.size_bytes // 1024)} or more, for all that this process maps"
-                text = os.strerror(error.errno or 0)
-                self._log.warning("mlock_failed", stream_id=regions.stream_id, error=text, remedy=remedy)
-        return ring
-
     def subscribe(self, endpoint: Endpoint) -> aeron.Subscription:
-        """A subscription on the current link. Raises TransportError."""
-        if self._link is None:
+        """A subscription at the current media driver. Raises TransportError."""
+        if self._streams is None:
             raise TransportError(f"no media driver at {self._aeron_dir}")
-        return self._link.subscribe(endpoint)
+        return self._streams.subscribe(endpoint)
 
-    def is_asking(self, wish: Wish, *, besides: Session) -> bool:
+    def is_asking(self, spec: AttachSpec, *, besides: Session) -> bool:
         """§4.8: whether another session has asked for the same stream and role and waits for the answer."""
-        wanted = wish.stream_id, wish.role
+        wanted = spec.stream_id, spec.role
         return any(
             session is not besides
             and session.attachment.phase is Phase.ATTACHING
-            and (session.attachment.wish.stream_id, session.attachment.wish.role) == wanted
+            and (session.attachment.spec.stream_id, session.attachment.spec.role) == wanted
             for session in self._sessions
         )
 
     def resume_abandoned(self, attachment: Attachment) -> None:
         """§4.8: go on with a request for the same stream and role whose caller gave up, instead of asking beside it."""
-        abandoned = self._abandoned.take(attachment.wish)
+        abandoned = self._abandoned.take(attachment.spec)
         if abandoned is not None:
             attachment.resume(abandoned)
 
@@ -246,16 +203,17 @@ class ClientConductor:
 
     def on_start(self) -> None:
         self._now_ns = self.clock.monotonic_ns()
-        self._connect(self._now_ns)
+        self._connection.open(self._now_ns)
+        self._give_streams(self._now_ns)
 
     def do_work(self) -> int:
         now_ns = self._now_ns = self.clock.monotonic_ns()
-        self.kicked.clear()
+        self.wakeup.clear()
         work = 0
         try:
             work += self._listen(now_ns)
         except (TransportError, Closed) as error:
-            self._lose_link(str(error), now_ns)
+            self._connection.lose(error, now_ns)
         while self._orders:
             self._guarded(self._orders.popleft(), now_ns)
             work += 1
@@ -268,20 +226,21 @@ class ClientConductor:
         return work
 
     def on_close(self) -> None:
-        if self._workers is not None:
-            self._workers.shutdown(wait=False, cancel_futures=True)
-        if self._link is not None:
-            self._link.close()
-            self._link = None
+        self.mapper.close()
+        self._connection.close()
 
     # --- inside
 
+    @property
+    def _streams(self) -> ClientStreams | None:
+        return self._connection.streams
+
     def _guarded(self, act: Callable[[int], object], now_ns: int) -> int:
-        """A transport that fails under one session's hands is lost for all; any other failure is that session's own."""
+        """When Aeron fails in one session's turn the connection is lost for all; other failures end that turn only."""
         try:
             done = act(now_ns)
         except (TransportError, Closed) as error:
-            self._lose_link(str(error), now_ns)
+            self._connection.lose(error, now_ns)
             return 0
         except Exception as error:
             self._log_failure(error, now_ns)
@@ -289,7 +248,7 @@ class ClientConductor:
         return done if isinstance(done, int) else 0
 
     def _log_failure(self, error: Exception, now_ns: int) -> None:
-        """What fails under one session's hands costs the others nothing; one line a second says so."""
+        """Count a turn or a message that failed; the log has at most one line a second of it."""
         self.failures += 1
         if now_ns >= self._log_failure_ns:
             self._log_failure_ns = now_ns + LOG_FAILURES_EVERY_NS
@@ -297,19 +256,19 @@ class ClientConductor:
 
     def _add(self, session: Session, now_ns: int) -> None:
         self._sessions.append(session)
-        if self._link is not None:
-            session.on_link(self._link, now_ns)
+        if self._streams is not None:
+            session.on_connected(self._streams, now_ns)
 
     def _follow_unanswered(self, now_ns: int) -> int:
         waiting = [session.attachment for session in self._sessions]
-        return self._abandoned.do_work(now_ns) + self._reports.do_work(waiting, self._link, now_ns)
+        return self._abandoned.do_work(now_ns) + self._reports.do_work(waiting, self._streams, now_ns)
 
     def _on_driver_alive(self) -> None:
         self._driver_heard_ns = self._now_ns
 
     def _say(self, message: Message) -> None:
-        if self._link is not None:
-            self._link.control.offer(message.encode())
+        if self._streams is not None:
+            self._streams.control.offer(message.encode())
 
     def _forget(self, session: Session) -> None:
         if session.attachment.phase is Phase.ABANDONED:
@@ -319,75 +278,54 @@ class ClientConductor:
                 sessions.remove(session)  # type: ignore[arg-type]
         session.close_streams()
 
-    def _connect(self, now_ns: int) -> None:
-        self._link = Link(self.config, self._aeron_dir, self._client_name)
-        self._connected_ns = now_ns
-        self._media_driver.adopt()
-        for session in tuple(self._sessions):
-            session.on_link(self._link, now_ns)
+    def _give_streams(self, now_ns: int) -> None:
+        """Have every session open what it needs at a new media driver."""
+        if self._streams is not None:
+            for session in tuple(self._sessions):
+                session.on_connected(self._streams, now_ns)
 
     def _listen(self, now_ns: int) -> int:
-        if self._link is None:
-            if now_ns < self._reconnect_ns:
-                return 0
-            self._reconnect_ns = now_ns + RECONNECT_EVERY_NS
-            if self._media_driver.is_dead() or not aeron.is_driver_active(self._aeron_dir):
-                return 0
-            self._connect(now_ns)
-            self._log.info("media_driver_found")
-        link = self._link
-        assert link is not None
-        if now_ns >= self._look_ns:
-            self._look_ns = now_ns + LOOK_EVERY_NS
-            if link.is_lost or self._media_driver.is_dead():
-                raise TransportError(f"the media driver at {self._aeron_dir} is gone")
-        work = link.poll_control(self._handled(self._on_control), FRAGMENT_LIMIT)
+        if self._connection.maintain(now_ns):
+            self._give_streams(now_ns)
+        streams = self._streams
+        if streams is None:
+            return 0
+        work = streams.poll_control(self._on_control, FRAGMENT_LIMIT)
         if self._producers or self._consumers:
-            work += link.poll_qos(self._handled(self._on_qos), FRAGMENT_LIMIT)
+            work += streams.poll_qos(self._on_qos, FRAGMENT_LIMIT)
         if self._consumers or self._wants_names:
-            work += link.poll_metadata(self._handled(self._on_metadata), FRAGMENT_LIMIT)
+            work += streams.poll_metadata(self._on_metadata, FRAGMENT_LIMIT)
         return work
 
     def _discover(self, now_ns: int) -> int:
-        return self.discovery.do_work(self._link, now_ns)
+        return self.discovery.do_work(self._streams, now_ns)
 
-    def _lose_link(self, words: str, now_ns: int) -> None:
-        link, self._link = self._link, None
-        if link is None:
-            return
-        self._media_driver.forget()
-        words = self._explained(words)
-        is_brief = now_ns - self._connected_ns < RECONNECT_AT_LEAST_NS
-        pause_ns = min(2 * self._reconnect_pause_ns, RECONNECT_AT_LEAST_NS) if is_brief else RECONNECT_EVERY_NS
-        self._reconnect_pause_ns = pause_ns
-        self._log.warning("media_driver_lost", error=words)
+    def _on_connection_lost(self, reason: str, now_ns: int) -> None:
         for session in tuple(self._sessions):
-            session.on_link_lost(words, now_ns)
-        self.discovery.on_link_lost()
-        link.close()
-        self._reconnect_ns = now_ns + pause_ns
+            session.on_connection_lost(reason, now_ns)
+        self.discovery.on_connection_lost()
 
-    def _explained(self, words: str) -> str:
-        """What a failure of Aeron means to an operator, where it is one of space."""
-        if "insufficient" not in words:
-            return words
+    def _explained(self, reason: str) -> str:
+        """An error of Aeron's, with what to do where a mount is full."""
+        if "insufficient" not in reason:
+            return reason
         space = mount_space(self._aeron_dir)
         if space.free_bytes is None or space.total_bytes is None:
-            return words
+            return reason
         free, total = space.free_bytes >> 20, space.total_bytes >> 20
         return (
             f"{space.mount_point}, where Aeron's files are, has {free} MiB free of {total} MiB: free some, or enlarge "
-            f"it (mount -o remount,size={2 * total}m {space.mount_point}; for Docker's /dev/shm --shm-size); {words}"
+            f"it (mount -o remount,size={2 * total}m {space.mount_point}; for Docker's /dev/shm --shm-size); {reason}"
         )
 
-    def _handled(self, handle: Handler) -> Handler:
-        """Counts a message that cannot be decoded, or that fails otherwise, and goes on with the next one."""
+    # --- inside: messages
+
+    def _guarded_handler(self, adapter: MessageAdapter) -> Handler:
+        """Counts a message whose handling fails, and goes on with the next one."""
 
         def handler(data: bytes, info: aeron.MessageInfo) -> None:
             try:
-                handle(data, info)
-            except DecodeError:
-                self.malformed += 1
+                adapter.on_message(data, info)
             except (TransportError, Closed):
                 raise
             except Exception as error:
@@ -395,65 +333,85 @@ class ClientConductor:
 
         return handler
 
-    def _on_control(self, data: bytes, info: aeron.MessageInfo) -> None:
-        header = peek_header(data)
-        if header.schema_id == driver.schema.id:
-            if header.template_id in _FROM_DRIVER:
-                self._on_driver_message(data)
-        elif header.schema_id == control.schema.id and header.template_id in _OF_CONTROL:
-            self._on_control_message(data, info)
+    def _on_malformed(self, data: bytes, error: DecodeError) -> None:
+        self.malformed += 1
 
-    def _on_driver_message(self, data: bytes) -> None:
-        now_ns = self._now_ns
+    def _control_adapter(self) -> MessageAdapter:
+        adapter = MessageAdapter(self._on_malformed)
+        adapter.add(ShmAttachResponse, self.on_shm_attach_response)
+        adapter.add(ShmDetachResponse, self.on_shm_detach_response)
+        adapter.add(ShmLeaseRevoked, self.on_shm_lease_revoked)
+        adapter.add(ShmDriverShutdown, self.on_shm_driver_shutdown)
+        adapter.add(ShmPoolAnnounce, self.on_shm_pool_announce)
+        adapter.add(ConsumerHello, self.on_consumer_hello)
+        adapter.add(ConsumerConfig, self.on_consumer_config)
+        return adapter
+
+    def _qos_adapter(self) -> MessageAdapter:
+        adapter = MessageAdapter(self._on_malformed)
+        adapter.add(QosConsumer, self.on_qos_consumer)
+        return adapter
+
+    def _metadata_adapter(self) -> MessageAdapter:
+        adapter = MessageAdapter(self._on_malformed)
+        adapter.add(DataSourceAnnounce, self.on_data_source_announce)
+        adapter.add(DataSourceMeta, self.on_metadata)
+        adapter.add(MetaBlobAnnounce, self.on_metadata)
+        adapter.add(MetaBlobChunk, self.on_metadata)
+        adapter.add(MetaBlobComplete, self.on_metadata)
+        return adapter
+
+    def on_shm_attach_response(self, response: ShmAttachResponse, info: aeron.MessageInfo) -> None:
+        now_ns, wall_ns = self._now_ns, self.clock.realtime_ns()
         self._driver_heard_ns = now_ns
-        match decode(data):
-            case ShmAttachResponse() as response:
-                wall_ns = self.clock.realtime_ns()
-                self._abandoned.on_attach_response(response, now_ns, wall_ns)
-                for session in tuple(self._sessions):
-                    session.on_attach_response(response, now_ns, wall_ns)
-            case ShmDetachResponse() as response:
-                self._abandoned.on_detach_response(response)
-                for session in tuple(self._sessions):
-                    session.on_detach_response(response, now_ns)
-            case ShmLeaseRevoked() as notice:
-                self._abandoned.on_revoked(notice, now_ns)
-                for session in tuple(self._sessions):
-                    session.on_revoked(notice, now_ns)
-                if notice.role is Role.CONSUMER:
-                    for producer in self._producers:
-                        if producer.stream_id == notice.stream_id:
-                            producer.on_consumer_end(notice)
-            case ShmDriverShutdown() as shutdown:
-                self._abandoned.on_driver_shutdown()
-                for session in tuple(self._sessions):
-                    session.on_driver_shutdown(shutdown.error_message, now_ns)
+        self._abandoned.on_attach_response(response, now_ns, wall_ns)
+        for session in tuple(self._sessions):
+            session.on_attach_response(response, now_ns, wall_ns)
 
-    def _on_control_message(self, data: bytes, info: aeron.MessageInfo) -> None:
-        now_ns = self._now_ns
-        match decode(data):
-            case ShmPoolAnnounce() as announce:
-                self._on_announce(announce, info, now_ns)
-            case ConsumerHello() as hello:
-                for producer in self._producers:
-                    if producer.stream_id == hello.stream_id and producer.attachment.is_attached:
-                        producer.on_hello(hello, now_ns)
-            case ConsumerConfig() as config:
-                is_own = self._link is not None and self._link.is_own(info)
-                for producer in self._producers:
-                    if producer.stream_id == config.stream_id and not is_own:
-                        producer.on_consumer_config(config)
-                for consumer in self._consumers:
-                    if consumer.stream_id == config.stream_id:
-                        consumer.on_consumer_config(config, now_ns)
+    def on_shm_detach_response(self, response: ShmDetachResponse, info: aeron.MessageInfo) -> None:
+        now_ns = self._driver_heard_ns = self._now_ns
+        self._abandoned.on_detach_response(response)
+        for session in tuple(self._sessions):
+            session.on_detach_response(response, now_ns)
 
-    def _on_announce(self, announce: ShmPoolAnnounce, info: aeron.MessageInfo, now_ns: int) -> None:
-        if self._link is None:
+    def on_shm_lease_revoked(self, notice: ShmLeaseRevoked, info: aeron.MessageInfo) -> None:
+        now_ns = self._driver_heard_ns = self._now_ns
+        self._abandoned.on_revoked(notice, now_ns)
+        for session in tuple(self._sessions):
+            session.on_revoked(notice, now_ns)
+        if notice.role is Role.CONSUMER:
+            for producer in self._producers:
+                if producer.stream_id == notice.stream_id:
+                    producer.consumers.on_lease_ended(notice.client_id)
+
+    def on_shm_driver_shutdown(self, shutdown: ShmDriverShutdown, info: aeron.MessageInfo) -> None:
+        now_ns = self._driver_heard_ns = self._now_ns
+        self._abandoned.on_driver_shutdown()
+        for session in tuple(self._sessions):
+            session.on_driver_shutdown(shutdown.error_message, now_ns)
+
+    def on_consumer_hello(self, hello: ConsumerHello, info: aeron.MessageInfo) -> None:
+        for producer in self._producers:
+            if producer.stream_id == hello.stream_id and producer.attachment.is_attached:
+                producer.on_hello(hello, self._now_ns)
+
+    def on_consumer_config(self, config: ConsumerConfig, info: aeron.MessageInfo) -> None:
+        is_own = self._streams is not None and self._streams.is_own(info)
+        for producer in self._producers:
+            if producer.stream_id == config.stream_id and not is_own:
+                producer.consumers.on_consumer_config(config)
+        for consumer in self._consumers:
+            if consumer.stream_id == config.stream_id:
+                consumer.on_consumer_config(config, self._now_ns)
+
+    def on_shm_pool_announce(self, announce: ShmPoolAnnounce, info: aeron.MessageInfo) -> None:
+        now_ns, streams = self._now_ns, self._streams
+        if streams is None:
             return
         if not has_epoch(announce):
             self.malformed += 1
             return
-        joined_ns, wall_ns = self._link.joined_ns(info), self.clock.realtime_ns()
+        joined_ns, wall_ns = streams.joined_ns(info), self.clock.realtime_ns()
         if is_fresh(announce, joined_ns, now_ns, wall_ns, self.config.announce_period_ns):
             self._driver_heard_ns = now_ns
             self.discovery.on_announce(announce, now_ns)
@@ -462,38 +420,32 @@ class ClientConductor:
             if session.is_fresh(announce, joined_ns, now_ns, wall_ns):
                 session.on_announce(announce, now_ns, wall_ns)
 
-    def _on_qos(self, data: bytes, info: aeron.MessageInfo) -> None:
-        header = peek_header(data)
-        if header.schema_id != control.schema.id or header.template_id != QosConsumer.TEMPLATE_ID:
-            return
-        qos = decode(data)
-        assert isinstance(qos, QosConsumer)
+    def on_qos_consumer(self, qos: QosConsumer, info: aeron.MessageInfo) -> None:
         for producer in self._producers:
             if producer.stream_id == qos.stream_id:
                 producer.on_qos_consumer(qos, self._now_ns)
-        if self._link is None or self._link.is_own_qos(info):
+        if self._streams is None or self._streams.is_own_qos(info):
             return
         for consumer in self._consumers:
             if consumer.stream_id == qos.stream_id:
                 consumer.on_qos_of_others(qos, self._now_ns)
 
-    def _on_metadata(self, data: bytes, info: aeron.MessageInfo) -> None:
-        header = peek_header(data)
-        if header.schema_id != control.schema.id or header.template_id not in _OF_METADATA:
-            return
-        message = decode(data)
-        if isinstance(message, DataSourceAnnounce):
-            self.names.on_announce(message, self._now_ns)
-        assert isinstance(
-            message, DataSourceAnnounce | DataSourceMeta | MetaBlobAnnounce | MetaBlobChunk | MetaBlobComplete
-        )
+    def on_data_source_announce(self, announce: DataSourceAnnounce, info: aeron.MessageInfo) -> None:
+        self.names.on_announce(announce, self._now_ns)
+        self.on_metadata(announce, info)
+
+    def on_metadata(
+        self,
+        message: DataSourceAnnounce | DataSourceMeta | MetaBlobAnnounce | MetaBlobChunk | MetaBlobComplete,
+        info: aeron.MessageInfo,
+    ) -> None:
         for consumer in self._consumers:
             if consumer.stream_id == message.stream_id:
-                consumer.metadata.on_message(message, info.session_id)
+                consumer.on_metadata(message, info.session_id)
 
 
-class KickedIdle:
-    """Sleeps between turns, longer and longer, until there is work or somebody kicks; briefly while somebody waits."""
+class WakeableIdle:
+    """Sleeps between turns, longer and longer, until there is work or `wake` is called; briefly while a call waits."""
 
     URGENT_NS: Final = (200_000, 2_000_000)
     CALM_NS: Final = (50_000_000, 100_000_000)
@@ -510,5 +462,5 @@ class KickedIdle:
                 return
         shortest_ns, longest_ns = self.URGENT_NS if is_urgent else self.CALM_NS
         self._park_ns = min(max(2 * self._park_ns, shortest_ns), longest_ns)
-        if self._conductor.kicked.wait(self._park_ns / 1e9):
+        if self._conductor.wakeup.wait(self._park_ns / 1e9):
             self._park_ns = 0

@@ -18,17 +18,17 @@ import numpy as np
 
 from tensorpool import aeron
 from tensorpool._core import ConsumerBase, DropReason, FrameSource, RingReader, SlotFrame
+from tensorpool.aeron.adapter import MessageAdapter
 from tensorpool.client.arguments import seconds
 from tensorpool.client.consumer_session import ConsumerSession
 from tensorpool.client.frame import Frame
-from tensorpool.client.mapped import MappedEpoch
+from tensorpool.client.mapped_epoch import MappedEpoch
 from tensorpool.client.metadata import Metadata
 from tensorpool.client.progress import ProgressTracker
-from tensorpool.client.reception import NEWER_EPOCH, SEQ_WENT_BACK, ConsumerStats
 from tensorpool.client.session import State, StateChange
-from tensorpool.errors import Closed, DecodeError, TransportError
+from tensorpool.client.stream_reader import NEWER_EPOCH, SEQ_WENT_BACK, ConsumerStats
+from tensorpool.errors import Closed, TransportError
 from tensorpool.shm.arrays import Array, view_of_frame
-from tensorpool.wire import control, decode, peek_header
 from tensorpool.wire.control import FrameProgress, FrameProgressState, MajorOrder, Mode, ProgressUnit
 
 SLICE_NS: Final = 100_000_000  # a wait comes up for signals this often
@@ -40,7 +40,7 @@ class Progress:
     """How far a frame is that is still being written.
 
     `prefix` is what can be read of it: complete rows (columns), read-only, or None where the layout does not allow it.
-    Whoever read it asks `is_intact` afterwards; only a Frame is sure to be whole.
+    Ask `is_intact` after reading it; only a Frame is sure to be whole.
     """
 
     def __init__(self, mapped: MappedEpoch, message: FrameProgress, slot: SlotFrame) -> None:
@@ -90,8 +90,6 @@ class Consumer(ConsumerBase):
     ...     show(frame.array, frame.dropped_before)
     >>> frame = consumer.latest()                     # the newest, or None    # doctest: +SKIP
     >>> frame = consumer.poll(timeout=0.5)            # the next, or None      # doctest: +SKIP
-
-    `poll` and the loop are native for a frame that is there already; `_poll` and `_next` look after the rest and wait.
     """
 
     def __init__(
@@ -102,10 +100,10 @@ class Consumer(ConsumerBase):
         on_state: Callable[[StateChange], object] | None,
         on_progress: Callable[[Progress], object] | None,
     ) -> None:
-        super().__init__(session.reception, invoke is None and on_progress is None)
+        super().__init__(session.reader, invoke is None and on_progress is None)
         self._session = session
-        self._reception = session.reception
-        self._lock = session.reception.lock
+        self._reader = session.reader
+        self._lock = session.reader.lock
         self._close = close
         self._invoke = invoke
         self._on_state = on_state
@@ -113,6 +111,8 @@ class Consumer(ConsumerBase):
         self._tracker = ProgressTracker()
         self._tracked_epoch: int | None = None
         self._partial: list[Progress] = []
+        self._progress_adapter = MessageAdapter(on_malformed=lambda data, error: None)
+        self._progress_adapter.add(FrameProgress, self._on_frame_progress)
 
     # --- who it is
 
@@ -127,7 +127,7 @@ class Consumer(ConsumerBase):
     @property
     def epoch(self) -> int | None:
         """That is mapped; None while there is none."""
-        mapped = self._reception.mapped
+        mapped = self._reader.mapped
         return None if mapped is None else mapped.epoch
 
     @property
@@ -148,20 +148,25 @@ class Consumer(ConsumerBase):
 
     @property
     def mode(self) -> Mode:
-        """As asked for, or as a ConsumerConfig has decreed."""
+        """As asked for, or as a ConsumerConfig overrides it."""
         return self._session.mode
 
     @property
     def fallback_uri(self) -> str | None:
-        """Where to get the payload while the state is FALLBACK; None where nobody said."""
+        """Where to get the payload while the state is FALLBACK; None where the ConsumerConfig names none."""
         return self._session.fallback_uri
 
     @property
     def stats(self) -> ConsumerStats:
-        self._reception.apply_pending()
-        return msgspec.structs.replace(self._reception.stats(), layout_mismatches=self._session.layout_mismatches)
+        self._reader.apply_pending()
+        return msgspec.structs.replace(self._reader.stats(), layout_mismatches=self._session.layout_mismatches)
 
     # --- frames
+
+    # Native for a frame that has arrived already; otherwise they call _poll and _next, which wait for one.
+    poll = ConsumerBase.poll
+    __iter__ = ConsumerBase.__iter__
+    __next__ = ConsumerBase.__next__
 
     def latest(self) -> Frame | None:
         """The newest frame, received before or not; None when there is none yet, or it is refused. Never waits.
@@ -170,17 +175,17 @@ class Consumer(ConsumerBase):
         refused and counted as BAD_PROGRESS.
         """
         self._housekeeping()
-        reception = self._reception
+        reader = self._reader
         with self._lock:
-            reception.apply()
-            source = reception.source
+            reader.apply()
+            source = reader.source
             if source is None:
                 return None
             try:
                 received = source.feed.latest(source.descriptors)
             except (TransportError, Closed):
-                reception.lose_descriptors()
-                self._session.conductor.kick()
+                reader.lose_descriptors()
+                self._session.conductor.wake()
                 return None
             if received is None:
                 return None
@@ -196,7 +201,7 @@ class Consumer(ConsumerBase):
         """
         self._session.check_process()
         deadline_ns = None if timeout is None else time.monotonic_ns() + round(seconds("timeout", timeout) * 1e9)
-        while not self._session.is_closed and not self._reception.is_closed:
+        while not self._session.is_closed and not self._reader.is_closed:
             left_ns = SLICE_NS if deadline_ns is None else deadline_ns - time.monotonic_ns()
             if self._wait_once(min(left_ns, SLICE_NS)):
                 return True
@@ -205,15 +210,15 @@ class Consumer(ConsumerBase):
         return False
 
     def lend(self, mapped: MappedEpoch, take: Callable[[FrameSource, int], object], timeout: float) -> bool:
-        """Let somebody else take frames natively where `poll` would: `take(source, timeout_ns)` may wait so long.
+        """Let native code take frames in place of `poll`: `take(source, timeout_ns)` may wait so long.
 
         Does what `wait` does where the consumer needs its own. False when `mapped` is not what is read now.
         """
-        if self._reception.attention & (NEWER_EPOCH | SEQ_WENT_BACK):
+        if self._reader.attention & (NEWER_EPOCH | SEQ_WENT_BACK):
             return self.wait(timeout)
         with self._lock:
-            self._reception.apply()
-            source = self._reception.source
+            self._reader.apply()
+            source = self._reader.source
             if source is None or source.mapped is not mapped:
                 return False
             take(source, round(timeout * 1e9))
@@ -235,7 +240,7 @@ class Consumer(ConsumerBase):
 
     def close(self) -> None:
         """Give the lease back. Loops over this consumer end; frames and views stay valid."""
-        self._reception.close()
+        self._reader.close()
         self._close(self._session)
         self._session.take_events(self._on_state)
 
@@ -250,14 +255,14 @@ class Consumer(ConsumerBase):
     # --- inside
 
     def _try_next(self) -> Frame | None:
-        source = self._reception.source
+        source = self._reader.source
         if source is None:
             return None
         try:
             frame: Frame | None = source.next()
         except (TransportError, Closed):
-            self._reception.lose_descriptors()
-            self._session.conductor.kick()  # the media driver is gone: it will find another
+            self._reader.lose_descriptors()
+            self._session.conductor.wake()  # the media driver is gone: it will find another
             return None
         if frame is not None and self._on_progress is not None and self._tracker.is_broken(frame.seq):
             source.feed.refuse(frame._slot, DropReason.BAD_PROGRESS)  # §10.2.2: its progress went back
@@ -265,21 +270,23 @@ class Consumer(ConsumerBase):
         return frame
 
     def _next(self) -> Frame:
+        """`__next__` where no frame has arrived yet: waits for one; the loop ends after close()."""
         while True:
             frame = self._poll(1.0)
             if frame is not None:
                 return frame
-            if self._session.is_closed or self._reception.is_closed:
+            if self._session.is_closed or self._reader.is_closed:
                 raise StopIteration
 
     def _poll(self, timeout: float = 0.0) -> Frame | None:
+        """`poll` where no frame has arrived yet: waits up to `timeout` seconds for one."""
         deadline_ns = time.monotonic_ns() + round(seconds("timeout", timeout) * 1e9)
-        reception = self._reception
+        reader = self._reader
         while True:
             self._housekeeping()
             with self._lock:
-                reception.apply()
-                if reception.is_closed:
+                reader.apply()
+                if reader.is_closed:
                     return None
                 frame = self._try_next()
                 if frame is not None:
@@ -291,7 +298,7 @@ class Consumer(ConsumerBase):
 
     def _wait_once(self, timeout_ns: int) -> bool:
         """Sleep until there is something to do, at most `timeout_ns`."""
-        reception = self._reception
+        reader = self._reader
         if timeout_ns <= 0:
             timeout_ns = 0
         if self._on_progress is not None:
@@ -299,28 +306,28 @@ class Consumer(ConsumerBase):
         if self._invoke is not None:
             self._invoke()
             timeout_ns = min(timeout_ns, 1_000_000)
-        attention = reception.attention
+        attention = reader.attention
         if attention & NEWER_EPOCH:
-            reception.forget_attention(NEWER_EPOCH)
+            reader.forget_attention(NEWER_EPOCH)
             self._session.newer_epoch_seen = True
-            self._session.conductor.kick()  # it asks the driver
+            self._session.conductor.wake()  # it asks the driver
         if attention & SEQ_WENT_BACK:
-            self._session.conductor.kick()
+            self._session.conductor.wake()
             time.sleep(min(timeout_ns, 1_000_000) / 1e9)
             return True
         with self._lock:
-            reception.apply()
-            source = reception.source
+            reader.apply()
+            source = reader.source
             if source is not None:
                 try:
                     return source.feed.wait(source.descriptors, timeout_ns)
                 except (TransportError, Closed):
-                    reception.lose_descriptors()
-                    self._session.conductor.kick()
-        with reception.mapped_or_changed:
-            if reception.source is None and not reception.pending:
-                reception.mapped_or_changed.wait(timeout_ns / 1e9)
-        return bool(reception.pending)
+                    reader.lose_descriptors()
+                    self._session.conductor.wake()
+        with reader.mapped_or_changed:
+            if reader.source is None and not reader.pending:
+                reader.mapped_or_changed.wait(timeout_ns / 1e9)
+        return bool(reader.pending)
 
     def _housekeeping(self) -> None:
         self._session.check_process()
@@ -335,27 +342,19 @@ class Consumer(ConsumerBase):
 
     def _poll_progress(self) -> None:
         with self._lock:
-            subscription = self._reception.progress
+            subscription = self._reader.progress
             if subscription is None or self._on_progress is None:
                 return
             try:
-                subscription.poll(self._on_control_message, FRAGMENT_LIMIT)
+                subscription.poll(self._progress_adapter.on_message, FRAGMENT_LIMIT)
             except (TransportError, Closed):
-                self._session.conductor.kick()
+                self._session.conductor.wake()
             partial, self._partial = self._partial, []
         for progress in partial:
             self._on_progress(progress)
 
-    def _on_control_message(self, data: bytes, info: aeron.MessageInfo) -> None:
-        try:
-            header = peek_header(data)
-            if header.schema_id != control.schema.id or header.template_id != FrameProgress.TEMPLATE_ID:
-                return
-            message = decode(data)
-        except DecodeError:
-            return
-        assert isinstance(message, FrameProgress)
-        mapped = self._reception.mapped
+    def _on_frame_progress(self, message: FrameProgress, info: aeron.MessageInfo) -> None:
+        mapped = self._reader.mapped
         if mapped is None or message.stream_id != mapped.stream_id or message.epoch != mapped.epoch:
             return  # G6: a foreign epoch is passed over, never a reason to remap
         if self._tracked_epoch != mapped.epoch:

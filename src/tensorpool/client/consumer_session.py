@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """A consumer's duties beside reading: which epoch is mapped, hello and QoS, and the streams it listens to.
 
-Runs on the conductor. What the reading thread needs is handed over through `Reception`, which both may enter, one at a
-time. Wire §5, §10.1, §10.4.1, §11, §15.12, §15.14, §15.21; Driver Model §4.9, §4.12.3; decisions B27-B34, C1-C17,
-E22-E28, E40-E43, K1, K2.
+Runs on the conductor. What the reading thread needs is handed over through `StreamReader`, whose lock one of both
+threads holds at a time. Wire §5, §10.1, §10.4.1, §11, §15.12, §15.14, §15.21; Driver Model §4.9, §4.12.3; decisions
+B27-B34, C1-C17, E22-E28, E40-E43, K1, K2.
 """
 
 from __future__ import annotations
@@ -15,17 +15,19 @@ from typing import Final
 import msgspec
 
 from tensorpool import aeron
-from tensorpool.channel import Endpoint
+from tensorpool.channel import MAX_AERON_STREAM_ID, Endpoint
 from tensorpool.client import attachment as lease
 from tensorpool.client import mapping
 from tensorpool.client.conductor import ClientConductor
-from tensorpool.client.link import MAX_AERON_STREAM_ID, Link
-from tensorpool.client.mapped import MappedEpoch
+from tensorpool.client.mapped_epoch import MappedEpoch
 from tensorpool.client.metadata import MetadataCache
-from tensorpool.client.reception import IMAGE_LOST, NEWER_EPOCH, SEQ_WENT_BACK, Reception
 from tensorpool.client.session import Session, State
+from tensorpool.client.stream_reader import IMAGE_LOST, NEWER_EPOCH, SEQ_WENT_BACK, StreamReader
+from tensorpool.client.streams import ClientStreams
 from tensorpool.errors import RegionRejected, RemoteProtocolError, TensorPoolError, TransportError
-from tensorpool.shm import Check
+from tensorpool.shm import Check, MappedRing
+from tensorpool.shm.announced import Regions
+from tensorpool.wire import Message
 from tensorpool.wire.control import ConsumerConfig, ConsumerHello, Mode, QosConsumer, ShmPoolAnnounce
 from tensorpool.wire.driver import Role, ShmAttachResponse, ShmLeaseRevoked
 
@@ -75,19 +77,19 @@ class ConsumerSession(Session):
     def __init__(
         self,
         conductor: ClientConductor,
-        wish: lease.Wish,
+        spec: lease.AttachSpec,
         name: str | None,
         preferences: Preferences,
         max_outstanding_seq_gap: int | None,
     ) -> None:
-        super().__init__(conductor, wish, name)
+        super().__init__(conductor, spec, name)
         self.preferences = preferences
         self.mode = preferences.mode
         self.fallback_uri: str | None = None
         self.newer_epoch_seen = False  # by the reading thread, in a descriptor (K1)
         self.metadata = MetadataCache()
-        self.reception = Reception(max_outstanding_seq_gap, conductor.kick)
-        self.on_mapped: Callable[[mapping.Regions, MappedEpoch], object] | None = None
+        self.reader = StreamReader(max_outstanding_seq_gap, conductor.wake)
+        self.on_epoch: Callable[[Regions, MappedEpoch], object] | None = None  # called with each that is mapped
         self._mapping = mapping.MappingState(self.config.announce_period_ns)
         self._mapped: MappedEpoch | None = None
         self._logged = ""  # why it was rejected last
@@ -100,10 +102,10 @@ class ConsumerSession(Session):
         self._probe: aeron.Subscription | None = None
         self._probe_until_ns = 0
         self._next_ns = 0
-        self._told = (0, 0)  # the epoch and seq of the last QoS
-        self._told_ns = 0
+        self._reported = (0, 0)  # the epoch and seq of the last QoS
+        self._reported_ns = 0
         self._changed_ns = 0
-        self._is_greeted = True
+        self._has_sent_hello = True
         self._awaits_producer = False  # attached; nothing of the stream is alive yet
         self._next_reconnect_ns = 0
         self._apply_rate()
@@ -131,37 +133,33 @@ class ConsumerSession(Session):
             self.failure = TensorPoolError(f"{self.name!r} is the name of streams {ids}; give one of the ids")
             return False
         if found:
-            self.attachment.wish = msgspec.structs.replace(self.attachment.wish, stream_id=found[0].stream_id)
+            self.attachment.spec = msgspec.structs.replace(self.attachment.spec, stream_id=found[0].stream_id)
             return True
-        if self.attachment.wish.stream_id:
+        if self.attachment.spec.stream_id:
             return True
         self.failure = self.failure or TensorPoolError(
             f"no producer announces the name {self.name!r}; `tensorpool ls` shows what there is"
         )
         return False
 
-    def open_streams(self, link: Link) -> None:
+    def open_streams(self, streams: ClientStreams) -> None:
         if not self.preferences.listens:
             return
-        descriptors = link.subscribe(self.config.driver.descriptor)
+        descriptors = streams.subscribe(self.config.driver.descriptor)
         progress = None
         if self.preferences.supports_progress:
-            progress = link.subscribe(self.config.driver.control)
+            progress = streams.subscribe(self.config.driver.control)
         self._paces = _Pace(), _Pace()
-        self.reception.set_streams(descriptors, progress, self.config.driver.control)
+        self.reader.set_streams(descriptors, progress, self.config.driver.control)
 
     def close_streams(self) -> None:
         self._probe = None
         self._private = None
-        self.reception.set_streams(None, None)
+        self.reader.set_streams(None, None)
 
     def on_attached(self, response: ShmAttachResponse, now_ns: int) -> None:
-        self.attachment.wish = msgspec.structs.replace(self.attachment.wish, stream_id=self.stream_id)
-        try:
-            self._follow(self._mapping.on_attached(response, now_ns), now_ns)
-        except RemoteProtocolError as error:
-            self._fail(error, now_ns)
-            self._perform(self.attachment.on_mapping_failed(now_ns), now_ns)
+        self.attachment.spec = msgspec.structs.replace(self.attachment.spec, stream_id=self.stream_id)
+        self._follow(self._mapping.on_attached(response, now_ns), now_ns)
 
     def on_attach_response(self, response: ShmAttachResponse, now_ns: int, wall_ns: int) -> None:
         is_answered_again = self.attachment.is_answered_again(response)
@@ -171,13 +169,13 @@ class ConsumerSession(Session):
             self.on_attached(response, now_ns)  # what `_ask_what_is_current` asked (E40, K1)
 
     def on_lost(self, reason: str) -> None:
-        now_ns = self.conductor.clock.monotonic_ns()
-        self._follow(self._mapping.on_lease_lost(reason), now_ns)
+        self.stop_mapping()
+        self._follow(self._mapping.on_lease_lost(reason), self.conductor.clock.monotonic_ns())
         self._may_use_shm = True  # the order not to use it named the id of that lease
         self._fallback_if_rejected = self.fallback_uri = None
         self._leave_private()
-        if self.link is not None and not self.is_ending:
-            with contextlib.suppress(TransportError):  # the link is lost; the conductor notices
+        if self.streams is not None and not self.is_ending:
+            with contextlib.suppress(TransportError):  # the streams is lost; the conductor notices
                 self._assign_progress(None, False)
 
     def on_revoked(self, notice: ShmLeaseRevoked, now_ns: int) -> None:
@@ -194,6 +192,12 @@ class ConsumerSession(Session):
         except RemoteProtocolError as error:
             self._fail(error, now_ns)
 
+    def on_metadata(self, message: Message, session_id: int) -> None:
+        """A producer of the stream says what its frames mean, or by which clock they are stamped."""
+        self.metadata.on_message(message, session_id)
+        if self._mapped is not None:
+            self._mapped.clock = self.metadata.clock(self._mapped.epoch)
+
     def on_consumer_config(self, config: ConsumerConfig, now_ns: int) -> None:
         """§10.1.3, for us. A fallback whose scheme is not defined counts as none."""
         if config.consumer_id != self.attachment.client_id or not self.attachment.is_attached:
@@ -206,7 +210,7 @@ class ConsumerSession(Session):
             self._may_use_shm = False
             self.fallback_uri = self._fallback_if_rejected
             self.set_state(State.FALLBACK, f"ConsumerConfig: use_shm is false, fallback {uri or 'none'}")
-            self._follow(self._mapping.on_lease_lost("told not to use shared memory"), now_ns)
+            self._follow(self._mapping.on_lease_lost("a ConsumerConfig forbids shared memory"), now_ns)
             return
         if not self._may_use_shm:
             self._may_use_shm = True
@@ -229,13 +233,13 @@ class ConsumerSession(Session):
 
     def do_work(self, now_ns: int) -> int:
         work = super().do_work(now_ns)
-        reception = self.reception
-        reception.apply_pending()
-        attention = reception.attention
+        reader = self.reader
+        reader.apply_pending()
+        attention = reader.attention
         if attention & NEWER_EPOCH or self.newer_epoch_seen:
             self._ask_for_epoch(now_ns)
         if attention & SEQ_WENT_BACK:
-            reception.forget_seqs()
+            reader.forget_seqs()
             self._follow(self._mapping.on_seq_went_back(), now_ns)
             work += 1
         if attention & IMAGE_LOST and self._probe is None:
@@ -245,11 +249,11 @@ class ConsumerSession(Session):
         keep_open_ns = max(KEEP_OPEN_NS, 4 * self.config.announce_period_ns)  # its producer knows after three
         if self._changed_ns and now_ns - self._changed_ns > keep_open_ns:
             self._changed_ns = 0
-            reception.let_go()
-        if self.link is None or not self.attachment.is_attached:
+            reader.let_go()
+        if self.streams is None or not self.attachment.is_attached:
             return work
-        if not self._is_greeted and self._mapped is not None:
-            self._greet(now_ns)
+        if not self._has_sent_hello and self._mapped is not None:
+            self._send_hello_and_qos(now_ns)
         if self._mapping.on_tick(now_ns):
             self._ask_what_is_current()  # E40: the epoch after a revoked one did not come; the lease stays
         if now_ns >= self._next_ns:
@@ -260,7 +264,7 @@ class ConsumerSession(Session):
             self._hello()
             self._qos(now_ns)
             return work + 1
-        if now_ns - self._told_ns >= IDLE_QOS_NS and reception.is_idle and self._told != self._seen():
+        if now_ns - self._reported_ns >= IDLE_QOS_NS and reader.is_idle and self._reported != self._seen():
             self._qos(now_ns)  # a reader that has caught up says so soon: producers that end wait for it
             work += 1
         return work
@@ -273,46 +277,61 @@ class ConsumerSession(Session):
                 case mapping.Unmap():
                     self._mapped = None
                     self._changed_ns = now_ns
-                    self.reception.suspend()
+                    self.reader.suspend()
                     if self.attachment.is_attached and self.state is State.ACTIVE:
                         self.set_state(State.WAITING, effect.reason)
                 case mapping.Check():
                     self._check(now_ns)
                 case mapping.Map():
-                    self._map(effect.regions, now_ns)
+                    self.start_mapping(effect.regions, writable=False)
 
-    def _map(self, regions: mapping.Regions, now_ns: int) -> None:
-        if not self._may_use_shm:
-            return
-        try:
-            mapped = MappedEpoch(self.conductor.map(regions, writable=False))
-            wall_ns = self.conductor.clock.realtime_ns()
-            self._awaits_producer = not self._mapping.is_activity_fresh(
-                mapped.ring.activity_timestamp_ns, now_ns, wall_ns
-            )
-            if self._awaits_producer:
-                raise RemoteProtocolError(f"nobody refreshes the regions of epoch {regions.epoch}")
-        except TensorPoolError as error:
+    def on_mapping_failed(self, regions: Regions, error: TensorPoolError, now_ns: int) -> None:
+        if self._mapping.is_awaited(regions.epoch):
             self._fail(error, now_ns)
+
+    def on_mapped(self, regions: Regions, ring: MappedRing, now_ns: int) -> None:
+        if not self._mapping.is_awaited(regions.epoch):
+            self._pass_over(regions, ring)
             return
+        wall_ns = self.conductor.clock.realtime_ns()
+        self._awaits_producer = not self._mapping.is_activity_fresh(ring.activity_timestamp_ns, now_ns, wall_ns)
+        if self._awaits_producer:
+            self._fail(RemoteProtocolError(f"no process refreshes the regions of epoch {regions.epoch}"), now_ns)
+            return
+        mapped = self._epoch_of(regions, ring)
         self._mapping.on_mapped(regions.epoch)
         self._mapped = mapped
         self._changed_ns = now_ns
-        self.reception.adopt(mapped)
-        if self.on_mapped is not None:
-            self.on_mapped(regions, mapped)
-        self.metadata.on_epoch(regions.epoch)
+        self.reader.adopt(mapped)
+        if self.on_epoch is not None:
+            self.on_epoch(regions, mapped)
         self.newer_epoch_seen = False
         self.fallback_uri = None
         self.failure = None
         self._logged = ""
         self.set_state(State.ACTIVE, "mapped", regions.epoch)
-        self._greet(now_ns)
+        self._send_hello_and_qos(now_ns)
 
-    def _greet(self, now_ns: int) -> None:
+    def _pass_over(self, regions: Regions, ring: MappedRing) -> None:
+        """An epoch that ended while it was being mapped: its frames count as lost; a RingWatch can read them."""
+        if self._mapped is not None:
+            return
+        mapped = self._epoch_of(regions, ring)
+        self.reader.adopt(mapped)
+        self.reader.suspend()
+        if self.on_epoch is not None:
+            self.on_epoch(regions, mapped)
+
+    def _epoch_of(self, regions: Regions, ring: MappedRing) -> MappedEpoch:
+        mapped = MappedEpoch(ring)
+        self.metadata.on_epoch(regions.epoch)
+        mapped.clock = self.metadata.clock(regions.epoch)
+        return mapped
+
+    def _send_hello_and_qos(self, now_ns: int) -> None:
         """Say that we are there as soon as the reading thread has the epoch: producers may be waiting for us."""
-        self._is_greeted = self.reception.mapped is self._mapped
-        if self._is_greeted:
+        self._has_sent_hello = self.reader.mapped is self._mapped
+        if self._has_sent_hello:
             self._next_ns = now_ns + self.config.announce_period_ns
             self._hello()
             self._qos(now_ns)
@@ -354,7 +373,7 @@ class ConsumerSession(Session):
         current (E2), or refuses it, which changes nothing. The next announce comes in any case.
         """
         self.newer_epoch_seen = True
-        self.reception.forget_attention(NEWER_EPOCH)
+        self.reader.forget_attention(NEWER_EPOCH)
         if now_ns < self._next_question_ns or self._mapping.epoch is None or not self.attachment.is_attached:
             return
         self._next_question_ns = now_ns + self.config.announce_period_ns
@@ -373,9 +392,9 @@ class ConsumerSession(Session):
     def _apply_rate(self) -> None:
         """§11, E26: our own rate; where we have none and a supervisor limits us, the configured one."""
         rate_hz = self.preferences.max_rate_hz or self.config.policies.rate_limited_default_hz
-        self.reception.set_rate(rate_hz if self.mode is Mode.RATE_LIMITED else 0)
+        self.reader.set_rate(rate_hz if self.mode is Mode.RATE_LIMITED else 0)
 
-    # --- inside: what is told
+    # --- inside: messages that are sent
 
     def _hello(self) -> None:
         wanted = self.preferences
@@ -401,26 +420,26 @@ class ConsumerSession(Session):
         )
 
     def _seen(self) -> tuple[int, int]:
-        return (self._mapping.epoch or 0, self.reception.last_seq_seen)
+        return (self._mapping.epoch or 0, self.reader.last_seq_seen)
 
     def _qos(self, now_ns: int) -> None:
-        if self.link is None or self._mapping.epoch is None or not self._is_greeted:
+        if self.streams is None or self._mapping.epoch is None or not self._has_sent_hello:
             return
-        stats = self.reception.stats()
-        self._told, self._told_ns = self._seen(), now_ns
+        stats = self.reader.stats()
+        self._reported, self._reported_ns = self._seen(), now_ns
         message = QosConsumer(
             stream_id=self.stream_id,
             consumer_id=self.attachment.client_id,
             epoch=self._mapping.epoch,
-            last_seq_seen=self._told[1],
+            last_seq_seen=self._reported[1],
             drops_gap=stats.drops_gap,
             drops_late=stats.drops_late,
             mode=self.mode,
         )
         try:
-            self.link.qos.offer(message.encode())
+            self.streams.qos.offer(message.encode())
         except TransportError:
-            return  # the link is lost; the conductor notices
+            return  # the streams is lost; the conductor notices
 
     # --- inside: where descriptors come from
 
@@ -432,65 +451,102 @@ class ConsumerSession(Session):
             (self._paces[1], self._assign_progress, config.control_channel, config.control_stream_id),
         ):
             is_assigned = bool(channel) and 0 < stream_id <= MAX_AERON_STREAM_ID
-            before = self._private, self.reception.progress_endpoint
+            before = self._private, self.reader.progress_endpoint
             try:
                 assign(Endpoint(channel, stream_id) if is_assigned else None, now_ns >= pace.next_ns)
             except TensorPoolError as error:
                 pace.on_failed(now_ns, period_ns)
                 self.log.warning("private_stream_unusable", channel=channel, error=str(error))
             else:
-                if before != (self._private, self.reception.progress_endpoint):
+                if before != (self._private, self.reader.progress_endpoint):
                     pace.on_changed(now_ns, period_ns)
 
     def _assign_descriptors(self, assigned: Endpoint | None, may_subscribe: bool) -> None:
-        assert self.link is not None
+        assert self.streams is not None
         is_throttled = self.mode is Mode.RATE_LIMITED
         if assigned is None or assigned == self.config.driver.descriptor:
             self._leave_private()
         elif assigned == self._private:
-            self.reception.set_throttled(is_throttled)
+            self.reader.set_throttled(is_throttled)
         elif self.preferences.descriptors is not None and may_subscribe:
-            subscription = self.link.subscribe(assigned)
+            subscription = self.streams.subscribe(assigned)
             self._private = assigned
-            self.reception.switch(subscription, is_throttled=is_throttled)
+            self.reader.switch(subscription, is_throttled=is_throttled)
 
     def _assign_progress(self, assigned: Endpoint | None, may_subscribe: bool) -> None:
         shared = self.config.driver.control
         endpoint = shared if assigned is None or self.preferences.control is None else assigned
         if self.preferences.supports_progress and (may_subscribe or endpoint == shared):
-            self.reception.switch_progress(endpoint, lambda: self.conductor.subscribe(endpoint))
+            self.reader.switch_progress(endpoint, lambda: self.conductor.subscribe(endpoint))
 
     def _leave_private(self) -> None:
         if self._private is None:
             return
         self._private = None
-        if self.link is not None:
+        if self.streams is not None:
             try:
-                self.reception.switch(self.link.subscribe(self.config.driver.descriptor), is_throttled=False)
+                self.reader.switch(self.streams.subscribe(self.config.driver.descriptor), is_throttled=False)
             except TransportError:
-                return  # the link is lost; the conductor notices
+                return  # the streams is lost; the conductor notices
 
     def _look_again(self, now_ns: int) -> None:
         """An image went. Either its publisher ended, or we were too slow and must subscribe anew: a probe tells."""
-        if self.link is None:
+        if self.streams is None:
             return
         if self._private is not None:
             self._leave_private()
             return
-        self._probe = self.link.subscribe(self.config.driver.descriptor)
+        self._probe = self.streams.subscribe(self.config.driver.descriptor)
         self._probe_until_ns = self.conductor.clock.monotonic_ns() + PROBE_NS  # subscribing may have taken long
 
     def _compare(self, now_ns: int) -> None:
-        probe, heard = self._probe, self.reception.image_count
+        probe, joined = self._probe, self.reader.image_count
         assert probe is not None
-        is_slow = probe.image_count > heard
-        if now_ns < self._probe_until_ns and not (is_slow and heard == 0):
+        is_slow = probe.image_count > joined
+        if now_ns < self._probe_until_ns and not (is_slow and joined == 0):
             return  # one that has just come may be seen by the probe first
         self._probe = None
-        self.reception.forget_attention(IMAGE_LOST)
+        self.reader.forget_attention(IMAGE_LOST)
         if is_slow:
             self.log.warning("descriptors_lost", reason="this consumer was too slow for the descriptor stream")
-        if is_slow or heard == 0:  # who hears nobody has nothing to lose by listening anew
-            self.reception.switch(probe, is_throttled=False)
+        if is_slow or joined == 0:  # without a publisher nothing is lost by subscribing anew
+            self.reader.switch(probe, is_throttled=False)
         else:
             probe.close()
+
+
+class StandaloneSession(ConsumerSession):
+    """The conductor's side of a `Consumer` that was made with `driver=False`.
+
+    Its producer announces its own regions: there is no driver and no lease. Only what is announced freshly is mapped,
+    with the checks of every mapping: containment, superblocks, activity, pid.
+    """
+
+    attachment_type = lease.LeaselessAttachment
+
+    def __init__(
+        self,
+        conductor: ClientConductor,
+        spec: lease.AttachSpec,
+        name: str | None,
+        preferences: Preferences,
+        max_outstanding_seq_gap: int | None,
+    ) -> None:
+        super().__init__(conductor, spec, name, preferences, max_outstanding_seq_gap)
+        if name is None:
+            self.failure = TensorPoolError(f"no producer announces stream {spec.stream_id}; is it running?")
+
+    def do_work(self, now_ns: int) -> int:
+        work = super().do_work(now_ns)
+        if self.attachment.is_attached:
+            self._mapping.on_listening()
+        return work
+
+    def _take_new_id(self, now_ns: int) -> None:
+        assert isinstance(self.attachment, lease.LeaselessAttachment)
+        self.attachment.take_new_id()
+        self._leave_private()
+        self._next_ns = 0  # hello and QoS under the new id
+
+    def _ask_what_is_current(self) -> None:
+        self._hello()  # producers may answer it with an announce

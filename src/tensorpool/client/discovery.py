@@ -14,8 +14,9 @@ import socket
 from typing import TYPE_CHECKING, Final
 
 from tensorpool import aeron
+from tensorpool.aeron.adapter import MessageAdapter
 from tensorpool.channel import Endpoint, check_channel
-from tensorpool.client.inquiry import DiscoveredStream, Filters, Inquiry, flaw_in
+from tensorpool.client.discovery_query import DiscoveredStream, DiscoveryQuery, Filters, flaw_in
 from tensorpool.client.names import Names, Source
 from tensorpool.driver.config import DriverConfig
 from tensorpool.errors import (
@@ -24,12 +25,11 @@ from tensorpool.errors import (
     TransportError,
 )
 from tensorpool.logs import get_logger
-from tensorpool.wire import decode, discovery, peek_header
 from tensorpool.wire.control import DataSourceAnnounce, ShmPoolAnnounce
 from tensorpool.wire.discovery import DiscoveryResponse, DiscoveryStatus
 
 if TYPE_CHECKING:
-    from tensorpool.client.link import Link
+    from tensorpool.client.streams import ClientStreams
 
 MS: Final = 1_000_000
 FRAGMENT_LIMIT: Final = 64
@@ -37,7 +37,7 @@ ASK_AGAIN_NS: Final = 200 * MS
 REPLICA_GRACE_NS: Final = 250 * MS  # once one provider has answered, so long for the others
 PATIENCE_NS: Final = 300 * MS  # without an answer for so long, names are those that we hear ourselves
 OPEN_AGAIN_NS: Final = 1_000 * MS
-FORGET_NS: Final = 5_000 * MS  # an inquiry that nobody waits for any more
+FORGET_NS: Final = 5_000 * MS  # a query that no caller waits for any more
 MAX_REQUERIES: Final = 3
 MAX_ANNOUNCED: Final = 100_000
 REQUEST_TERM: Final = "64k"  # requests up to 8 KiB
@@ -45,11 +45,11 @@ RESPONSE_TERM: Final = "8m"  # answers up to 1 MiB: a thousand streams of three 
 
 
 class _Provider:
-    """Where to ask, and what is open towards it on the current link."""
+    """Where to ask, and what is open towards it on the current streams."""
 
     def __init__(self, endpoint: Endpoint, *, is_own_driver: bool) -> None:
         self.endpoint = endpoint
-        self.is_own_driver = is_own_driver  # it answers for the driver that we are a client of, and for nobody else
+        self.is_own_driver = is_own_driver  # it answers for the driver that we are a client of, and for no other
         self.publication: aeron.Publication | aeron.RenewedPublication | None = None
         self.response: Endpoint | None = None
         self.open_ns = 0
@@ -69,9 +69,11 @@ class Discovery:
         own = _place(config.driver.control)
         self._providers = [_Provider(each, is_own_driver=_place(each) == own) for each in dict.fromkeys(endpoints)]
         self._subscriptions: dict[Endpoint, aeron.Subscription] = {}
-        self._pending: dict[int, tuple[Inquiry, _Provider]] = {}
+        self._responses = MessageAdapter(self._on_malformed)
+        self._responses.add(DiscoveryResponse, self.on_discovery_response)
+        self._pending: dict[int, tuple[DiscoveryQuery, _Provider]] = {}
         self._sent_ns: dict[int, int] = {}
-        self._inquiries: list[Inquiry] = []
+        self._queries: list[DiscoveryQuery] = []
         self._announced: dict[int, tuple[int, int, int]] = {}  # stream: epoch, layout_version, when
         self._own_ids = {config.driver.instance_id}
         self._is_own_id_known = False
@@ -102,19 +104,19 @@ class Discovery:
 
     # --- for the conductor
 
-    def ask(self, inquiry: Inquiry, now_ns: int) -> None:
-        inquiry.asked_ns = now_ns
-        self._inquiries.append(inquiry)
+    def ask(self, query: DiscoveryQuery, now_ns: int) -> None:
+        query.asked_ns = now_ns
+        self._queries.append(query)
         for provider in self._providers:
-            self._request(inquiry, provider)
+            self._request(query, provider)
         if not self._providers:
-            inquiry.finish()
+            query.finish()
 
-    def forget(self, inquiry: Inquiry) -> None:
-        """Nobody waits for it any more."""
-        if inquiry in self._inquiries:
-            self._inquiries.remove(inquiry)
-        for request_id in [key for key, (asked, _) in self._pending.items() if asked is inquiry]:
+    def forget(self, query: DiscoveryQuery) -> None:
+        """Its caller does not wait for it any more."""
+        if query in self._queries:
+            self._queries.remove(query)
+        for request_id in [key for key, (asked, _) in self._pending.items() if asked is query]:
             self._drop(request_id)
 
     def on_announce(self, announce: ShmPoolAnnounce, now_ns: int) -> None:
@@ -122,101 +124,95 @@ class Discovery:
         if announce.stream_id in self._announced or len(self._announced) < MAX_ANNOUNCED:
             self._announced[announce.stream_id] = announce.epoch, announce.layout_version, now_ns
 
-    def on_link_lost(self) -> None:
+    def on_connection_lost(self) -> None:
         self._subscriptions.clear()
         for provider in self._providers:
             provider.publication = provider.response = None
             provider.open_ns = 0
 
-    def do_work(self, link: Link | None, now_ns: int) -> int:
+    def do_work(self, streams: ClientStreams | None, now_ns: int) -> int:
         self._now_ns = now_ns
-        if not self._inquiries or link is None:
+        if not self._queries or streams is None:
             return 0
-        work = self._send(link, now_ns)
+        work = self._send(streams, now_ns)
         for subscription in list(self._subscriptions.values()):
-            work += subscription.poll(self._on_message, FRAGMENT_LIMIT)
-        for inquiry in tuple(self._inquiries):
-            if self._is_complete(inquiry, now_ns):
-                self.forget(inquiry)
-                inquiry.finish()
+            work += subscription.poll(self._responses.on_message, FRAGMENT_LIMIT)
+        for query in tuple(self._queries):
+            if self._is_complete(query, now_ns):
+                self.forget(query)
+                query.finish()
                 work += 1
         return work
 
     # --- inside
 
-    def _is_complete(self, inquiry: Inquiry, now_ns: int) -> bool:
-        if now_ns - inquiry.asked_ns > FORGET_NS:
+    def _is_complete(self, query: DiscoveryQuery, now_ns: int) -> bool:
+        if now_ns - query.asked_ns > FORGET_NS:
             return True
-        if not any(asked is inquiry for asked, _ in self._pending.values()):
+        if not any(asked is query for asked, _ in self._pending.values()):
             return True
-        first_ns = inquiry.first_answer_ns
+        first_ns = query.first_answer_ns
         return first_ns is not None and now_ns - first_ns > REPLICA_GRACE_NS
 
-    def _request(self, inquiry: Inquiry, provider: _Provider, not_before_ns: int = 0) -> None:
+    def _request(self, query: DiscoveryQuery, provider: _Provider, not_before_ns: int = 0) -> None:
         request_id = secrets.randbits(63)
-        self._pending[request_id] = inquiry, provider
+        self._pending[request_id] = query, provider
         self._sent_ns[request_id] = not_before_ns - ASK_AGAIN_NS
 
     def _drop(self, request_id: int) -> None:
         del self._pending[request_id]
         del self._sent_ns[request_id]
 
-    def _send(self, link: Link, now_ns: int) -> int:
+    def _send(self, streams: ClientStreams, now_ns: int) -> int:
         sent = 0
-        for request_id, (inquiry, provider) in self._pending.items():
-            if now_ns - self._sent_ns[request_id] < ASK_AGAIN_NS or not self._is_open(provider, link, now_ns):
+        for request_id, (query, provider) in self._pending.items():
+            if now_ns - self._sent_ns[request_id] < ASK_AGAIN_NS or not self._is_open(provider, streams, now_ns):
                 continue
             assert provider.publication is not None
             assert provider.response is not None
-            request = inquiry.filters.request(request_id, self._client_id, provider.response)
+            request = query.filters.request(request_id, self._client_id, provider.response)
             if provider.publication.offer(request.encode()):
                 self._sent_ns[request_id] = now_ns
                 sent += 1
         return sent
 
-    def _is_open(self, provider: _Provider, link: Link, now_ns: int) -> bool:
+    def _is_open(self, provider: _Provider, streams: ClientStreams, now_ns: int) -> bool:
         if provider.publication is not None:
             return True
         if now_ns < provider.open_ns:
             return False
         provider.open_ns = now_ns + OPEN_AGAIN_NS
         try:
-            provider.response = self._response_for(provider, link)
+            provider.response = self._response_for(provider, streams)
             is_control = provider.endpoint == self._config.driver.control
-            provider.publication = link.control if is_control else link.publish(provider.endpoint, REQUEST_TERM)
+            provider.publication = streams.control if is_control else streams.publish(provider.endpoint, REQUEST_TERM)
         except (TransportError, OSError) as error:
             self._log.warning("provider_unreachable", channel=provider.endpoint.channel, error=str(error))
             return False
         return True
 
-    def _response_for(self, provider: _Provider, link: Link) -> Endpoint:
+    def _response_for(self, provider: _Provider, streams: ClientStreams) -> Endpoint:
         """An endpoint of our own for its answers; one for all providers on IPC."""
         channel = self._config.discovery.response_channel or _response_channel(provider.endpoint.channel)
         for known in self._subscriptions:
             if known.channel == channel:
                 return known
         response = Endpoint(channel, secrets.randbelow(2**31 - 1) + 1)
-        self._subscriptions[response] = link.subscribe(response)
+        self._subscriptions[response] = streams.subscribe(response)
         return response
 
-    def _on_message(self, data: bytes, info: aeron.MessageInfo) -> None:
-        try:
-            header = peek_header(data)
-            if header.schema_id != discovery.schema.id or header.template_id != DiscoveryResponse.TEMPLATE_ID:
-                return
-            response = decode(data)
-        except DecodeError:
-            self.malformed += 1
-            return
-        assert isinstance(response, DiscoveryResponse)
+    def _on_malformed(self, data: bytes, error: DecodeError) -> None:
+        self.malformed += 1
+
+    def on_discovery_response(self, response: DiscoveryResponse, info: aeron.MessageInfo) -> None:
         asked = self._pending.get(response.request_id)
         if asked is not None:
             self._drop(response.request_id)
             self._on_response(response, *asked)
 
-    def _on_response(self, response: DiscoveryResponse, inquiry: Inquiry, provider: _Provider) -> None:
+    def _on_response(self, response: DiscoveryResponse, query: DiscoveryQuery, provider: _Provider) -> None:
         if response.status is DiscoveryStatus.ERROR:
-            inquiry.refusals.append(response.error_message or "without a reason")
+            query.refusals.append(response.error_message or "without a reason")
             return
         results = response.results if response.status is DiscoveryStatus.OK else ()
         is_doubtful = False
@@ -226,21 +222,21 @@ class Discovery:
             if flaw is not None:
                 self.malformed += 1
                 self._log.warning("result_discarded", stream_id=result.stream_id, flaw=flaw)
-                is_doubtful = is_doubtful or flaw.startswith("pool")
+                is_doubtful = is_doubtful or flaw.startswith("announced ring")
                 continue
             if provider.is_own_driver and _place(stream.control) == _place(self._config.driver.control):
                 self._learn_own_id(stream.driver_instance_id)
             if self._is_outdated(stream):
                 is_doubtful = True
-            elif inquiry.filters.fit(stream):
-                inquiry.add(stream)
-        if is_doubtful and inquiry.requeries < MAX_REQUERIES:  # F10, §7
-            inquiry.requeries += 1
-            self._request(inquiry, provider, self._now_ns + ASK_AGAIN_NS)
+            elif query.filters.fit(stream):
+                query.add(stream)
+        if is_doubtful and query.requeries < MAX_REQUERIES:  # F10, §7
+            query.requeries += 1
+            self._request(query, provider, self._now_ns + ASK_AGAIN_NS)
             return
-        inquiry.answers += 1
-        if inquiry.first_answer_ns is None:
-            inquiry.first_answer_ns = self._now_ns
+        query.answers += 1
+        if query.first_answer_ns is None:
+            query.first_answer_ns = self._now_ns
 
     def _learn_own_id(self, instance_id: str) -> None:
         """The provider inside our driver knows its name; what our configuration says may be the default."""
@@ -259,24 +255,24 @@ class Discovery:
 
 
 class Lookup:
-    """What providers say of a name, asked again for as long as somebody looks."""
+    """What providers answer about a name; the query is repeated for as long as `look` is called."""
 
     def __init__(self, discovery: Discovery, name: str, now_ns: int) -> None:
         self._discovery = discovery
         self._filters = Filters(name=name)
         self._since_ns = now_ns
-        self._inquiry: Inquiry | None = None
+        self._query: DiscoveryQuery | None = None
         self.looked_ns = now_ns
-        self.found: list[DiscoveredStream] | None = None  # None: nobody has answered
+        self.found: list[DiscoveredStream] | None = None  # None: no provider has answered
 
     def look(self, now_ns: int) -> None:
         self.looked_ns = now_ns
-        inquiry = self._inquiry
-        if inquiry is not None and inquiry.is_done and inquiry.answers:
-            self.found = inquiry.streams
-        if inquiry is None or (inquiry.is_done and now_ns - inquiry.asked_ns >= ASK_AGAIN_NS):
-            self._inquiry = Inquiry(self._filters)
-            self._discovery.ask(self._inquiry, now_ns)
+        query = self._query
+        if query is not None and query.is_done and query.answers:
+            self.found = query.streams
+        if query is None or (query.is_done and now_ns - query.asked_ns >= ASK_AGAIN_NS):
+            self._query = DiscoveryQuery(self._filters)
+            self._discovery.ask(self._query, now_ns)
 
     def is_pending(self, now_ns: int) -> bool:
         """Whether an answer may still come soon."""
@@ -298,7 +294,7 @@ class NameFinder:
         return self._names.owner(stream_id, now_ns)
 
     def look_up(self, name: str, now_ns: int) -> Lookup | None:
-        """What providers say; None where there is nobody to ask."""
+        """What providers answer; None where none is configured."""
         if not self._discovery.endpoints:
             return None
         for stale in [key for key, lookup in self._lookups.items() if now_ns - lookup.looked_ns > FORGET_NS]:
@@ -316,13 +312,13 @@ class NameFinder:
             return self._names.find(name, now_ns)
         if lookup.found:
             return [
-                Source(stream.stream_id, name, stream.producer_id, stream.epoch, now_ns)
+                Source(stream.stream_id, name, stream.producer_id, stream.epoch)
                 for stream in lookup.found
                 if self._discovery.is_here(stream)
             ]
         return [] if lookup.is_pending(now_ns) else self._names.find(name, now_ns)
 
-    def heard(self, name: str, now_ns: int) -> list[Source]:
+    def announced(self, name: str, now_ns: int) -> list[Source]:
         """Every stream of that name that a producer announces here, whatever providers say."""
         return self._names.find(name, now_ns)
 
@@ -330,7 +326,7 @@ class NameFinder:
 def _place(endpoint: Endpoint) -> object:
     """Two endpoints of one place lead to the same driver, however they are written."""
     try:
-        return check_channel("channel", endpoint.channel).address, endpoint.stream_id
+        return endpoint.place
     except TensorPoolError:
         return endpoint
 
@@ -338,7 +334,7 @@ def _place(endpoint: Endpoint) -> object:
 def _response_channel(channel: str) -> str:
     """Where a provider on `channel` reaches this host. Raises OSError."""
     uri = check_channel("discovery.channel", channel)
-    if uri.media == "ipc":
+    if uri.is_ipc:
         return f"aeron:ipc?term-length={RESPONSE_TERM}"
     address = uri.parameters.get("endpoint") or uri.parameters["control"]
     host, _, port = address.rpartition(":")

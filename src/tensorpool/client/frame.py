@@ -7,17 +7,21 @@ keep the producer from using the slot again, which `is_intact` tells. Wire §8.3
 
 from __future__ import annotations
 
+import time
+from datetime import UTC, datetime, timedelta
 from types import TracebackType
 from typing import Any, Final, Self
 
 import numpy as np
 
 from tensorpool._core import FrameBase, monotonic_ns
-from tensorpool.client.mapped import MappedEpoch
+from tensorpool.client.mapped_epoch import MappedEpoch
+from tensorpool.client.wall_clock import ClockPair, utc_ns
 from tensorpool.errors import FrameOverwritten, LocalProtocolError
 from tensorpool.shm.arrays import Array, Order, numpy_dtype
 from tensorpool.wire.control import Dtype, MajorOrder
 
+EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 NO_TIMESTAMP: Final = 2**64 - 1
 
 
@@ -67,8 +71,19 @@ class Frame(FrameBase):
         return None if stamp in (0, NO_TIMESTAMP) else stamp
 
     @property
+    def time(self) -> datetime | None:
+        """When the payload was captured, in UTC; None where the producer's clock is not known.
+
+        As good as the wall clock of the producer's host when the epoch began: later steps of that clock change nothing.
+        """
+        stamp = self.timestamp_ns
+        now = ClockPair(monotonic_ns(), time.time_ns())
+        utc = None if stamp is None else utc_ns(stamp, self._mapped.clock, now)
+        return None if utc is None else EPOCH + timedelta(microseconds=utc // 1000)
+
+    @property
     def publish_timestamp_ns(self) -> int | None:
-        """When the producer told of it; most producers leave it out."""
+        """When the producer sent its descriptor; most producers leave it out."""
         return self._slot.publish_timestamp_ns
 
     @property

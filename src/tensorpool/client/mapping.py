@@ -9,7 +9,7 @@
 Holds no clock and does no IO: methods take `now_ns` and return effects. Nothing is mapped but what a fresh announce or
 the driver's own answer names; a replayed or late announce changes nothing. A descriptor of a later epoch alone unmaps
 nothing: the owner asks the driver, whose answer comes to `on_attached` (K1).
-Wire §10.1.1, §15.1, §15.2, §15.12, §15.14, §15.21; Driver Model §4.9, §6; decisions C1, C5-C8, C10, C13, C15, C17, E40,
+Wire §10.1.1, §15.1, §15.2, §15.12, §15.14, §15.21; Driver Model §4.9, §6; decisions C1, C5-C10, C13, C15, C17, E40,
 E41, K1, K2.
 """
 
@@ -19,63 +19,12 @@ from typing import Final
 
 import msgspec
 
-from tensorpool.errors import RegionRejected, RemoteProtocolError
-from tensorpool.shm.layout import LAYOUT_VERSION, MAX_EPOCH, RingSpec
-from tensorpool.wire.control import ClockDomain, ShmPoolAnnounce
+from tensorpool.errors import RemoteProtocolError
+from tensorpool.shm.announced import FRESH_PERIODS, Regions
+from tensorpool.wire.control import ShmPoolAnnounce
 from tensorpool.wire.driver import ShmAttachResponse, ShmLeaseRevoked
-from tensorpool.wire.region_uri import RegionUri
 
-FRESH_PERIODS: Final = 3  # announce periods (§10.1.1)
 ACTIVE_PERIODS: Final = 4  # of the superblock's activity stamp (§15.14)
-
-
-class Regions(msgspec.Struct, frozen=True):
-    """What to map for one epoch."""
-
-    stream_id: int
-    epoch: int
-    layout_version: int
-    ring: RingSpec
-    uris: tuple[str, ...]
-
-    @classmethod
-    def of(cls, source: ShmPoolAnnounce | ShmAttachResponse) -> Regions:
-        """Raises RemoteProtocolError for a layout that no stream may have (C16)."""
-        stream_id, epoch, version = source.stream_id, source.epoch, source.layout_version
-        nslots, slot_bytes = source.header_nslots, source.header_slot_bytes
-        if stream_id is None or epoch is None or version is None or nslots is None or slot_bytes is None:
-            raise RemoteProtocolError("a field that the layout needs is missing")
-        if not 1 <= epoch <= MAX_EPOCH:
-            raise RemoteProtocolError(f"epoch: expected 1 to 2^64 - 2, found {epoch}")
-        if version != LAYOUT_VERSION:
-            text = f"layout_version: expected {LAYOUT_VERSION}, found {version}; update the older of driver and client"
-            raise RemoteProtocolError(text)
-        ring = RingSpec.announced(nslots, slot_bytes, source.payload_pools)
-        uris = (source.header_region_uri, *(pool.region_uri for pool in source.payload_pools))
-        return cls(stream_id, epoch, version, ring, uris)
-
-    def difference(self, other: Regions) -> str | None:
-        """The first thing in which two descriptions of one epoch differ; the order of the pools says nothing."""
-        pairs = (
-            ("layout_version", self.layout_version, other.layout_version),
-            ("nslots", self.ring.nslots, other.ring.nslots),
-            ("header_region_uri", _place(self.uris[0]), _place(other.uris[0])),
-            ("payload_pools", self._pools, other._pools),
-        )
-        return next((f"{name}: {ours}, now {theirs}" for name, ours, theirs in pairs if ours != theirs), None)
-
-    @property
-    def _pools(self) -> list[tuple[int, int, str]]:
-        pools = zip(self.ring.pools, self.uris[1:], strict=True)
-        return sorted((pool.pool_id, pool.stride_bytes, _place(uri)) for pool, uri in pools)
-
-
-def _place(uri: str) -> str:
-    """A URI in its canonical form: a parameter that is spelt out with its default changes nothing."""
-    try:
-        return str(RegionUri.parse(uri))
-    except RegionRejected:
-        return uri  # it differs from every URI that could be mapped
 
 
 class Map(msgspec.Struct, frozen=True):
@@ -97,26 +46,12 @@ class Unmap(msgspec.Struct, frozen=True):
 type Effect = Map | Check | Unmap
 
 
-def has_epoch(announce: ShmPoolAnnounce) -> bool:
-    """C17, K2: an announce whose epoch is 0 or null says nothing about any epoch."""
-    return 1 <= announce.epoch <= MAX_EPOCH
-
-
-def is_fresh(announce: ShmPoolAnnounce, joined_ns: int, now_ns: int, wall_ns: int, announce_period_ns: int) -> bool:
-    """§10.1.1, C6-C8, C15: not from before we listened, not old, not from a future that cannot be."""
-    window_ns = FRESH_PERIODS * announce_period_ns
-    stamp_ns = announce.announce_timestamp_ns
-    if announce.announce_clock_domain is ClockDomain.MONOTONIC:
-        return stamp_ns >= joined_ns and abs(now_ns - stamp_ns) <= window_ns
-    return abs(wall_ns - stamp_ns) <= window_ns
-
-
 class MappingState:
     """The consumer's side of epochs, for one stream."""
 
     def __init__(self, announce_period_ns: int) -> None:
         self.epoch: int | None = None  # that is mapped
-        self.producer_id: int | None = None  # as last announced: 0 is nobody, None is not known
+        self.producer_id: int | None = None  # as last announced: 0 is no producer, None is not known
         self.mismatches = 0  # announces of the mapped epoch that described something else (K2)
         self._window_ns = FRESH_PERIODS * announce_period_ns
         self._activity_window_ns = ACTIVE_PERIODS * announce_period_ns
@@ -129,7 +64,7 @@ class MappingState:
         self._highest_ns = 0
         self._beyond: int | None = None  # §4.9: nothing up to this epoch, its producer is gone
         self._beyond_until_ns = 0
-        self._revoked: int | None = None  # the lease whose end was noticed last: it is told again at times
+        self._revoked: int | None = None  # the lease whose end was noticed last: its notice may come again
 
     # --- leases
 
@@ -158,7 +93,7 @@ class MappingState:
         return self._unmap(reason)
 
     def on_producer_revoked(self, notice: ShmLeaseRevoked, now_ns: int) -> list[Effect]:
-        """§4.9: wait for the epoch after the one whose producer is gone. A lease that is not its own is nobody's."""
+        """§4.9: wait for the epoch after the one whose producer is gone. The end of any other lease changes nothing."""
         if self.epoch is None or self.producer_id not in (None, notice.client_id):
             return []
         if notice.lease_id == self._revoked:
@@ -184,7 +119,7 @@ class MappingState:
         if self.epoch is not None and epoch < self.epoch and is_current_live:
             return []
         if self._beyond is not None and epoch <= self._beyond:
-            return []  # when the wait is over the driver is asked (`on_tick`), not whoever announces first
+            return []  # when the wait is over the driver is asked (`on_tick`), not the first process that announces
         regions = Regions.of(announce)
         self._beyond = None
         effects = self._unmap(f"epoch {epoch} was announced")
@@ -214,10 +149,14 @@ class MappingState:
         return any(-self._window_ns <= age_ns <= self._activity_window_ns for age_ns in ages_ns)
 
     def on_stale(self) -> list[Effect]:
-        """Nobody refreshes the mapped regions: their owner is dead."""
+        """No process refreshes the mapped regions: their owner is dead."""
         return self._unmap("the regions' activity stamps are stale")
 
     # --- the mapping itself
+
+    def is_awaited(self, epoch: int) -> bool:
+        """Whether this epoch is still to be mapped: it may have been given up meanwhile."""
+        return epoch == self._asked
 
     def on_mapped(self, epoch: int) -> None:
         self.epoch = epoch
@@ -269,3 +208,36 @@ class MappingState:
         self.epoch = None
         self.producer_id = None
         return [Unmap(reason)]
+
+
+class ActivityDuty:
+    """When a producer refreshes the activity stamp of its epoch, because its driver does not (C9).
+
+    Drivers may refresh it or leave it to the producer, and no message says which. A stamp that stands still while the
+    driver goes on announcing the epoch is left to the producer. A dead driver announces nothing: its regions become
+    stale, as they must.
+    """
+
+    def __init__(self) -> None:
+        self._stamp_ns: int | None = None  # as it was seen last
+        self._own_ns: int | None = None  # the last that we wrote
+        self._since_ns = 0  # when it was seen to change
+        self._announces = 0  # of the epoch, since then
+
+    def on_announce(self) -> None:
+        """A fresh announce of the epoch came."""
+        self._announces += 1
+
+    def is_due(self, stamp_ns: int, now_ns: int, period_ns: int) -> bool:
+        """Whether to refresh now.
+
+        One announce more than the one that a driver sends with a refresh of its own shows that it does not refresh.
+        """
+        if stamp_ns != self._stamp_ns:
+            self._stamp_ns, self._since_ns, self._announces = stamp_ns, now_ns, 0
+        needed = 1 if stamp_ns == self._own_ns else 2
+        return self._announces >= needed and now_ns - self._since_ns >= period_ns
+
+    def on_refreshed(self, stamp_ns: int, now_ns: int) -> None:
+        self._stamp_ns = self._own_ns = stamp_ns
+        self._since_ns, self._announces = now_ns, 0

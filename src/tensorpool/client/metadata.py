@@ -6,13 +6,15 @@ Holds no clock and does no IO. Wire §10.3, §15.9; decisions A11, F5, I5, K4.
 
 from __future__ import annotations
 
-from collections import OrderedDict
-from collections.abc import Iterable, Iterator, Mapping
+from collections import OrderedDict, deque
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, Final
 
 import google_crc32c
 import msgspec
 
+from tensorpool.client import wall_clock
+from tensorpool.client.wall_clock import EpochClock
 from tensorpool.errors import LocalProtocolError
 from tensorpool.wire import Message
 from tensorpool.wire.control import (
@@ -27,6 +29,9 @@ from tensorpool.wire.control import (
 CHUNK_MAX: Final = 65_536
 MAX_BLOB_BYTES: Final = 256 << 20
 MAX_KEPT: Final = 64  # versions that a consumer remembers
+REPEATED: Final = 4  # versions that a producer sends again every announce period
+MAX_WAITING: Final = 1_024  # messages of a producer that wait for room in the log; then the oldest is given up
+CHUNKS_PER_FLUSH: Final = 64  # of tables
 
 _TEXT: Final = "text/plain"
 _JSON: Final = "application/json"
@@ -52,6 +57,8 @@ class Metadata(msgspec.Struct, frozen=True):
         formats: dict[str, str] = {}
         tags: tuple[str, ...] = ()
         for attribute in message.attributes:
+            if attribute.key == wall_clock.KEY:
+                continue
             value: Any = attribute.value
             try:
                 if attribute.format == _TEXT:
@@ -90,6 +97,8 @@ def to_message(
             raise LocalProtocolError(f"metadata key {key!r}: expected ASCII text")
         if key == _TAGS:
             raise LocalProtocolError("metadata key 'tags' is what tags= fills")
+        if key == wall_clock.KEY:
+            raise LocalProtocolError(f"metadata key {key!r} is what the producer fills")
         entries.append(_attribute(key, value))
     tag_list = list(tags)
     for tag in tag_list:
@@ -170,7 +179,12 @@ class MetadataCache:
         self._versions: OrderedDict[tuple[_Source, int], Metadata] = OrderedDict()
         self._blobs: OrderedDict[tuple[_Source, int, int], tuple[MetaBlobAnnounce, bytes]] = OrderedDict()
         self._assemblies: OrderedDict[tuple[_Source, int], _Assembly] = OrderedDict()
+        self._clocks: OrderedDict[int, EpochClock] = OrderedDict()  # by epoch
         self.blobs_discarded = 0
+
+    def clock(self, epoch: int) -> EpochClock | None:
+        """What the producer of an epoch published about its clock; None: nothing yet."""
+        return self._clocks.get(epoch)
 
     def get(self, meta_version: int | None = None, epoch: int | None = None) -> Metadata | None:
         """Of a version, or of the current one, in an epoch (the mapped one by default)."""
@@ -219,6 +233,9 @@ class MetadataCache:
                     _keep(self._sources, session_id, source)
                 source.current = message.meta_version
             case DataSourceMeta():
+                self._keep_clock(message, self.epoch if source.epoch is None else source.epoch)
+                if message.meta_version == 0:
+                    return  # frames of version 0 have no metadata: it tells of the clock only
                 known = self._versions.get((source, message.meta_version))
                 if known is None or known.timestamp_ns != message.timestamp_ns:
                     _keep(self._versions, (source, message.meta_version), Metadata.of(message))
@@ -243,6 +260,11 @@ class MetadataCache:
                     key = (source, message.meta_version, assembly.announce.blob_type)
                     _keep(self._blobs, key, (assembly.announce, data))
 
+    def _keep_clock(self, message: DataSourceMeta, epoch: int | None) -> None:
+        clock = wall_clock.clock_in(message)
+        if clock is not None and epoch is not None:
+            _keep(self._clocks, epoch, clock)
+
     def _sources_of(self, epoch: int | None) -> list[_Source]:
         """Who spoke of an epoch, the last to come first; then who named none, if the epoch is the mapped one."""
         wanted = self.epoch if epoch is None else epoch
@@ -261,3 +283,143 @@ def _keep[K, V](kept: OrderedDict[K, V], key: K, value: V) -> None:
     kept.move_to_end(key)
     while len(kept) > MAX_KEPT:
         kept.popitem(last=False)
+
+
+class _Blob(msgspec.Struct, frozen=True):
+    """A table that a producer distributes."""
+
+    meta_version: int
+    blob_type: int
+    data: bytes
+    checksum: bool
+
+
+class MetadataSender:
+    """The messages that describe one producer's stream, in the order in which they are sent.
+
+    Every version is sent once when it is set, in order, after a DataSourceAnnounce that names its epoch. The last few
+    are repeated every announce period, and tables are sent again, for consumers that come later. A new epoch gets
+    everything anew: consumers keep versions and tables by epoch (K4). `flush` hands the messages to its caller.
+    """
+
+    def __init__(self) -> None:
+        self._source: DataSourceAnnounce | None = None  # without one there is nothing to describe yet
+        self._clock = EpochClock(None)
+        self._unversioned = DataSourceMeta(stream_id=0, meta_version=0, timestamp_ns=0)  # tells of the clock only
+        self._versions: OrderedDict[int, DataSourceMeta] = OrderedDict()
+        self._blobs: OrderedDict[int, _Blob] = OrderedDict()  # by type
+        self._waiting: deque[Message] = deque()
+        self._chunks: Iterator[Message] | None = None
+        self._chunk: Message | None = None
+        self._are_blobs_due = False
+        self.summary = ""
+        self.given_up = 0
+
+    # --- what there is to send
+
+    def begin(self, source: DataSourceAnnounce, clock: EpochClock, stamp_ns: int) -> None:
+        """From now on frames are in the epoch that `source` names; all that is known is sent for it."""
+        self._unversioned = DataSourceMeta(stream_id=source.stream_id, meta_version=0, timestamp_ns=stamp_ns)
+        self._source = source
+        self._clock = clock
+        self._chunks = self._chunk = None
+        self._are_blobs_due = bool(self._blobs)
+        self._post_all()
+
+    def set(self, message: DataSourceMeta, summary: str) -> None:
+        """Frames of this version mean this."""
+        self._versions.pop(message.meta_version, None)
+        self._versions[message.meta_version] = message
+        while len(self._versions) > REPEATED:
+            self._versions.popitem(last=False)
+        self.summary = summary
+        if self._source is not None:
+            self._source = msgspec.structs.replace(self._source, meta_version=message.meta_version, summary=summary)
+            self.post(self._source)
+            self.post(self._of_stream(message))
+
+    def set_clock(self, clock: EpochClock) -> None:
+        """Timestamps of this epoch's frames are by this clock."""
+        self._clock = clock
+        self._post_all()
+
+    def add_blob(self, meta_version: int, blob_type: int, data: bytes, checksum: bool) -> None:
+        """Send a table now, and again to consumers that come later; it replaces the one of its type."""
+        self._blobs.pop(blob_type, None)
+        self._blobs[blob_type] = _Blob(meta_version, blob_type, data, checksum)
+        while len(self._blobs) > MAX_KEPT:
+            self._blobs.popitem(last=False)
+        self._are_blobs_due = True
+
+    def post(self, message: Message) -> None:
+        """Send once."""
+        self._waiting.append(message)
+        if len(self._waiting) > MAX_WAITING:
+            self._waiting.popleft()
+            self.given_up += 1
+
+    def repeat(self) -> None:
+        """Every announce period; what still waits for room is not queued twice."""
+        if not self._waiting:
+            self._post_all()
+
+    def welcome(self) -> None:
+        """A consumer has come: it gets at once what others have."""
+        self.repeat()
+        self._are_blobs_due = bool(self._blobs)
+
+    # --- sending
+
+    def flush(self, offer: Callable[[bytes], bool]) -> int:
+        """Hand over what there is room for; `offer` returns whether a message is handled. Returns how many were."""
+        sent = 0
+        while self._waiting:
+            if not self._is_handled(self._waiting[0], offer):
+                return sent
+            self._waiting.popleft()
+            sent += 1
+        for _ in range(CHUNKS_PER_FLUSH):
+            self._chunk = self._chunk or self._next_chunk()
+            if self._chunk is None or not self._is_handled(self._chunk, offer):
+                return sent
+            self._chunk = None
+            sent += 1
+        return sent
+
+    # --- inside
+
+    def _is_handled(self, message: Message, offer: Callable[[bytes], bool]) -> bool:
+        """A message that cannot be sent is given up: it must not hold up the others."""
+        try:
+            return offer(message.encode())
+        except (ValueError, LocalProtocolError):
+            self.given_up += 1
+            return True
+
+    def _post_all(self) -> None:
+        if self._source is None:
+            return
+        self.post(self._source)
+        for message in self._versions.values() or (self._unversioned,):
+            self.post(self._of_stream(message))
+
+    def _next_chunk(self) -> Message | None:
+        if self._chunks is None and self._are_blobs_due and self._source is not None:
+            self._are_blobs_due = False
+            self._chunks = self._tables(self._source)
+        message = None if self._chunks is None else next(self._chunks, None)
+        if message is None and self._chunks is not None:
+            self._chunks = None
+            return self._next_chunk()
+        return message
+
+    def _tables(self, source: DataSourceAnnounce) -> Iterator[Message]:
+        yield source
+        for blob in tuple(self._blobs.values()):
+            yield from blob_messages(
+                source.stream_id, blob.meta_version, blob.blob_type, blob.data, checksum=blob.checksum
+            )
+
+    def _of_stream(self, message: DataSourceMeta) -> DataSourceMeta:
+        assert self._source is not None
+        return wall_clock.with_clock(msgspec.structs.replace(message, stream_id=self._source.stream_id), self._clock)

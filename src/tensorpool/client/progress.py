@@ -127,10 +127,10 @@ class ProgressThrottle:
 
 
 class ProgressTracker:
-    """What a consumer has heard of frames that are under way, in one epoch."""
+    """The progress reports that a consumer has received, in one epoch, of frames that are still being written."""
 
     def __init__(self) -> None:
-        self._heard: dict[int, tuple[FrameProgressState, int] | None] = {}  # None: broken, to be ignored
+        self._reported: dict[int, tuple[FrameProgressState, int] | None] = {}  # None: broken, to be ignored
         self.dropped = 0
 
     def accepts(self, message: FrameProgress) -> bool:
@@ -138,21 +138,21 @@ class ProgressTracker:
         if message.state is FrameProgressState.UNKNOWN:
             return False
         fresh = (message.state, message.payload_bytes_filled)
-        if message.seq in self._heard:
-            heard = self._heard[message.seq]
-            if heard is None or fresh[0] < heard[0] or fresh[1] < heard[1]:
-                self._heard[message.seq] = None
+        if message.seq in self._reported:
+            known = self._reported[message.seq]
+            if known is None or fresh[0] < known[0] or fresh[1] < known[1]:
+                self._reported[message.seq] = None
                 self.dropped += 1
                 return False
-        elif len(self._heard) >= MAX_TRACKED:
-            del self._heard[next(iter(self._heard))]
-        self._heard[message.seq] = fresh
+        elif len(self._reported) >= MAX_TRACKED:
+            del self._reported[next(iter(self._reported))]
+        self._reported[message.seq] = fresh
         return True
 
     def is_broken(self, seq: int) -> bool:
         """Whether this frame's story went back, so that the frame is not to be believed either."""
-        return seq in self._heard and self._heard[seq] is None
+        return seq in self._reported and self._reported[seq] is None
 
     def forget(self) -> None:
         """A new epoch counts its own seqs."""
-        self._heard.clear()
+        self._reported.clear()

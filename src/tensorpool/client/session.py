@@ -13,13 +13,13 @@ import threading
 from abc import abstractmethod
 from collections import deque
 from collections.abc import Callable
+from concurrent.futures import Future
 from enum import StrEnum
 from typing import TYPE_CHECKING, Final
 
 import msgspec
 
 from tensorpool.client import attachment as lease
-from tensorpool.client.mapping import is_fresh
 from tensorpool.errors import (
     AttachPending,
     AttachRefused,
@@ -31,6 +31,8 @@ from tensorpool.errors import (
     TransportError,
 )
 from tensorpool.logs import get_logger
+from tensorpool.shm import MappedRing
+from tensorpool.shm.announced import Regions, is_fresh
 from tensorpool.wire import Message
 from tensorpool.wire.control import ClockDomain, ShmPoolAnnounce
 from tensorpool.wire.driver import (
@@ -42,7 +44,7 @@ from tensorpool.wire.driver import (
 
 if TYPE_CHECKING:
     from tensorpool.client.conductor import ClientConductor
-    from tensorpool.client.link import Link
+    from tensorpool.client.streams import ClientStreams
 
 MAX_EVENTS: Final = 1_000
 
@@ -53,7 +55,7 @@ class State(StrEnum):
     ATTACHING = "ATTACHING"  # no lease yet
     ACTIVE = "ACTIVE"  # frames flow
     WAITING = "WAITING"  # lease or memory lost; coming back by itself
-    FALLBACK = "FALLBACK"  # told not to use shared memory: see fallback_uri
+    FALLBACK = "FALLBACK"  # ordered not to use shared memory: see fallback_uri
     CLOSED = "CLOSED"
 
 
@@ -70,12 +72,12 @@ class Session:
 
     attachment_type: type[lease.Attachment] = lease.Attachment
 
-    def __init__(self, conductor: ClientConductor, wish: lease.Wish, name: str | None) -> None:
+    def __init__(self, conductor: ClientConductor, spec: lease.AttachSpec, name: str | None) -> None:
         self.conductor = conductor
         self.name = name
         self.config = conductor.config
         self.attachment = self.attachment_type(
-            wish,
+            spec,
             new_client_id=conductor.new_client_id,
             new_correlation_id=conductor.new_correlation_id,
             keepalive_interval_ns=self.config.lease_keepalive_interval_ns,
@@ -84,16 +86,17 @@ class Session:
         )
         self.state = State.ATTACHING
         self._reason = ""
-        self.failure: TensorPoolError | None = None  # why it is not ACTIVE, where somebody said so
+        self.failure: TensorPoolError | None = None  # why it is not ACTIVE, where that is known
         self.is_hopeless = False  # asking again would get the same answer
         self.is_ending = False
         self.changed = threading.Condition()
         self.events: deque[StateChange] = deque(maxlen=MAX_EVENTS)
-        self.link: Link | None = None
+        self.streams: ClientStreams | None = None
         self.clock_domain = ClockDomain[self.config.driver.announce_clock_domain]  # until an announce names it
+        self._mappings_under_way: deque[tuple[Regions, Future[MappedRing]]] = deque()
         self._has_dropped = False
         self._pid = os.getpid()
-        self.log = get_logger("client", role=wish.role.name, stream=name or wish.stream_id)
+        self.log = get_logger("client", role=spec.role.name, stream=name or spec.stream_id)
 
     # --- for the user's side
 
@@ -135,17 +138,23 @@ class Session:
             return f"stream {stream_id}"
         return f'stream "{self.name}"' + (f" ({stream_id})" if stream_id else "")
 
+    @property
+    def is_mapping(self) -> bool:
+        """Whether memory is being mapped at the moment."""
+        return bool(self._mappings_under_way)
+
     def is_under_way(self, now_ns: int) -> bool:
-        """Whether the driver has reported lately that it works on our request."""
-        return self.attachment.is_being_made(now_ns)
+        """Whether our memory is being mapped, or the driver has reported lately that it works on our request."""
+        return self.is_mapping or self.attachment.is_creating(now_ns)
 
     def no_answer(self, waited_ns: int) -> TensorPoolError:
         """Why there is nothing to use after `waited_ns`: what the driver reported, or that there is no driver."""
-        channel, making = self.config.driver.control.channel, self.attachment.making
+        channel, creation = self.config.driver.control.channel, self.attachment.creation
         longer = "give it more time with a longer timeout="
-        if making is not None:
-            size = _size(making.size_bytes)
-            words = f"the driver is making {size} for {self.stream_label}, for {making.elapsed_ns / 1e9:.1f} s so far"
+        if creation is not None:
+            size = _size(creation.size_bytes)
+            seconds = f"{creation.elapsed_ns / 1e9:.1f}"
+            words = f"the driver is making {size} for {self.stream_label}, for {seconds} s so far"
             return AttachPending(channel, waited_ns, f"{words}; {longer}")
         if self.conductor.has_driver(waited_ns):
             return AttachPending(
@@ -154,7 +163,7 @@ class Session:
         return DriverUnreachable(channel, waited_ns, "is a driver running there? (`tensorpool driver`)")
 
     def set_state(self, state: State, reason: str, epoch: int | None = None) -> None:
-        """Change, tell the user's side, and wake whoever waits."""
+        """Change, queue the change for the user's callback, and wake the threads that wait."""
         if self.is_ending and state is not State.CLOSED:
             return
         with self.changed:
@@ -177,19 +186,19 @@ class Session:
 
     # --- the conductor's turn
 
-    def on_link(self, link: Link, now_ns: int) -> None:
-        self.link = link
-        self.open_streams(link)
+    def on_connected(self, streams: ClientStreams, now_ns: int) -> None:
+        self.streams = streams
+        self.open_streams(streams)
         if self.is_resolved(now_ns) and self._may_ask():
             self.conductor.resume_abandoned(self.attachment)
             self._perform(self.attachment.start(now_ns), now_ns)
 
-    def on_link_lost(self, words: str, now_ns: int) -> None:
-        self.link = None
+    def on_connection_lost(self, words: str, now_ns: int) -> None:
+        self.streams = None
         self.close_streams()
         if not self.attachment.is_attached:
             self.failure = TransportError(words)
-        self._perform(self.attachment.on_link_lost(words), now_ns)
+        self._perform(self.attachment.on_connection_lost(words), now_ns)
 
     def on_attach_response(self, response: ShmAttachResponse, now_ns: int, wall_ns: int) -> None:
         self._perform(self.attachment.on_attach_response(response, now_ns, wall_ns), now_ns)
@@ -213,26 +222,26 @@ class Session:
 
     def do_work(self, now_ns: int) -> int:
         """What is due. Returns the work done."""
-        if self.link is None:
-            return 0
+        work = self._finish_mappings(now_ns)
+        if self.streams is None:
+            return work
         attachment = self.attachment
-        work = 0
         if attachment.phase is lease.Phase.BACKOFF:
             self.conductor.resume_abandoned(attachment)
         if attachment.phase is not lease.Phase.BACKOFF or self._may_ask():
-            work = self._perform(attachment.on_tick(now_ns), now_ns)
+            work += self._perform(attachment.on_tick(now_ns), now_ns)
         is_due = attachment.phase is lease.Phase.UNATTACHED and now_ns >= attachment.next_ns
         if is_due and self.is_resolved(now_ns) and self._may_ask():
             self.conductor.resume_abandoned(attachment)
             work += self._perform(attachment.start(now_ns), now_ns)
         keepalive = attachment.keepalive(now_ns, self.stamp_ns(now_ns))
         if keepalive is not None:
-            result = self.link.control.offer(keepalive.encode())
+            result = self.streams.control.offer(keepalive.encode())
             if result:
                 attachment.on_keepalive_sent(now_ns)
                 work += 1
             else:
-                is_connected = self.link.control.is_connected
+                is_connected = self.streams.control.is_connected
                 self._perform(attachment.on_keepalive_failed(is_connected, now_ns), now_ns)
         return work
 
@@ -243,21 +252,21 @@ class Session:
         self._perform(self.attachment.detach(now_ns), now_ns)
 
     def _may_ask(self) -> bool:
-        return not self.conductor.is_asking(self.attachment.wish, besides=self)
+        return not self.conductor.is_asking(self.attachment.spec, besides=self)
 
     # --- for subclasses
 
     def is_resolved(self, now_ns: int) -> bool:
         """Whether the stream to attach to is known; a subclass may find out here."""
-        return self.attachment.wish.stream_id != 0 or self.name is None
+        return self.attachment.spec.stream_id != 0 or self.name is None
 
     @abstractmethod
-    def open_streams(self, link: Link) -> None:
-        """Open what the session needs of a new link."""
+    def open_streams(self, streams: ClientStreams) -> None:
+        """Open what the session needs of a new streams."""
 
     @abstractmethod
     def close_streams(self) -> None:
-        """Forget what belonged to the link that is gone."""
+        """Forget what belonged to the streams that is gone."""
 
     @abstractmethod
     def on_attached(self, response: ShmAttachResponse, now_ns: int) -> None:
@@ -267,17 +276,47 @@ class Session:
     def on_lost(self, reason: str) -> None:
         """There is none any more: nothing of its memory may be used."""
 
+    @abstractmethod
+    def on_mapped(self, regions: Regions, ring: MappedRing, now_ns: int) -> None:
+        """What `start_mapping` asked for is mapped."""
+
+    @abstractmethod
+    def on_mapping_failed(self, regions: Regions, error: TensorPoolError, now_ns: int) -> None:
+        """It cannot be mapped, and nothing of it is."""
+
     # --- inside
+
+    def start_mapping(self, regions: Regions, *, writable: bool) -> None:
+        """Map them beside the duty cycle, after what is being mapped already; ends in one of the two above."""
+        self._mappings_under_way.append((regions, self.conductor.mapper.submit(regions, writable=writable)))
+
+    def stop_mapping(self) -> None:
+        """What is being mapped is not wanted any more."""
+        self._mappings_under_way.clear()
+
+    def _finish_mappings(self, now_ns: int) -> int:
+        """In the order in which they were begun, so that epochs follow each other."""
+        work = 0
+        while self._mappings_under_way and self._mappings_under_way[0][1].done():
+            regions, future = self._mappings_under_way.popleft()
+            work += 1
+            try:
+                ring = future.result()
+            except TensorPoolError as error:
+                self.on_mapping_failed(regions, error.with_traceback(None), now_ns)  # its frames hold the mapping
+            else:
+                self.on_mapped(regions, ring, now_ns)
+        return work
 
     def send(self, message: Message) -> bool:
         """Offer on the control stream; a loss is made good by the next period.
 
         A message that no log takes, because a peer's texts in it are too long, is dropped and logged once.
         """
-        if self.link is None:
+        if self.streams is None:
             return False
         try:
-            return bool(self.link.control.offer(message.encode()))
+            return bool(self.streams.control.offer(message.encode()))
         except TransportError:
             return False
         except (ValueError, LocalProtocolError) as error:
@@ -306,8 +345,8 @@ class Session:
         return len(effects)
 
     def _refused(self, refusal: lease.Refused) -> None:
-        wish = self.attachment.wish
-        self.failure = AttachRefused(refusal.code.name, self.name or wish.stream_id, wish.role.name, refusal.words)
+        spec = self.attachment.spec
+        self.failure = AttachRefused(refusal.code.name, self.name or spec.stream_id, spec.role.name, refusal.words)
         self.is_hopeless = refusal.code in (ResponseCode.INVALID_PARAMS, ResponseCode.UNSUPPORTED)
         with self.changed:
             self.changed.notify_all()

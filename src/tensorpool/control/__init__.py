@@ -1,10 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The service control plane: services that are commanded by EventMessages, and those who command them.
+"""The service control plane: services that EventMessages command, and commanders that send them.
 
-config      every setting                               service     hears, echoes, runs, answers
-events      values in messages, and what keys mean      standard    ping, status, log-level, drain, pause, resume
-commands    typed handlers, without IO                  hosting     a service with a connection of its own
-link        a service's streams at a media driver       commander   sends, and waits for echo and result
+service           receives commands, echoes, runs and answers them
+common_commands   ping, status, log-level, drain, pause, resume
+commands          typed handlers, without IO
+events            values in messages, and what keys mean
+streams           the Aeron streams of a service
+service_agent     runs a service with a connection of its own
+commander         sends a command and waits for echo and result
+config            every setting
 """
 
 from typing import TYPE_CHECKING
@@ -13,35 +17,35 @@ from tensorpool import lazy
 
 if TYPE_CHECKING:
     from tensorpool.control.commander import Commander, Outcome
+    from tensorpool.control.common_commands import add_common_commands
     from tensorpool.control.config import ControlConfig
     from tensorpool.control.errors import (
         CommandError,
         CommandFailed,
         CommandRejected,
+        CommandUnanswered,
         CommandUnfinished,
-        CommandUnheard,
     )
     from tensorpool.control.events import Alive, Ref, State, make_event, read_alive, read_value
-    from tensorpool.control.hosting import Hosted, ServiceAgent
     from tensorpool.control.service import Service
-    from tensorpool.control.standard import host_standard
+    from tensorpool.control.service_agent import AgentWithService, ServiceAgent
 
 __all__ = [
+    "AgentWithService",
     "Alive",
     "CommandError",
     "CommandFailed",
     "CommandRejected",
+    "CommandUnanswered",
     "CommandUnfinished",
-    "CommandUnheard",
     "Commander",
     "ControlConfig",
-    "Hosted",
     "Outcome",
     "Ref",
     "Service",
     "ServiceAgent",
     "State",
-    "host_standard",
+    "add_common_commands",
     "make_event",
     "read_alive",
     "read_value",
@@ -51,9 +55,9 @@ _HOMES = (
     dict.fromkeys(__all__, "tensorpool.control.errors")
     | dict.fromkeys(("Alive", "Ref", "State", "make_event", "read_alive", "read_value"), "tensorpool.control.events")
     | dict.fromkeys(("Commander", "Outcome"), "tensorpool.control.commander")
-    | dict.fromkeys(("Hosted", "ServiceAgent"), "tensorpool.control.hosting")
+    | dict.fromkeys(("AgentWithService", "ServiceAgent"), "tensorpool.control.service_agent")
     | {"ControlConfig": "tensorpool.control.config", "Service": "tensorpool.control.service"}
-    | {"host_standard": "tensorpool.control.standard"}
+    | {"add_common_commands": "tensorpool.control.common_commands"}
 )
 
 if not TYPE_CHECKING:

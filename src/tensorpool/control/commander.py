@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A commander: sends a command, sees its echo on the status stream, then its result.
+"""A commander: sends a command, receives its echo on the status stream, then its result.
 
-A correlation id is random, so that neither another commander's answers nor those that still lie in the log from before
-are taken for ours. Service Control §4, §6; decisions H2, H5.
+A correlation id is random, so that neither another commander's answers nor those of the backlog are taken for ours.
+Service Control §4, §6; decisions H2, H5.
 """
 
 from __future__ import annotations
@@ -16,18 +16,17 @@ from typing import Any, Final, Literal
 import msgspec
 
 from tensorpool import aeron
-from tensorpool.channel import check_channel
+from tensorpool.aeron.adapter import MessageAdapter
 from tensorpool.control import events
 from tensorpool.control.config import ControlConfig, check_tag
-from tensorpool.control.errors import CommandFailed, CommandRejected, CommandUnfinished, CommandUnheard
+from tensorpool.control.errors import CommandFailed, CommandRejected, CommandUnanswered, CommandUnfinished
 from tensorpool.control.events import make_event, read_alive, read_value
-from tensorpool.control.link import subscribe
-from tensorpool.errors import DecodeError, LocalProtocolError, RemoteProtocolError
+from tensorpool.errors import LocalProtocolError, RemoteProtocolError
 from tensorpool.wire import event
 from tensorpool.wire.event import EventMessage, Format
 
 FRAGMENT_LIMIT: Final = 64
-IDENTITY: Final = struct.Struct("<2xHH2x8xq")  # template, schema and correlation id
+_CORRELATION_ID: Final = struct.Struct("<8x8xq")  # behind the header and the timestamp
 NOT_YET: Final = 0.001
 MAX_ALIVE: Final = 64  # names in an error
 
@@ -35,13 +34,13 @@ type Until = Literal["sent", "echo", "result"]
 
 
 class Outcome(msgspec.Struct, frozen=True, kw_only=True):
-    """What became of a command that succeeded as far as it was waited for."""
+    """A command that succeeded, as far as its sender waited."""
 
     tag: str
     key: str
     correlation_id: int
     is_accepted: bool  # its echo was seen
-    service: str | None = None  # the tag of whoever sent the result
+    service: str | None = None  # the tag of the service that sent the result
     value: events.Value = None
     format: Format | None = None
 
@@ -69,7 +68,7 @@ class _Pending(msgspec.Struct):
 
 
 class Commander:
-    """Commands services. Several may do so at once, also several threads through one commander.
+    """Commands services. Several commanders may do so at once, and several threads through one commander.
 
     >>> commander = Commander(aeron.connect(), ControlConfig())                       # doctest: +SKIP
     >>> commander.send("service:recorder:lab1", "pause", timeout=5.0).value           # doctest: +SKIP
@@ -84,8 +83,10 @@ class Commander:
         self._lock = threading.Lock()
         self._pending: dict[int, _Pending] = {}
         self._alive: set[str] = set()
-        self._is_local = check_channel("channel", self.config.status_channel).media == "ipc"
-        self._status = subscribe(client, self.config.status)
+        self._is_local = self.config.status.uri.is_ipc
+        self._adapter = MessageAdapter(on_malformed=lambda data, error: None)
+        self._adapter.add_undecoded(EventMessage, self._on_event, self._schema)
+        self._status = aeron.subscribe(client, self.config.status)
         try:
             self._control = client.add_publication(self.config.control_channel, self.config.control_stream_id)
         except BaseException:
@@ -94,7 +95,7 @@ class Commander:
 
     @property
     def alive(self) -> list[str]:
-        """The tags of services that were heard while a command waited."""
+        """The tags of services that sent a sign of life while a command waited."""
         return sorted(self._alive)
 
     def send(
@@ -103,13 +104,14 @@ class Commander:
         key: str,
         value: object = None,
         *,
-        timeout: float = 2.0,
+        timeout: float | None = None,
         until: Until = "result",
         format: Format | None = None,
     ) -> Outcome:
         """Send a command and wait for its echo and its result, `timeout` seconds for all of it.
 
-        Services that only echo, as the specification has it, are waited for until "echo". Raises CommandUnheard,
+        Without a `timeout` it waits for `control.command_timeout_ms` (2 s).
+        Services that only echo, as the specification has it, are waited for until "echo". Raises CommandUnanswered,
         CommandRejected, CommandFailed or CommandUnfinished, and LocalProtocolError for a value that has no format.
         """
         check_tag("tag", tag)
@@ -119,6 +121,7 @@ class Commander:
         stamp_ns = time.time_ns()
         message = make_event(tag, key, value, correlation_id=correlation_id, timestamp_ns=stamp_ns, format=format)
         pending = _Pending(key, self._schema.encode(message))
+        timeout = self.config.command_timeout_ms / 1e3 if timeout is None else timeout
         deadline_s = time.monotonic() + timeout
         self._pending[correlation_id] = pending
         try:
@@ -139,14 +142,14 @@ class Commander:
             limit = self._control.max_message_length
             raise LocalProtocolError(f"a command of {len(data)} bytes; the control stream takes {limit}")
         result = aeron.OfferResult.NOT_CONNECTED
-        while not (self._would_hear(deadline_s - timeout / 2) and (result := self._control.offer(data))):
+        while not (self._would_receive_answer(deadline_s - timeout / 2) and (result := self._control.offer(data))):
             self._poll()
             if time.monotonic() >= deadline_s:
-                raise CommandUnheard(message.tag, message.key, self._why_not_sent(result, timeout))
+                raise CommandUnanswered(message.tag, message.key, self._why_not_sent(result, timeout))
             time.sleep(NOT_YET)
 
-    def _would_hear(self, at_latest_s: float) -> bool:
-        """Whether an answer would be heard: on IPC from the start. Over UDP we send after a while all the same."""
+    def _would_receive_answer(self, at_latest_s: float) -> bool:
+        """Whether an answer would be received: on IPC always. Over UDP the command is sent after a while anyway."""
         return self._is_local or self._status.is_connected or time.monotonic() >= at_latest_s
 
     def _wait(
@@ -169,22 +172,16 @@ class Commander:
 
     def _poll(self) -> None:
         with self._lock:
-            self._status.poll(self._on_status, FRAGMENT_LIMIT)
+            self._status.poll(self._adapter.on_message, FRAGMENT_LIMIT)
 
-    def _on_status(self, data: bytes, info: aeron.MessageInfo) -> None:
-        if len(data) < IDENTITY.size:
+    def _on_event(self, data: bytes, info: aeron.MessageInfo) -> None:
+        if len(data) < _CORRELATION_ID.size:
             return
-        template_id, schema_id, correlation_id = IDENTITY.unpack_from(data)
-        if (template_id, schema_id) != (EventMessage.TEMPLATE_ID, self._schema.id):
-            return
-        pending = self._pending.get(correlation_id)
+        pending = self._pending.get(_CORRELATION_ID.unpack_from(data)[0])
         if pending is not None and data == pending.data:
             pending.is_accepted = True
             return
-        try:
-            message = self._schema.decode(data)
-        except DecodeError:
-            return
+        message = self._schema.decode(data)
         assert isinstance(message, EventMessage)
         if pending is not None:
             pending.take(message)
@@ -194,17 +191,17 @@ class Commander:
     def _why_not_sent(self, result: aeron.OfferResult, timeout: float) -> str:
         place = f"stream {self.config.control_stream_id} of {self.config.control_channel}"
         if result is aeron.OfferResult.NOT_CONNECTED:
-            return f"nobody subscribes to the control {place}; is the service running, with control.enabled?"
+            return f"no service subscribes to the control {place}; is the service running, with control.enabled?"
         return f"the control {place} had no room for {timeout:g} s; a subscriber does not read"
 
-    def _too_late(self, tag: str, key: str, pending: _Pending, timeout: float) -> CommandUnheard | CommandUnfinished:
+    def _too_late(self, tag: str, key: str, pending: _Pending, timeout: float) -> CommandUnanswered | CommandUnfinished:
         if pending.is_accepted:
             return CommandUnfinished(tag, key, f"waited {timeout:g} s; it may still be running")
         if tag in self._alive:
             found = "it is alive: it came after the command, is busy, or dropped it; send it again"
         else:
-            found = f"alive are {', '.join(self.alive)}" if self._alive else "no service is heard at all"
-        return CommandUnheard(tag, key, f"waited {timeout:g} s; {found}")
+            found = f"alive are {', '.join(self.alive)}" if self._alive else "no service sends heartbeats"
+        return CommandUnanswered(tag, key, f"waited {timeout:g} s; {found}")
 
 
 def _outcome(message: EventMessage, pending: _Pending) -> Outcome:

@@ -45,7 +45,7 @@ _PLAIN: Final[dict[object, frozenset[Format]]] = {
 
 
 class Unacceptable(Exception):
-    """Why a command is not accepted, in words for whoever sent it."""
+    """Why a command is not accepted, as its sender reads it."""
 
 
 class _Kind(msgspec.Struct, frozen=True):

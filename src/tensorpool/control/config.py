@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`[control]`: where services hear commands and where they answer; a section of every service's configuration.
+"""`[control]`: where services receive commands and where they answer; a section of every service's configuration.
 
 Service Control §4, §5, §7; decisions A11, H4, H6, H7. The specification names neither stream ids nor a schema id: ours
 are the defaults, and a deployment that numbers them otherwise says so here.
@@ -13,11 +13,10 @@ import msgspec
 from msgspec import Meta
 
 from tensorpool.channel import Endpoint, check_channel, check_endpoints
-from tensorpool.config import AeronStreamId, Channel, PositiveU32
 from tensorpool.errors import ConfigError
+from tensorpool.settings import IPC, AeronStreamId, EndpointOf, PositiveU32, PublishableChannel
 from tensorpool.wire import bridge, control, discovery, driver, event, trace
 
-IPC: Final = "aeron:ipc?term-length=4m"
 MAX_TAG_BYTES: Final = 255
 TAKEN: Final = frozenset(module.schema.id for module in (control, driver, bridge, trace, discovery))
 
@@ -36,44 +35,48 @@ SchemaId = Annotated[int, Meta(ge=0, le=0xFFFF, extra={"check": _check_schema_id
 
 
 class ControlConfig(msgspec.Struct, frozen=True, kw_only=True):
-    """`[control]` of a service, and of whoever commands it.
-
-    `aliases` are further tags that a service answers to. `drain` says from where it may be ended: "local" is a control
-    channel on IPC, which takes access to the media driver's directory; a UDP channel takes nothing but the network.
-    """
+    """`[control]` of a service, and of a process that sends commands to it."""
 
     enabled: bool = True
-    control_channel: Channel = IPC
+    """Take part in the service control plane."""
+    control_channel: PublishableChannel = IPC
+    """Where services receive commands."""
     control_stream_id: AeronStreamId = 1400
-    status_channel: Channel = IPC
+    """The Aeron stream id of control_channel."""
+    status_channel: PublishableChannel = IPC
+    """Where services answer and send heartbeats."""
     status_stream_id: AeronStreamId = 1401
+    """The Aeron stream id of status_channel."""
     schema_id: SchemaId = event.schema.id
+    """The SBE schema id of EventMessage; other messages on these streams are ignored."""
     aliases: tuple[Tag, ...] = ()
+    """Further tags that the service answers to."""
     alive_period_ms: PositiveU32 = 1000
+    """How often the service sends a heartbeat."""
+    command_timeout_ms: PositiveU32 = 2000
+    """How long a commander waits for a command that names no timeout."""
     commands_per_s: PositiveU32 = 100
+    """How many commands are accepted in a second; more are dropped and counted."""
     max_value_bytes: PositiveU32 = 65_536
+    """A command with a longer value is refused."""
     drain: Literal["local", "any", "never"] = "local"
+    """Who may end the service by a command: "local" requires a control channel on IPC, which takes access to the media
+    driver's directory; a UDP channel takes nothing but the network."""
+
+    control = EndpointOf("control")
+    status = EndpointOf("status")
 
     def __post_init__(self) -> None:
         for key in ("control_channel", "status_channel"):
-            if check_channel(f"control.{key}", getattr(self, key)).is_spy:
-                raise ConfigError(f"control.{key}", getattr(self, key), "aeron:ipc or aeron:udp")
-        if _place(self.control) == _place(self.status):
+            check_channel(f"control.{key}", getattr(self, key))
+        if self.control.place == self.status.place:
             accepted = "another id than control.control_stream_id: a service would take its own echo for a command"
             raise ConfigError("control.status_stream_id", self.status_stream_id, accepted)
 
     @property
-    def control(self) -> Endpoint:
-        return Endpoint(self.control_channel, self.control_stream_id)
-
-    @property
-    def status(self) -> Endpoint:
-        return Endpoint(self.status_channel, self.status_stream_id)
-
-    @property
     def may_drain(self) -> bool:
         """Whether an event may end a service."""
-        is_local = check_channel("control.control_channel", self.control_channel).media == "ipc"
+        is_local = self.control.uri.is_ipc
         return self.drain == "any" or (self.drain == "local" and is_local)
 
     def check_beside(self, endpoints: dict[str, Endpoint]) -> None:
@@ -89,7 +92,3 @@ def check_tag(key: str, tag: str) -> str:
         return msgspec.convert(tag, Tag)
     except msgspec.ValidationError:
         raise ConfigError(key, tag, f"1 to {MAX_TAG_BYTES} visible ASCII characters, no spaces") from None
-
-
-def _place(endpoint: Endpoint) -> tuple[object, int]:
-    return check_channel("channel", endpoint.channel).address, endpoint.stream_id

@@ -9,35 +9,35 @@ from tensorpool.errors import TensorPoolError
 class CommandError(TensorPoolError):
     """A command to `tag` of `key` did not succeed: `reason` says why. Catch a subclass to know how far it came."""
 
-    words = "failed"
+    outcome = "failed"
 
     def __init__(self, tag: str, key: str, reason: str) -> None:
         super().__init__(tag, key, reason)
-        self.text = f"{key} to {tag}: {self.words}: {reason}"
+        self.text = f"{key} to {tag}: {self.outcome}: {reason}"
         self.tag = tag
         self.key = key
         self.reason = reason
 
 
-class CommandUnheard(CommandError):
-    """Nobody accepted it in time; it was not run, unless the service answers later than we waited."""
+class CommandUnanswered(CommandError):
+    """No service accepted it in time; it was not run, unless the service answers after the timeout."""
 
-    words = "nobody answered"
+    outcome = "no answer"
 
 
 class CommandRejected(CommandError):
     """The service did not accept it, and did not run it."""
 
-    words = "not accepted"
+    outcome = "not accepted"
 
 
 class CommandFailed(CommandError):
     """The service accepted it, and its handler raised an error."""
 
-    words = "accepted, then failed"
+    outcome = "accepted, then failed"
 
 
 class CommandUnfinished(CommandError):
     """The service accepted it; no result came in time, so it may still be running."""
 
-    words = "accepted, no result yet"
+    outcome = "accepted, no result yet"

@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A service: hears the commands that are for it, echoes those it accepts, runs them, and says what came of it.
+"""A service: receives the commands for its tag, echoes those it accepts, runs them, and publishes their results.
 
-    heard ──filter: schema, tag, rate──► read ──known key, value of its type──► echoed ──► run ──► result: or error:
-                  │ counted                 │ no: rejected: with the reason        │ cannot be echoed: not run
+    received ──filter: schema, tag, rate──► read ──known key, value of its type──► echoed ──► run ──► result: or error:
+                     │ counted                 │ no: rejected: with the reason        │ cannot be echoed: not run
 
 Never blocks and starts no thread: the host calls `invoke` from its own duty cycle. A command runs only once its echo is
 on the status stream, which is the record of what was accepted; a result that finds no room is dropped and counted.
-The control plane attaches nobody to shared memory. Service Control §4-§7; decisions H1-H3, H5, H7.
+The control plane attaches no process to shared memory. Service Control §4-§7; decisions H1-H3, H5, H7.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from tensorpool.control import events
 from tensorpool.control.commands import KEY, Command, Unacceptable
 from tensorpool.control.config import ControlConfig, check_tag
 from tensorpool.control.events import Alive, State, make_event
-from tensorpool.control.link import ServiceLink
+from tensorpool.control.streams import ServiceStreams
 from tensorpool.errors import Closed, DecodeError, LocalProtocolError, TensorPoolError, TransportError
 from tensorpool.logs import get_logger
 from tensorpool.wire import event
@@ -86,9 +86,9 @@ class Service:
         self._counts: Counter[str] = Counter()
         self._client: aeron.Client | None = None
         self._is_patient = False
-        self._link: ServiceLink | None = None
+        self._streams: ServiceStreams | None = None
         self._bind_ns = 0
-        self._trouble = ""  # that was told last
+        self._trouble = ""  # that was logged last
         self._inbox: deque[bytes] = deque()
         self._waiting: _Accepted | None = None
         self._outbox: deque[tuple[bytes, int]] = deque()  # each with its deadline
@@ -100,12 +100,12 @@ class Service:
 
     @property
     def is_bound(self) -> bool:
-        """Whether commands are heard."""
-        return self._link is not None
+        """Whether it receives commands."""
+        return self._streams is not None
 
     @property
     def state(self) -> State:
-        """Told with every `alive`; a change is told in the next turn."""
+        """Part of every `alive`; a change is published in the next turn."""
         return self._state
 
     @state.setter
@@ -121,11 +121,11 @@ class Service:
 
     @property
     def counts(self) -> dict[str, int]:
-        """What became of messages, by reason."""
-        before = {} if self._link is None else {"from_before": self._link.from_before}
-        heard = self._filter.counts
-        heard["malformed"] += self._counts["malformed"]
-        return {**self._counts, **heard, **before}
+        """Messages by what was done with them."""
+        before = {} if self._streams is None else {"from_before": self._streams.from_before}
+        filtered = self._filter.counts
+        filtered["malformed"] += self._counts["malformed"]
+        return {**self._counts, **filtered, **before}
 
     def command[F: Callable[..., object]](
         self, key: str, *, refuse: Callable[[], str | None] | None = None
@@ -144,7 +144,7 @@ class Service:
         return register
 
     def status(self, key: str, value: object = None, *, correlation_id: int = 0) -> bool:
-        """Publish a status event, about the request of `correlation_id` if any; False when it found no room or reader.
+        """Publish a status event, about the request of `correlation_id` if any; False without room or subscriber.
 
         >>> service.status("progress", 0.5)          # doctest: +SKIP
         """
@@ -161,7 +161,7 @@ class Service:
     def bind(self, client: aeron.Client, *, patiently: bool = False) -> None:
         """Open the streams at a media driver. Raises TransportError when one cannot be opened.
 
-        `patiently`: that is logged instead, and tried again by `invoke`, for hosts that have more important work.
+        `patiently`: that is logged instead, and `invoke` tries again, for hosts that have more important work.
         """
         self.unbind()
         self._client, self._is_patient = client, patiently
@@ -169,13 +169,13 @@ class Service:
 
     def unbind(self) -> None:
         """Close the streams; commands that were not echoed yet are forgotten, as if they had come too late."""
-        link, self._link, self._client = self._link, None, None
+        streams, self._streams, self._client = self._streams, None, None
         self._inbox.clear()
         self._outbox.clear()
         self._waiting = None
-        if link is not None:
-            self._counts["from_before"] += link.from_before
-            link.close()
+        if streams is not None:
+            self._counts["from_before"] += streams.from_before
+            streams.close()
 
     def invoke(self) -> int:
         """One turn: never blocks, returns the work that was done for this service; traffic of others is none.
@@ -183,15 +183,15 @@ class Service:
         Raises TransportError when the media driver is gone, unless it was bound patiently.
         """
         now_ns = self._clock.monotonic_ns()
-        if self._link is None:
-            while self._afterwards:  # their answers went with the link
+        if self._streams is None:
+            while self._afterwards:  # their answers were dropped with the streams
                 self._afterwards.popleft()()
             if self._client is None or now_ns < self._bind_ns:
                 return 0
         try:
-            if self._link is None:
+            if self._streams is None:
                 self._open(now_ns)
-            return 0 if self._link is None else self._turn(self._link, now_ns)
+            return 0 if self._streams is None else self._turn(self._streams, now_ns)
         except (TransportError, Closed) as error:
             if not self._is_patient:
                 raise
@@ -200,20 +200,20 @@ class Service:
 
     # --- inside: the turn
 
-    def _turn(self, link: ServiceLink, now_ns: int) -> int:
-        work = self._flush(link, now_ns)
+    def _turn(self, streams: ServiceStreams, now_ns: int) -> int:
+        work = self._flush(streams, now_ns)
         if self._waiting is None and not self._inbox:
             limit = self.config.commands_per_s
             self._allowance = min(limit, self._allowance + (now_ns - self._turn_ns) * limit / 1e9)
             self._turn_ns = now_ns
-            fragments = link.poll(FRAGMENT_LIMIT, int(self._allowance), now_ns)
+            fragments = streams.poll(FRAGMENT_LIMIT, int(self._allowance), now_ns)
             self._allowance -= len(self._inbox)
             work += fragments >= FRAGMENT_LIMIT  # there is more to read
-        while self._link is link:
+        while self._streams is streams:
             if self._waiting is None and self._inbox:
                 work += 1
                 self._waiting = self._read(self._inbox.popleft(), now_ns)
-            if self._waiting is not None and not self._echo(link, self._waiting, now_ns):
+            if self._waiting is not None and not self._echo(streams, self._waiting, now_ns):
                 break
             if not self._inbox:
                 break
@@ -247,14 +247,14 @@ class Service:
             return None
         return _Accepted(data, message, command, arguments, now_ns + PATIENCE_NS)
 
-    def _echo(self, link: ServiceLink, accepted: _Accepted, now_ns: int) -> bool:
+    def _echo(self, streams: ServiceStreams, accepted: _Accepted, now_ns: int) -> bool:
         """Echo and run; False while there is no room for the echo."""
-        if len(accepted.data) > link.status.max_message_length:
+        if len(accepted.data) > streams.status.max_message_length:
             self._waiting = None
-            limit = f"its echo has {len(accepted.data)}, the status stream takes {link.status.max_message_length}"
+            limit = f"its echo has {len(accepted.data)}, the status stream takes {streams.status.max_message_length}"
             self._reject(accepted.message, f"too many bytes: {limit}")
             return True
-        result = link.status.offer(accepted.data)
+        result = streams.status.offer(accepted.data)
         if not result and result is not aeron.OfferResult.NOT_CONNECTED:
             if now_ns < accepted.deadline_ns:
                 return False
@@ -290,14 +290,14 @@ class Service:
         now_ns = self._clock.realtime_ns()
         message = make_event(self.tag, key, value, correlation_id=correlation_id, timestamp_ns=now_ns)
         data = self._schema.encode(message)
-        link = self._link
-        if link is None:
+        streams = self._streams
+        if streams is None:
             return False
-        if len(data) > link.status.max_message_length:
-            limit = link.status.max_message_length
+        if len(data) > streams.status.max_message_length:
+            limit = streams.status.max_message_length
             raise LocalProtocolError(f"a status event of {len(data)} bytes; the status stream takes {limit}")
         if not self._outbox:
-            result = link.status.offer(data)
+            result = streams.status.offer(data)
             if result or result is aeron.OfferResult.NOT_CONNECTED:
                 return bool(result)
         if is_droppable or len(self._outbox) >= OUTBOX_LIMIT:
@@ -306,11 +306,11 @@ class Service:
         self._outbox.append((data, self._clock.monotonic_ns() + PATIENCE_NS))
         return True
 
-    def _flush(self, link: ServiceLink, now_ns: int) -> int:
+    def _flush(self, streams: ServiceStreams, now_ns: int) -> int:
         sent = 0
         while self._outbox:
             data, deadline_ns = self._outbox[0]
-            result = link.status.offer(data)
+            result = streams.status.offer(data)
             if not result and result is not aeron.OfferResult.NOT_CONNECTED:
                 if now_ns < deadline_ns:
                     break
@@ -328,11 +328,11 @@ class Service:
         assert self._client is not None
         self._bind_ns = now_ns + BIND_AGAIN_NS
         try:
-            self._link = ServiceLink(self._client, self.config, self._filter, self._inbox.append, now_ns)
+            self._streams = ServiceStreams(self._client, self.config, self._filter, self._inbox.append, now_ns)
         except (TransportError, Closed) as error:
             if not self._is_patient:
                 raise
-            self._tell_trouble(str(error))
+            self._log_trouble(str(error))
             return
         self._alive_ns = 0
         self._trouble = ""
@@ -341,9 +341,9 @@ class Service:
         client = self._client
         self.unbind()
         self._client, self._bind_ns = client, now_ns + BIND_AGAIN_NS
-        self._tell_trouble(words)
+        self._log_trouble(words)
 
-    def _tell_trouble(self, words: str) -> None:
+    def _log_trouble(self, words: str) -> None:
         if words != self._trouble:
             self._trouble = words
             self._log.warning("control_unavailable", error=words)

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is wrong, and how to mend it: the facts behind `tensorpool inspect` and `tensorpool doctor`.
+"""The facts behind `tensorpool inspect` and `tensorpool doctor`: what is wrong, and how to fix it.
 
-    inspection   one stream seen from outside       regions   its files and superblocks
-    streams      which one is meant                 slots     what its ring holds
-    listening    what a bystander hears
+    inspection          one stream seen from outside      regions      its files and superblocks
+    streams             resolves an id or a name          slots        the contents of its ring
+    announced_streams   observes for a moment             all_checks   every check of the doctor
 
-Only looks: nothing is mapped, created, leased or written.
+Reads only: nothing is mapped, created, leased or written.
 """

@@ -7,7 +7,7 @@ import os
 import stat
 from typing import Final
 
-from tensorpool.diagnosis.finding import Finding, fail, ok, warn
+from tensorpool.diagnosis.check_result import CheckResult, fail, ok, warn
 from tensorpool.driver.config import DriverConfig
 from tensorpool.shm.epochs import scan_epochs
 from tensorpool.shm.namespace import find_namespaces, namespace_path
@@ -17,7 +17,7 @@ CHECK: Final = "directories"
 REGIONS: Final = "region files"
 
 
-def check_directories(config: DriverConfig) -> list[Finding]:
+def check_directories(config: DriverConfig) -> list[CheckResult]:
     """The base directory and this user's namespace in it: who owns them, and what we may do there."""
     namespace = namespace_path(config.shm.base_dir, config.shm.namespace)
     user_dir = os.path.dirname(namespace)
@@ -33,8 +33,8 @@ def check_directories(config: DriverConfig) -> list[Finding]:
     return findings
 
 
-def check_region_files(config: DriverConfig) -> list[Finding]:
-    """The files of every epoch that anybody keeps below our base directories: may we read them?"""
+def check_region_files(config: DriverConfig) -> list[CheckResult]:
+    """The files of every epoch below our base directories: may we read them?"""
     readable, denied, private = 0, [], []
     for base in config.shm.allowed_base_dirs:
         private += _unreadable_namespaces(base)
@@ -71,7 +71,7 @@ def _unreadable_namespaces(base: str) -> list[str]:
     return [path for path in users if not os.access(path, os.R_OK | os.X_OK, effective_ids=True)]
 
 
-def _check_directory(path: str) -> Finding | None:
+def _check_directory(path: str) -> CheckResult | None:
     try:
         found = os.lstat(path)
     except FileNotFoundError:
@@ -80,7 +80,7 @@ def _check_directory(path: str) -> Finding | None:
         return fail(CHECK, explain_denial(path, writable=False), "as it says; then start this process anew")
     shown = _describe(path, found)
     if stat.S_ISLNK(found.st_mode):
-        return fail(CHECK, f"{path} is a symbolic link", f"rm {path}    (nobody follows links there)")
+        return fail(CHECK, f"{path} is a symbolic link", f"rm {path}    (links are not followed there)")
     if not stat.S_ISDIR(found.st_mode):
         return fail(CHECK, f"{path} is no directory", f"mv {path} {path}.moved")
     if not os.access(path, os.R_OK | os.X_OK, effective_ids=True):
@@ -92,7 +92,7 @@ def _check_directory(path: str) -> Finding | None:
     return ok(CHECK, f"{shown}; {user_name(os.geteuid())} {may}")
 
 
-def _check_absent(path: str, parent: str) -> Finding:
+def _check_absent(path: str, parent: str) -> CheckResult:
     while not os.path.exists(parent):
         parent = os.path.dirname(parent)
     if os.access(parent, os.W_OK | os.X_OK, effective_ids=True):

@@ -7,6 +7,7 @@ changes. One that keeps silent is known by its announces. Driver Model §4.9; Di
 
 from __future__ import annotations
 
+import contextlib
 import os
 import secrets
 import time
@@ -15,16 +16,16 @@ from typing import Final
 import msgspec
 
 from tensorpool import aeron
+from tensorpool.aeron.adapter import MessageAdapter
 from tensorpool.channel import Endpoint
 from tensorpool.client.client import connect
-from tensorpool.client.inquiry import DiscoveredStream
-from tensorpool.client.link import Link
-from tensorpool.diagnosis.finding import Finding, fail, ok, warn
+from tensorpool.client.discovery_query import DiscoveredStream
+from tensorpool.client.streams import ClientStreams
+from tensorpool.diagnosis.check_result import CheckResult, fail, ok, warn
 from tensorpool.driver.config import DriverConfig
-from tensorpool.errors import DecodeError, RegionRejected, TensorPoolError, TransportError
+from tensorpool.errors import RegionRejected, TensorPoolError, TransportError
 from tensorpool.shm.containment import AllowedBases
 from tensorpool.shm.namespace import LOCK_NAME, lock_holder, namespace_path
-from tensorpool.wire import decode
 from tensorpool.wire.control import ShmPoolAnnounce
 from tensorpool.wire.driver import Role, ShmDetachRequest, ShmDetachResponse
 from tensorpool.wire.region_uri import RegionUri
@@ -50,50 +51,47 @@ class Question:
         )
         self.answered_by: set[int] = set()  # sessions
         self.announced: set[int] = set()  # streams
+        self._answers = MessageAdapter(on_malformed=lambda data, error: None)
+        self._answers.add(ShmPoolAnnounce, self.on_shm_pool_announce)
+        self._answers.add(ShmDetachResponse, self.on_shm_detach_response)
 
-    def ask(self, link: Link, timeout_s: float) -> float | None:
+    def ask(self, streams: ClientStreams, timeout_s: float) -> float | None:
         """Seconds until the first answer; None without."""
         started = time.monotonic()
         deadline, again, first = started + timeout_s, started, None
         while (now := time.monotonic()) < deadline:
             if first is None and now >= again:
                 again = now + ASK_AGAIN_S
-                link.control.offer(self._request.encode())
-            link.poll_control(self._on_message, 64)
+                streams.control.offer(self._request.encode())
+            streams.poll_control(self._answers.on_message, 64)
             if first is None and self.answered_by:
                 first = now - started
                 deadline = min(deadline, now + LINGER_S)
             time.sleep(0.002)
         return first
 
-    def _on_message(self, data: bytes, info: aeron.MessageInfo) -> None:
-        try:
-            message = decode(data)
-        except DecodeError:
-            return
-        if isinstance(message, ShmPoolAnnounce):
-            self.announced.add(message.stream_id)
-        elif isinstance(message, ShmDetachResponse) and message.correlation_id == self._request.correlation_id:
+    def on_shm_pool_announce(self, announce: ShmPoolAnnounce, info: aeron.MessageInfo) -> None:
+        self.announced.add(announce.stream_id)
+
+    def on_shm_detach_response(self, response: ShmDetachResponse, info: aeron.MessageInfo) -> None:
+        if response.correlation_id == self._request.correlation_id:
             self.answered_by.add(info.session_id)
 
 
-def check_driver(config: DriverConfig, aeron_dir: str, timeout_s: float = TIMEOUT_S) -> Finding:
+def check_driver(config: DriverConfig, aeron_dir: str, timeout_s: float = TIMEOUT_S) -> CheckResult:
     """Whether one driver answers on the control stream."""
     control = config.driver.control
     place = _place(control)
     question = Question()
     try:
-        link = Link(config, aeron_dir, "tensorpool doctor")
-        try:
-            waited_s = question.ask(link, timeout_s)
-        finally:
-            link.close()
+        with contextlib.closing(aeron.connect(aeron_dir, client_name="tensorpool doctor")) as client:
+            waited_s = question.ask(ClientStreams(client, config, aeron_dir), timeout_s)
     except TransportError as error:
         return fail(DRIVER, f"{place} could not be asked: {error}", "tensorpool driver")
     if waited_s is None and question.announced:
-        return ok(DRIVER, f"announces {len(question.announced)} streams at {place} of {aeron_dir}, and answers nobody")
+        return ok(DRIVER, f"announces {len(question.announced)} streams at {place} of {aeron_dir}, but does not answer")
     if waited_s is None:
-        found = f"nobody answers at {place} of {aeron_dir} within {timeout_s:g} s"
+        found = f"no driver answers at {place} of {aeron_dir} within {timeout_s:g} s"
         return fail(DRIVER, found, "tensorpool driver    (with the --config that your clients use)")
     if len(question.answered_by) > 1:
         found = f"{len(question.answered_by)} drivers answer at {place} of {aeron_dir}"
@@ -101,7 +99,7 @@ def check_driver(config: DriverConfig, aeron_dir: str, timeout_s: float = TIMEOU
     return ok(DRIVER, f"answers at {place} of {aeron_dir} after {1000 * waited_s:.0f} ms")
 
 
-def check_lock(config: DriverConfig) -> Finding:
+def check_lock(config: DriverConfig) -> CheckResult:
     """Which process holds the namespace of our configuration."""
     path = namespace_path(config.shm.base_dir, config.shm.namespace)
     lock = os.path.join(path, LOCK_NAME)
@@ -113,7 +111,7 @@ def check_lock(config: DriverConfig) -> Finding:
     return ok(LOCK, f"free: no driver that we can see holds {path}")
 
 
-def check_discovery(config: DriverConfig, aeron_dir: str, timeout_s: float = TIMEOUT_S) -> list[Finding]:
+def check_discovery(config: DriverConfig, aeron_dir: str, timeout_s: float = TIMEOUT_S) -> list[CheckResult]:
     """Each provider that clients ask, and what it answered."""
     settings = config.discovery
     asked = [
@@ -131,7 +129,7 @@ def check_discovery(config: DriverConfig, aeron_dir: str, timeout_s: float = TIM
     ]
 
 
-def _ask(endpoint: Endpoint, config: DriverConfig, aeron_dir: str, timeout_s: float) -> Finding:
+def _ask(endpoint: Endpoint, config: DriverConfig, aeron_dir: str, timeout_s: float) -> CheckResult:
     place = _place(endpoint)
     started = time.monotonic()
     try:

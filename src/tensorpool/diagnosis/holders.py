@@ -9,14 +9,14 @@ import time
 from typing import Final
 
 from tensorpool import aeron
-from tensorpool.diagnosis.finding import Finding, ok, warn
+from tensorpool.diagnosis.check_result import CheckResult, ok, warn
 from tensorpool.driver.config import DriverConfig
 
 CHECK: Final = "control stream"
 STANDS_STILL_S: Final = 0.5
 
 
-def check_holders(config: DriverConfig, aeron_dir: str) -> list[Finding]:
+def check_holders(config: DriverConfig, aeron_dir: str) -> list[CheckResult]:
     """Each tethered subscriber of the control and announce streams that stands still behind a publisher."""
     stream_ids = {config.driver.control_stream_id, config.driver.announce_stream_id}
     client = aeron.connect(aeron_dir, client_name="tensorpool doctor")

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Everything about one stream that can be seen without a lease: layout, epochs, files, slots, leases, consumers.
 
-Nothing is mapped, written, created or asked of the driver but which streams there are: whoever uses the stream notices
+Nothing is mapped, written, created or asked of the driver but which streams there are: users of the stream notice
 nothing. Wire §7.1, §8, §15.1, §15.21; Driver Model §4.4, §15.
 """
 
@@ -14,8 +14,8 @@ from typing import Final
 import msgspec
 
 from tensorpool.client.client import Client
-from tensorpool.client.inquiry import DiscoveredStream
-from tensorpool.diagnosis.listening import announced_streams, listen_for
+from tensorpool.client.discovery_query import DiscoveredStream
+from tensorpool.diagnosis.announced_streams import announced_streams, observe_for
 from tensorpool.diagnosis.regions import RegionFacts, activity_age_s, look_at, opened
 from tensorpool.diagnosis.slots import SlotFacts, read_slots
 from tensorpool.diagnosis.streams import Wanted, find_stream
@@ -65,10 +65,10 @@ class EpochFacts(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class LeaseFacts(msgspec.Struct, frozen=True, kw_only=True):
-    """A lease by its holder's keepalives. The expiry is by our configuration: the driver tells only the holder."""
+    """A lease by its holder's keepalives. The expiry is by our configuration: only the holder receives it."""
 
     role: str
-    lease_id: int | None  # None: only known from the announce, no keepalive was heard
+    lease_id: int | None  # None: only known from the announce, no keepalive was received
     client_id: int
     last_keepalive_s: float | None
     expires_in_s: float | None
@@ -81,7 +81,7 @@ class Inspection(msgspec.Struct, frozen=True, kw_only=True):
     name: str | None
     tags: tuple[str, ...]
     driver_instance_id: str
-    told_by: str
+    reported_by: str
     epoch: int
     producer_id: int
     layout: LayoutFacts
@@ -90,7 +90,7 @@ class Inspection(msgspec.Struct, frozen=True, kw_only=True):
     slots: SlotFacts | None
     leases: tuple[LeaseFacts, ...]
     consumers: tuple[ConsumerStatus, ...]
-    status: StreamStatus | None  # as it was heard of: state, rate, metadata
+    status: StreamStatus | None  # from the observer: state, rate, metadata
 
     @property
     def problems(self) -> list[str]:
@@ -105,20 +105,20 @@ class Inspection(msgspec.Struct, frozen=True, kw_only=True):
 def inspect_stream(
     client: Client, observer: Observer, wanted: Wanted, *, timeout: float, seconds: float | None = None
 ) -> Inspection:
-    """Look at a stream. Raises TensorPoolError, with the candidates, where it cannot be told which one is meant."""
-    stream, told_by = find_stream(wanted, client, observer, timeout=timeout)
+    """Inspect a stream. Raises TensorPoolError, with the candidates, where none or several are meant."""
+    stream, reported_by = find_stream(wanted, client, observer, timeout=timeout)
     config = client.config
     interval_s = max(config.lease_keepalive_interval_ns, config.announce_period_ns) / 1e9
-    listen_for(observer, min(1.2 * interval_s, MAX_LISTENING_S) if seconds is None else seconds)
-    found = _look(_renewed(stream, announced_streams(observer, config)), told_by, observer, config)
+    observe_for(observer, min(1.2 * interval_s, MAX_LISTENING_S) if seconds is None else seconds)
+    found = _look(_renewed(stream, announced_streams(observer, config)), reported_by, observer, config)
     if any(region.is_missing for region in found.regions):  # retired while we looked: the next announce names another
-        listen_for(observer, min(1.2 * interval_s, MAX_LISTENING_S))
-        found = _look(_renewed(stream, announced_streams(observer, config)), told_by, observer, config)
+        observe_for(observer, min(1.2 * interval_s, MAX_LISTENING_S))
+        found = _look(_renewed(stream, announced_streams(observer, config)), reported_by, observer, config)
     return found
 
 
-def _look(stream: DiscoveredStream, told_by: str, observer: Observer, config: DriverConfig) -> Inspection:
-    heard = observer.snapshot()
+def _look(stream: DiscoveredStream, reported_by: str, observer: Observer, config: DriverConfig) -> Inspection:
+    observed = observer.snapshot()
     bases = AllowedBases(config.shm.allowed_base_dirs)
     layout, specs = _layout(stream)
     uris = [stream.header_region_uri, *(pool.region_uri for pool in stream.payload_pools)]
@@ -127,22 +127,22 @@ def _look(stream: DiscoveredStream, told_by: str, observer: Observer, config: Dr
         name=stream.data_source_name,
         tags=stream.tags,
         driver_instance_id=stream.driver_instance_id,
-        told_by=told_by,
+        reported_by=reported_by,
         epoch=stream.epoch,
         producer_id=stream.producer_id,
         layout=layout,
         regions=look_at(uris, specs, bases) if specs else (),
         epochs=_epochs(stream, bases),
         slots=_slots(uris[0], specs[0], bases) if specs else None,
-        leases=_leases(stream, heard, config.lease_duration_ns),
-        consumers=tuple(consumer for consumer in heard.consumers if consumer.stream_id == stream.stream_id),
-        status=next((status for status in heard.streams if status.stream_id == stream.stream_id), None),
+        leases=_leases(stream, observed, config.lease_duration_ns),
+        consumers=tuple(consumer for consumer in observed.consumers if consumer.stream_id == stream.stream_id),
+        status=next((status for status in observed.streams if status.stream_id == stream.stream_id), None),
     )
 
 
-def _renewed(stream: DiscoveredStream, heard: list[DiscoveredStream]) -> DiscoveredStream:
-    """As it is announced by now: its epoch may have changed since somebody told of it."""
-    for other in heard:
+def _renewed(stream: DiscoveredStream, announced: list[DiscoveredStream]) -> DiscoveredStream:
+    """As it is announced by now: its epoch may have changed since discovery answered."""
+    for other in announced:
         if other.stream_id == stream.stream_id and other.epoch >= stream.epoch:
             return msgspec.structs.replace(
                 other,
@@ -200,21 +200,21 @@ def _epochs(stream: DiscoveredStream, bases: AllowedBases) -> tuple[EpochFacts, 
 
 
 def _epoch_facts(found: FoundEpoch, current: int) -> EpochFacts:
-    told = found.superblock
+    superblock = found.superblock
     state = "old"
     if found.epoch == current and not found.is_retired:
         state = "current"
     elif found.is_retired:
         state = "retired"
-    elif told is None:
+    elif superblock is None:
         state = "unfinished"
     return EpochFacts(
         epoch=found.epoch,
         path=found.path,
         state=state,
-        age_s=None if told is None else activity_age_s(told.start_timestamp_ns),
-        activity_age_s=None if told is None else activity_age_s(told.activity_timestamp_ns),
-        is_owner_alive=None if told is None else is_owner_alive(told, time.monotonic_ns(), time.time_ns()),
+        age_s=None if superblock is None else activity_age_s(superblock.start_timestamp_ns),
+        activity_age_s=None if superblock is None else activity_age_s(superblock.activity_timestamp_ns),
+        is_owner_alive=None if superblock is None else is_owner_alive(superblock, time.monotonic_ns(), time.time_ns()),
         memory_bytes=_memory_bytes(found.path),
     )
 
@@ -227,7 +227,7 @@ def _memory_bytes(folder: str) -> int:
         return 0
 
 
-def _leases(stream: DiscoveredStream, heard: Snapshot, duration_ns: int) -> tuple[LeaseFacts, ...]:
+def _leases(stream: DiscoveredStream, observed: Snapshot, duration_ns: int) -> tuple[LeaseFacts, ...]:
     found = [
         LeaseFacts(
             role=lease.role,
@@ -236,7 +236,7 @@ def _leases(stream: DiscoveredStream, heard: Snapshot, duration_ns: int) -> tupl
             last_keepalive_s=lease.age_ns / 1e9,
             expires_in_s=max(duration_ns - lease.age_ns, 0) / 1e9,
         )
-        for lease in heard.leases
+        for lease in observed.leases
         if lease.stream_id == stream.stream_id
     ]
     if stream.producer_id and not any(lease.client_id == stream.producer_id for lease in found):

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Do the superblocks of living epochs say what we understand, and what their files and names say?
 
-A difference is told field by field: what was expected, what was found, in which file. Wire §7.1, §15.1, §15.20.
+A difference is reported field by field: what was expected, what was found, in which file. Wire §7.1, §15.1, §15.20.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from typing import Final
 
 from tensorpool._core import SUPERBLOCK_BYTES
-from tensorpool.diagnosis.finding import Finding, fail, ok
+from tensorpool.diagnosis.check_result import CheckResult, fail, ok
 from tensorpool.driver.config import DriverConfig
 from tensorpool.errors import DecodeError
 from tensorpool.shm.epochs import FoundEpoch, scan_epochs
@@ -27,7 +27,7 @@ CHECK: Final = "layouts"
 MAX_SHOWN: Final = 10
 
 
-def check_layouts(config: DriverConfig) -> list[Finding]:
+def check_layouts(config: DriverConfig) -> list[CheckResult]:
     """Every region of every epoch whose owner lives, below our base directories."""
     checked, findings = 0, []
     for epoch in _epochs(config):
@@ -36,7 +36,7 @@ def check_layouts(config: DriverConfig) -> list[Finding]:
             try:
                 data, file_bytes = read_head(path)
             except OSError:
-                continue  # retired meanwhile, or not ours to read, which another check tells
+                continue  # retired meanwhile, or not ours to read, which another check reports
             is_living, differences = _differences(epoch, name, data, file_bytes)
             if is_living:
                 checked += 1
@@ -64,32 +64,36 @@ def _region_names(folder: str) -> list[str]:
 
 
 def _differences(epoch: FoundEpoch, name: str, data: bytes, file_bytes: int) -> tuple[bool, list[str]]:
-    """Whether the region's owner lives, and what is wrong with it. One that is still being made is passed over."""
+    """Whether the region's owner lives, and what is wrong with it. One that is still being made is ignored."""
     magic = int.from_bytes(data[:8], "little")
     if magic == 0 or len(data) < SUPERBLOCK_BYTES:
         return False, []
     if magic != MAGIC:
         return True, [f"magic: expected {MAGIC:#018x}, found {magic:#018x}"]
     try:
-        told = ShmRegionSuperblock.decode_body(data)
+        superblock = ShmRegionSuperblock.decode_body(data)
     except DecodeError as error:
         return True, [error.what]
     is_ring = name == "header.ring"
-    slot_bytes = 256 if is_ring else told.stride_bytes
+    slot_bytes = 256 if is_ring else superblock.stride_bytes
     expected = [
-        ("layout_version", LAYOUT_VERSION, told.layout_version),
-        ("stream_id", epoch.stream_id, told.stream_id),
-        ("epoch", epoch.epoch, told.epoch),
-        ("region_type", (RegionType.HEADER_RING if is_ring else RegionType.PAYLOAD_POOL).name, told.region_type.name),
-        ("pool_id", 0 if is_ring else int(name.removesuffix(".pool")), told.pool_id),
+        ("layout_version", LAYOUT_VERSION, superblock.layout_version),
+        ("stream_id", epoch.stream_id, superblock.stream_id),
+        ("epoch", epoch.epoch, superblock.epoch),
+        (
+            "region_type",
+            (RegionType.HEADER_RING if is_ring else RegionType.PAYLOAD_POOL).name,
+            superblock.region_type.name,
+        ),
+        ("pool_id", 0 if is_ring else int(name.removesuffix(".pool")), superblock.pool_id),
     ]
     if is_ring:
-        expected.append(("slot_bytes", slot_bytes, told.slot_bytes))
+        expected.append(("slot_bytes", slot_bytes, superblock.slot_bytes))
     wrong = [f"{field}: expected {want}, found {got}" for field, want, got in expected if want != got]
-    needed = SUPERBLOCK_BYTES + told.nslots * slot_bytes
+    needed = SUPERBLOCK_BYTES + superblock.nslots * slot_bytes
     if file_bytes < needed:
-        wrong.append(f"file size: expected at least {needed} bytes for {told.nslots} slots, found {file_bytes}")
-    return is_owner_alive(told, time.monotonic_ns(), time.time_ns()), wrong
+        wrong.append(f"file size: expected at least {needed} bytes for {superblock.nslots} slots, found {file_bytes}")
+    return is_owner_alive(superblock, time.monotonic_ns(), time.time_ns()), wrong
 
 
 def _remedy(differences: list[str]) -> str:

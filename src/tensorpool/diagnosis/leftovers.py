@@ -7,7 +7,7 @@
     media driver    its process is gone and its heartbeat is older than Aeron's timeout
 
 Each is looked at again under the lock that its makers take, renamed out of sight, and then deleted. What is another
-user's, a link, or holds anything that its kind does not have is left alone and told. Wire §15.21a.7; decision C11.
+user's, a link, or holds anything that its kind does not have is left alone and reported. Wire §15.21a.7; decision C11.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ from typing import Final
 from tensorpool.aeron.media_driver import alone_in
 from tensorpool.aeron.transport import DRIVER_TIMEOUT_MS
 from tensorpool.clock import SystemClock
+from tensorpool.diagnosis.check_result import CheckResult, ok, size, warn
 from tensorpool.diagnosis.cnc import CNC_NAME, read_cnc
-from tensorpool.diagnosis.finding import Finding, ok, size, warn
 from tensorpool.driver.config import DriverConfig
 from tensorpool.embedded import LOCK, PREFIX, ROOT
 from tensorpool.errors import TransportError
@@ -94,7 +94,7 @@ def remove(found: Survey, config: DriverConfig) -> Iterator[Outcome]:
             yield outcome_of(leftover, partial(_remove_media_driver, leftover.path))
 
 
-def check_leftovers(found: Survey) -> list[Finding]:
+def check_leftovers(found: Survey) -> list[CheckResult]:
     """What the doctor says of a survey."""
     findings = [warn(CHECK, f"{kept.path}: {kept.reason}", "none is taken by --gc") for kept in found.kept]
     if found.dead:
@@ -140,7 +140,7 @@ def _survey_embedded(path: str, window_ns: int) -> Survey:
     except OSError as error:
         return _kept(path, error.strerror or str(error))
     if LOCK not in contents.files:
-        return _kept(path, f"without {LOCK} nothing tells whose it is; `rm -r` it if you know")
+        return _kept(path, f"without {LOCK} nothing says whose it is; `rm -r` it if you know")
     if contents.strangers:
         return _kept(path, strangers_in(contents))
     why = (f"its lock is free ({LOCK})", "no process of it is left, nor a recent sign of life")
@@ -156,7 +156,7 @@ def _survey_unfinished(path: str) -> Survey:
     is_new = time.time() - found.st_mtime < BEING_MADE_S
     if is_new or lock_holder(os.path.join(path, LOCK)) is not None:
         return Survey(living=1)
-    return _kept(path, f"a start that was interrupted, as far as one can tell; `rm -r {path}`")
+    return _kept(path, f"probably a start that was interrupted; `rm -r {path}`")
 
 
 def _remove_embedded(path: str, window_ns: int) -> str:
@@ -172,7 +172,7 @@ def _remove_embedded(path: str, window_ns: int) -> str:
                 return f"{LIVES}: {sign}"
             return _retire(path, folder, _EMBEDDED_FILES, last=LOCK)
         except BlockingIOError:
-            return "somebody holds its lock by now"
+            return "a process holds its lock by now"
         finally:
             os.close(lock)
 
@@ -208,7 +208,7 @@ def _survey_media_driver(path: str) -> Survey:
     except OSError as error:
         return _kept(path, error.strerror or str(error))
     if facts is None:
-        return _kept(path, f"without a {CNC_NAME} that can be read nothing tells whose it is; `rm -r` it if you know")
+        return _kept(path, f"without a {CNC_NAME} that can be read nothing says whose it is; `rm -r` it if you know")
     if facts.is_process_alive or not facts.is_silent(DRIVER_TIMEOUT_MS / 1000):
         return Survey(living=1)
     if contents.strangers:
@@ -254,7 +254,7 @@ def _remove_media_driver(path: str) -> str:
 
 
 def _retire(path: str, folder: int, known: re.Pattern[str], *, last: str) -> str:
-    """Rename the open directory out of sight, then delete it; `last` goes last, since it tells whose the rest is."""
+    """Rename the open directory out of sight, then delete it; `last` goes last, since it says whose the rest is."""
     contents = contents_of(folder, known)
     if contents.strangers:
         raise OSError(errno.ENOTEMPTY, strangers_in(contents))

@@ -6,7 +6,7 @@ from __future__ import annotations
 import resource
 from typing import Final
 
-from tensorpool.diagnosis.finding import Finding, ok, size, warn
+from tensorpool.diagnosis.check_result import CheckResult, ok, size, warn
 from tensorpool.driver.config import DriverConfig
 from tensorpool.shm.locking import lockable_bytes
 
@@ -14,7 +14,7 @@ MIN_FILES: Final = 1024
 MIN_SOCKET_BYTES: Final = 2 << 20  # a burst of one large frame in datagrams
 
 
-def check_memlock(config: DriverConfig) -> Finding | None:
+def check_memlock(config: DriverConfig) -> CheckResult | None:
     """Only where policies.mlock_shm asks for it."""
     if not config.policies.mlock_shm:
         return None
@@ -28,7 +28,7 @@ def check_memlock(config: DriverConfig) -> Finding | None:
     return ok("memlock", f"`ulimit -l` is {size(allowed)}, {size(needed)} are to be locked")
 
 
-def check_open_files() -> Finding:
+def check_open_files() -> CheckResult:
     """Every log of a publication and every region is a file for a moment."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft < MIN_FILES:
@@ -36,7 +36,7 @@ def check_open_files() -> Finding:
     return ok("open files", f"`ulimit -n` is {soft}")
 
 
-def check_socket_buffers(proc: str = "/proc/sys/net/core") -> Finding:
+def check_socket_buffers(proc: str = "/proc/sys/net/core") -> CheckResult:
     """Only bridges and registries use sockets; a small buffer loses datagrams of a burst."""
     found = {}
     for name in ("rmem_max", "wmem_max"):

@@ -4,15 +4,15 @@
 from __future__ import annotations
 
 from tensorpool import aeron
+from tensorpool.diagnosis.check_result import CheckResult, fail, ok
 from tensorpool.diagnosis.cnc import read_cnc
-from tensorpool.diagnosis.finding import Finding, fail, ok
 from tensorpool.errors import Closed, TransportError
 
 CHECK = "media driver"
 SILENT_S = 2.0  # twice the interval of heartbeats
 
 
-def check_media_driver(aeron_dir: str) -> Finding:
+def check_media_driver(aeron_dir: str) -> CheckResult:
     """Alive, dead, silent, or out of reach."""
     denial = aeron.explain_denial(aeron_dir)
     if denial is not None:
@@ -41,7 +41,7 @@ def check_media_driver(aeron_dir: str) -> Finding:
 
 
 def _software(aeron_dir: str) -> str:
-    """Its version, as one of its counters tells."""
+    """Its version, from one of its counters."""
     client = aeron.connect(aeron_dir, client_name="tensorpool doctor", driver_timeout_ms=int(SILENT_S * 1000))
     try:
         for reading in client.counters():

@@ -81,7 +81,7 @@ def name_of(spec: RegionSpec) -> str:
 
 
 def activity_age_s(stamp_ns: int) -> float | None:
-    """Seconds since a stamp of either clock that stamps may be of (C8); None for one that is in nobody's past."""
+    """Seconds since a stamp of either clock that stamps may be of (C8); None for one in the future of both."""
     age_ns = activity_age_ns(stamp_ns, time.monotonic_ns(), time.time_ns())
     return None if age_ns is None else age_ns / 1e9
 

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Final
 
 from tensorpool.aeron import library
-from tensorpool.diagnosis.finding import Finding, fail, ok, warn
+from tensorpool.diagnosis.check_result import CheckResult, fail, ok, warn
 from tensorpool.errors import TransportError
 
 MIN_PYTHON: Final = (3, 12)
@@ -24,7 +24,7 @@ MIN_SPARK: Final = (4, 2)
 JAVA_TIMEOUT_S: Final = 10.0
 
 
-def check_python() -> Finding:
+def check_python() -> CheckResult:
     text = (
         f"tensorpool {_version('tensorpool')}, Python {platform.python_version()}, numpy {_version('numpy')}, "
         f"{platform.system()} {platform.release()} {platform.machine()}"
@@ -36,7 +36,7 @@ def check_python() -> Finding:
     return ok("python", text)
 
 
-def check_aeron() -> Finding:
+def check_aeron() -> CheckResult:
     """The shared object that we call, wherever it comes from."""
     try:
         paths = ", ".join(map(str, library.library_paths()))
@@ -45,7 +45,7 @@ def check_aeron() -> Finding:
         return fail("libaeron", str(error), "pip install pyaeron==0.1.0")
 
 
-def check_spark() -> Finding:
+def check_spark() -> CheckResult:
     if importlib.util.find_spec("pyspark") is None:
         return ok("spark", "not installed; recording and analytics need it: pip install 'tensorpool[spark]'")
     version = _version("pyspark")
@@ -56,7 +56,7 @@ def check_spark() -> Finding:
     return ok("spark", f"pyspark {version}, pyarrow {_version('pyarrow')}, pandas {_version('pandas')}")
 
 
-def check_java() -> Finding | None:
+def check_java() -> CheckResult | None:
     """Only where Spark is installed: nothing else needs it."""
     if importlib.util.find_spec("pyspark") is None:
         return None
@@ -67,7 +67,7 @@ def check_java() -> Finding | None:
         return warn("java", f"{where}; Spark needs one", "apt install openjdk-17-jre-headless")
     version = _java_version(java)
     if version is None:
-        return warn("java", f"{java} does not tell its version", f"{java} -version")
+        return warn("java", f"{java} does not report its version", f"{java} -version")
     if _numbers(version)[0] < MIN_JAVA:
         return warn("java", f"{java} is {version}, Spark needs 17 or later", "apt install openjdk-17-jre-headless")
     return ok("java", f"{version} at {java}")
@@ -82,10 +82,10 @@ def _java_version(java: str) -> str | None:
         found = None
     if found is None:
         try:
-            told = subprocess.run([java, "-version"], capture_output=True, text=True, timeout=JAVA_TIMEOUT_S)
+            ran = subprocess.run([java, "-version"], capture_output=True, text=True, timeout=JAVA_TIMEOUT_S)
         except (OSError, subprocess.TimeoutExpired):
             return None
-        found = re.search(r'version "([^"]+)"', told.stderr)
+        found = re.search(r'version "([^"]+)"', ran.stderr)
     return None if found is None else found[1]
 
 

@@ -6,7 +6,7 @@ from __future__ import annotations
 import os
 from typing import Final
 
-from tensorpool.diagnosis.finding import Finding, fail, ok, size, warn
+from tensorpool.diagnosis.check_result import CheckResult, fail, ok, size, warn
 from tensorpool.driver.config import DriverConfig
 from tensorpool.shm.leftovers import BLOCK_BYTES
 from tensorpool.shm.namespace import namespace_path
@@ -18,7 +18,7 @@ MIB: Final = 1 << 20
 AERON_BYTES: Final = 64 * MIB  # of the logs of a driver and a few clients, most of them sparse; and Aeron wants room
 
 
-def check_space(config: DriverConfig) -> Finding:
+def check_space(config: DriverConfig) -> CheckResult:
     """The bill against what the mount has left; what the driver has taken already counts as paid."""
     bill = config.bill()
     mount = mount_space(config.shm.base_dir)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which stream somebody means by an id or a name, and what to answer where it is none or several.
+"""Which stream an id or a name means, and the error where it is none or several.
 
 Providers of discovery are asked first; where none answers, what drivers and producers announce here decides.
 Discovery §5; Wire §10.1.1, §10.3.1.
@@ -12,8 +12,8 @@ from collections.abc import Iterable
 from typing import Final
 
 from tensorpool.client.client import Client
-from tensorpool.client.inquiry import DiscoveredStream, Filters
-from tensorpool.diagnosis.listening import announced_streams, listen_for
+from tensorpool.client.discovery_query import DiscoveredStream, Filters
+from tensorpool.diagnosis.announced_streams import announced_streams, observe_for
 from tensorpool.errors import ConfigError, DriverUnreachable, LocalProtocolError, TensorPoolError
 from tensorpool.supervisor.observer import Observer
 
@@ -55,8 +55,8 @@ class Wanted:
 
 
 def find_stream(wanted: Wanted, client: Client, observer: Observer, *, timeout: float) -> tuple[DiscoveredStream, str]:
-    """The stream, and who told of it. Raises TensorPoolError with the candidates, within about `timeout` seconds."""
-    asked = "nobody was asked"
+    """The stream, and where it was found. Raises TensorPoolError with the candidates, after about `timeout` s."""
+    asked = "no provider was asked"
     found: list[DiscoveredStream] = []
     try:
         found = client.discover(timeout=timeout)
@@ -64,18 +64,18 @@ def find_stream(wanted: Wanted, client: Client, observer: Observer, *, timeout: 
     except ConfigError:  # discovery is switched off
         pass
     except DriverUnreachable:
-        asked = f"nobody answers at {client.config.discovery.channel} stream {client.config.discovery.stream_id}"
+        asked = f"no provider answers at {client.config.discovery.channel} stream {client.config.discovery.stream_id}"
     chosen = wanted.choose(found)
     if chosen is not None:
         return chosen, "discovery"
     config = client.config
     patience_s = 1.5 * config.announce_period_ns / 1e9
-    listen_for(observer, patience_s, lambda: wanted.choose(announced_streams(observer, config)) is not None)
-    heard = announced_streams(observer, config)
-    chosen = wanted.choose(heard)
+    observe_for(observer, patience_s, lambda: wanted.choose(announced_streams(observer, config)) is not None)
+    announced = announced_streams(observer, config)
+    chosen = wanted.choose(announced)
     if chosen is not None:
         return chosen, "announce"
-    raise wanted.unknown(_merged(found, heard), asked)
+    raise wanted.unknown(_merged(found, announced), asked)
 
 
 def _merged(first: list[DiscoveredStream], second: list[DiscoveredStream]) -> list[DiscoveredStream]:

@@ -3,13 +3,13 @@
 
                  ShmPoolAnnounce                          no announce for the driver's expiry
     (unknown) ────────────────────► entry ───────────────────────────────────────────────────► (unknown)
-                                    │   ▲ ShmPoolAnnounce: same or later epoch; an earlier one is passed over
+                                    │   ▲ ShmPoolAnnounce: same or later epoch; an earlier one is ignored
                                     └───┘ DataSourceAnnounce, DataSourceMeta: its name, tags and id
 
-What was told about a stream before its first announce is kept for as long as an entry would be. Each entry holds a set
-of facts, (kind, value); a query is a set of facts too and finds the entries that hold them all. Holds no clock and does
-no IO: callers pass `now_ns`, by which entries expire; a caller that reads late also passes when an announce arrived,
-from which its entry lives. What is passed over is counted in `counts`, with a reason.
+Name, tags and id that arrive before the first announce are kept for as long as an entry would be. Each entry holds a
+set of facts, (kind, value); a query is a set of facts too and finds the entries that hold them all. Holds no clock and
+does no IO: callers pass `now_ns`, by which entries expire; a caller that reads late also passes when an announce
+arrived, from which its entry lives. A message that is ignored is counted in `counts`, with a reason.
 Discovery §5.1, §5.2, §6, §8, §12; decisions A13, C16, C17, F1, F3, F5-F8, F12, F15.
 """
 
@@ -17,15 +17,20 @@ from __future__ import annotations
 
 import re
 import struct
-from collections import Counter, OrderedDict
+from collections import Counter
 from collections.abc import Iterable
 from fnmatch import fnmatchcase
 from typing import Final
 
 import msgspec
 
+from tensorpool._core import HEADER_SLOT_BYTES, MAX_DIMS
 from tensorpool.channel import Endpoint
 from tensorpool.discovery.config import ERROR_MESSAGE_MAX_BYTES, NAME_MAX_BYTES, AclRule
+from tensorpool.errors import RemoteProtocolError
+from tensorpool.shm.announced import has_epoch
+from tensorpool.shm.layout import RingSpec
+from tensorpool.soft_state import SoftStateTable
 from tensorpool.wire.control import Attribute, DataSourceAnnounce, DataSourceMeta, ShmPoolAnnounce
 from tensorpool.wire.discovery import (
     DiscoveryRequest,
@@ -36,11 +41,8 @@ from tensorpool.wire.discovery import (
     Tag,
 )
 
-HEADER_SLOT_BYTES: Final = 256
-MAX_DIMS: Final = 8
 MAX_POOLS: Final = 256
 MAX_TAG_BYTES: Final = 4096  # all tags of a stream together
-MAX_EPOCH: Final = 2**64 - 2  # C17: all ones is null
 MAX_STREAM_ID: Final = 2**32 - 2
 
 _DECIMAL: Final = re.compile(rb"[0-9]{1,20}")
@@ -54,18 +56,21 @@ type Fact = tuple[str, int | str]
 
 
 class DriverIdentity(msgspec.Struct, frozen=True):
-    """Who announces at a place, and where it grants leases. From configuration: announces do not say it (F6)."""
+    """The driver that announces on a stream, and where it grants leases.
+
+    It comes from configuration, since announces name no driver (F6).
+    """
 
     instance_id: str
     control: Endpoint
     expiry_ns: int
-    names: dict[int, str] = {}  # of streams in its configuration; what a producer announces goes before
+    names: dict[int, str] = {}  # of streams in its configuration; the name that a producer announces takes precedence
 
 
-class _Told:
-    """What the metadata stream said about a stream, and of which epoch."""
+class _Description:
+    """The name, tags and id that the metadata stream gives a stream, and the epochs that they are of."""
 
-    __slots__ = ("data_source_id", "heard_ns", "meta_epoch", "name", "name_epoch", "tags")
+    __slots__ = ("data_source_id", "meta_epoch", "name", "name_epoch", "tags")
 
     def __init__(self) -> None:
         self.name = ""
@@ -73,10 +78,9 @@ class _Told:
         self.tags: tuple[str, ...] = ()
         self.data_source_id: int | None = None
         self.meta_epoch = 0
-        self.heard_ns = 0
 
     def forget_before(self, epoch: int) -> None:
-        """The stream went to another epoch: what a producer of an earlier one said is past."""
+        """The stream has a later epoch: the description by a producer of an earlier one is void."""
         if self.name_epoch < epoch:
             self.name = ""
         if self.meta_epoch < epoch:
@@ -84,14 +88,13 @@ class _Told:
 
 
 class _Entry:
-    __slots__ = ("announce", "driver", "encoded", "facts", "heard_ns", "result", "told")
+    __slots__ = ("announce", "description", "driver", "encoded", "facts", "result")
 
-    def __init__(self, driver: DriverIdentity, announce: ShmPoolAnnounce, told: _Told) -> None:
+    def __init__(self, driver: DriverIdentity, announce: ShmPoolAnnounce, description: _Description) -> None:
         self.driver = driver
         self.announce = announce
-        self.told = told
-        self.heard_ns = 0
-        self.result = _result(driver, announce, told)
+        self.description = description
+        self.result = _result(driver, announce, description)
         self.encoded = b""  # the result as part of a response, made when the first response needs it
         self.facts: frozenset[Fact] = frozenset()
 
@@ -100,13 +103,13 @@ class _Entry:
         return self.driver.instance_id, self.announce.stream_id
 
 
-class _Heard:
-    """What is known of one driver's streams, those that were announced longest ago first."""
+class _DriverStreams:
+    """The streams of one driver: announced ones, and descriptions of streams that are not announced yet."""
 
     def __init__(self, identity: DriverIdentity) -> None:
         self.identity = identity
-        self.entries: OrderedDict[int, _Entry] = OrderedDict()
-        self.orphans: OrderedDict[int, _Told] = OrderedDict()  # told of, not announced yet
+        self.entries = SoftStateTable[int, _Entry](identity.expiry_ns)
+        self.unannounced = SoftStateTable[int, _Description](identity.expiry_ns)
 
 
 class Directory:
@@ -115,7 +118,7 @@ class Directory:
     >>> directory.on_pool_announce("driver-01", announce, now_ns)       # doctest: +SKIP
     >>> directory.answer(request, now_ns, max_message_bytes=131_072)    # doctest: +SKIP
 
-    `rules` are the ACL: None shows everything to everybody (F1).
+    `rules` are the ACL: None shows every stream to every client (F1).
     """
 
     def __init__(
@@ -127,118 +130,116 @@ class Directory:
         rules: tuple[AclRule, ...] | None = None,
     ) -> None:
         self.counts: Counter[str] = Counter()
-        self._heard = {driver.instance_id: _Heard(driver) for driver in drivers}
+        self._drivers = {driver.instance_id: _DriverStreams(driver) for driver in drivers}
         self._index: dict[Fact, set[_Entry]] = {}
-        self._size = 0
-        self._orphans = 0
         self._max_streams = max_streams
         self._max_results = max_results
         self._rules = rules
 
     def __len__(self) -> int:
-        return self._size
+        return sum(len(driver.entries) for driver in self._drivers.values())
 
-    # --- what is heard
+    # --- messages
 
     def on_pool_announce(
         self, instance_id: str, announce: ShmPoolAnnounce, now_ns: int, arrived_ns: int | None = None
     ) -> bool:
-        """An announce of that driver's; whether it was taken."""
+        """An announce of that driver's; whether it was accepted."""
         arrived_ns = now_ns if arrived_ns is None else arrived_ns
         flaw = _flaw_in(announce)
         if flaw is not None:
             self.counts[f"announces_{flaw}"] += 1
             return False
-        heard = self._heard[instance_id]
-        self._expire(heard, now_ns)
-        entry = heard.entries.get(announce.stream_id)
+        driver = self._drivers[instance_id]
+        self._expire(driver, now_ns)
+        entry = driver.entries.get(announce.stream_id)
         if entry is None:
-            return self._add(heard, announce, arrived_ns)
+            return self._add(driver, announce, arrived_ns)
         known = entry.announce
         if announce.epoch < known.epoch:  # F8
             self.counts["announces_of_earlier_epochs"] += 1
             return False
         if announce.epoch > known.epoch:
-            entry.told.forget_before(announce.epoch)
+            entry.description.forget_before(announce.epoch)
         if _content(announce) != _content(known):
             entry.announce = announce
             self._renew(entry)
-        self._touch(heard, entry, arrived_ns)
+        driver.entries.refresh(announce.stream_id, arrived_ns)
         return True
 
     def on_repeat(self, instance_id: str, stream_id: int, now_ns: int, arrived_ns: int | None = None) -> bool:
-        """The same announce as last time but for its timestamp; whether the stream is still known."""
-        heard = self._heard[instance_id]
-        self._expire(heard, now_ns)
-        entry = heard.entries.get(stream_id)
-        if entry is not None:
-            self._touch(heard, entry, now_ns if arrived_ns is None else arrived_ns)
-        return entry is not None
+        """The same announce as last time but for its timestamp; whether the stream is still listed."""
+        driver = self._drivers[instance_id]
+        self._expire(driver, now_ns)
+        is_listed = stream_id in driver.entries
+        if is_listed:
+            driver.entries.refresh(stream_id, now_ns if arrived_ns is None else arrived_ns)
+        return is_listed
 
     def epoch_of(self, instance_id: str, stream_id: int) -> int | None:
         """The epoch of an entry, None where there is none."""
-        entry = self._heard[instance_id].entries.get(stream_id)
+        entry = self._drivers[instance_id].entries.get(stream_id)
         return None if entry is None else entry.announce.epoch
 
     def name_of(self, instance_id: str, stream_id: int) -> str:
-        """The name that an entry goes by, "" for none."""
-        entry = self._heard[instance_id].entries.get(stream_id)
+        """The name of an entry, "" for none."""
+        entry = self._drivers[instance_id].entries.get(stream_id)
         return "" if entry is None else entry.result.data_source_name
 
     def on_data_source_announce(self, instance_id: str, announce: DataSourceAnnounce, now_ns: int) -> bool:
-        """A producer's name for its stream; whether it was taken. No name takes none away."""
+        """A producer's name for its stream; whether it was accepted. An empty name does not remove an earlier one."""
         if len(announce.name.encode("utf-8", "surrogateescape")) > NAME_MAX_BYTES:
             self.counts["names_too_long"] += 1
             return False
-        told, entry = self._told(instance_id, announce.stream_id, now_ns)
-        if told is None:
+        description, entry = self._description(instance_id, announce.stream_id, now_ns)
+        if description is None:
             return False
         if entry is not None and announce.epoch < entry.announce.epoch:
             self.counts["names_of_earlier_epochs"] += 1
             return False
-        told.name_epoch = announce.epoch
-        if announce.name and announce.name != told.name:
-            told.name = announce.name
+        description.name_epoch = announce.epoch
+        if announce.name and announce.name != description.name:
+            description.name = announce.name
             if entry is not None:
                 self._renew(entry)
         return True
 
     def on_data_source_meta(self, instance_id: str, meta: DataSourceMeta, now_ns: int) -> bool:
-        """F5: tags and data_source_id are attributes; whether they were taken."""
-        told, entry = self._told(instance_id, meta.stream_id, now_ns)
-        if told is None:
+        """F5: tags and data_source_id are attributes; whether they were accepted."""
+        description, entry = self._description(instance_id, meta.stream_id, now_ns)
+        if description is None:
             return False
         tags, data_source_id = self._attributes(meta)
-        # It carries no epoch: it belongs to the producer that spoke last.
-        told.meta_epoch = max(told.name_epoch, entry.announce.epoch if entry else 0)
-        if (tags, data_source_id) != (told.tags, told.data_source_id):
-            told.tags, told.data_source_id = tags, data_source_id
+        # It carries no epoch: it belongs to the producer that announced itself last.
+        description.meta_epoch = max(description.name_epoch, entry.announce.epoch if entry else 0)
+        if (tags, data_source_id) != (description.tags, description.data_source_id):
+            description.tags, description.data_source_id = tags, data_source_id
             if entry is not None:
                 self._renew(entry)
         return True
 
     def expire(self, now_ns: int) -> None:
-        """Forget what was not announced for its driver's expiry."""
-        for heard in self._heard.values():
-            self._expire(heard, now_ns)
+        """Remove the streams that were not announced for their driver's expiry."""
+        for driver in self._drivers.values():
+            self._expire(driver, now_ns)
 
-    # --- what is asked
+    # --- queries
 
     def answer(self, request: DiscoveryRequest, now_ns: int, max_message_bytes: int) -> bytes:
         """The response to a request as it goes on the wire, never longer than that."""
         found = self._matches(request, now_ns)
         if len(found) > self._max_results:
-            words = f"{len(found)} streams match, at most {self._max_results} are returned (discovery.max_results)"
-            return refusal(request.request_id, f"{words}; {NARROWER}")
+            reason = f"{len(found)} streams match, at most {self._max_results} are returned (discovery.max_results)"
+            return refusal(request.request_id, f"{reason}; {NARROWER}")
         if not found and self._rules is not None:
             return DiscoveryResponse(request_id=request.request_id, status=DiscoveryStatus.NOT_FOUND).encode()
         data = _response(request.request_id, found)
         if len(data) > max_message_bytes:
-            words = (
+            reason = (
                 f"{len(found)} streams match and take {len(data)} bytes, the response channel carries "
                 f"{max_message_bytes}; {NARROWER}, or give a response channel with a larger term-length (up to 16m)"
             )
-            return refusal(request.request_id, words)
+            return refusal(request.request_id, reason)
         return data
 
     def find(self, request: DiscoveryRequest, now_ns: int) -> list[Result]:
@@ -251,11 +252,11 @@ class Directory:
         self.expire(now_ns)
         facts = _wanted(request)
         if facts:
-            nobody: set[_Entry] = set()
-            fewest = min((self._index.get(fact, nobody) for fact in facts), key=len)
+            none: set[_Entry] = set()
+            fewest = min((self._index.get(fact, none) for fact in facts), key=len)
             candidates = [entry for entry in fewest if facts <= entry.facts]
         else:
-            candidates = [entry for heard in self._heard.values() for entry in heard.entries.values()]
+            candidates = [entry for driver in self._drivers.values() for entry in driver.entries.values()]
         if self._rules is not None:
             client_id = request.client_id
             candidates = [entry for entry in candidates if self._is_visible(entry, client_id)]
@@ -264,52 +265,41 @@ class Directory:
     def _is_visible(self, entry: _Entry, client_id: int) -> bool:
         return any(_fits(rule, entry, client_id) for rule in self._rules or ())
 
-    def _add(self, heard: _Heard, announce: ShmPoolAnnounce, arrived_ns: int) -> bool:
-        if self._size >= self._max_streams:
+    def _add(self, driver: _DriverStreams, announce: ShmPoolAnnounce, arrived_ns: int) -> bool:
+        if len(self) >= self._max_streams:
             self.counts["streams_beyond_max_streams"] += 1
             return False
-        told = heard.orphans.pop(announce.stream_id, None)
-        if told is None:
-            told = _Told()
-        else:
-            self._orphans -= 1
-            told.forget_before(announce.epoch)
-        entry = _Entry(heard.identity, announce, told)
-        heard.entries[announce.stream_id] = entry
-        self._size += 1
+        description = driver.unannounced.pop(announce.stream_id) or _Description()
+        description.forget_before(announce.epoch)
+        entry = _Entry(driver.identity, announce, description)
+        driver.entries.add(announce.stream_id, entry, arrived_ns)
         self._renew(entry)
-        self._touch(heard, entry, arrived_ns)
         return True
 
-    def _touch(self, heard: _Heard, entry: _Entry, arrived_ns: int) -> None:
-        entry.heard_ns = max(entry.heard_ns, arrived_ns)
-        heard.entries.move_to_end(entry.announce.stream_id)
-
-    def _told(self, instance_id: str, stream_id: int, now_ns: int) -> tuple[_Told | None, _Entry | None]:
-        heard = self._heard[instance_id]
-        self._expire(heard, now_ns)
-        entry = heard.entries.get(stream_id)
+    def _description(self, instance_id: str, stream_id: int, now_ns: int) -> tuple[_Description | None, _Entry | None]:
+        """The description of a stream and its entry, if it is announced; (None, None) where there is no room."""
+        driver = self._drivers[instance_id]
+        self._expire(driver, now_ns)
+        entry = driver.entries.get(stream_id)
         if entry is not None:
-            return entry.told, entry
-        told = heard.orphans.get(stream_id)
-        if told is None:
-            if self._size + self._orphans >= self._max_streams:
+            return entry.description, entry
+        description = driver.unannounced.get(stream_id)
+        if description is None:
+            if len(self) + sum(len(each.unannounced) for each in self._drivers.values()) >= self._max_streams:
                 self.counts["streams_beyond_max_streams"] += 1
                 return None, None
-            told = heard.orphans[stream_id] = _Told()
-            self._orphans += 1
-        told.heard_ns = now_ns
-        heard.orphans.move_to_end(stream_id)
-        return told, None
+            description = _Description()
+        driver.unannounced.add(stream_id, description, now_ns)
+        return description, None
 
     def _attributes(self, meta: DataSourceMeta) -> tuple[tuple[str, ...], int | None]:
         tags: tuple[str, ...] = ()
         data_source_id: int | None = None
         for attribute in meta.attributes:
             if attribute.key == "tags":
-                said = _tags_of(attribute)
-                tags = tuple(dict.fromkeys(tag for tag in said if tag.isascii() and len(tag) <= MAX_TAG_BYTES))
-                if len(tags) < len(set(said)):
+                given = _tags_of(attribute)
+                tags = tuple(dict.fromkeys(tag for tag in given if tag.isascii() and len(tag) <= MAX_TAG_BYTES))
+                if len(tags) < len(set(given)):
                     self.counts["tags_not_ascii"] += 1
                 if sum(map(len, tags)) > MAX_TAG_BYTES:
                     self.counts["tags_too_long"] += 1
@@ -320,9 +310,9 @@ class Directory:
         return tags, data_source_id
 
     def _renew(self, entry: _Entry) -> None:
-        """What the entry says has changed."""
+        """Make the result and the index anew after announce or description changed."""
         self._unindex(entry)
-        entry.result = _result(entry.driver, entry.announce, entry.told)
+        entry.result = _result(entry.driver, entry.announce, entry.description)
         entry.encoded = b""
         entry.facts = _facts(entry.result)
         for fact in entry.facts:
@@ -335,22 +325,11 @@ class Directory:
             if not holders:
                 del self._index[fact]
 
-    def _expire(self, heard: _Heard, now_ns: int) -> None:
-        oldest_ns = now_ns - heard.identity.expiry_ns
-        while heard.entries:
-            stream_id, entry = next(iter(heard.entries.items()))
-            if entry.heard_ns > oldest_ns:
-                break
-            del heard.entries[stream_id]
+    def _expire(self, driver: _DriverStreams, now_ns: int) -> None:
+        for _, entry in driver.entries.tick(now_ns).gone:
             self._unindex(entry)
-            self._size -= 1
             self.counts["streams_expired"] += 1
-        while heard.orphans:
-            stream_id, told = next(iter(heard.orphans.items()))
-            if told.heard_ns > oldest_ns:
-                break
-            del heard.orphans[stream_id]
-            self._orphans -= 1
+        driver.unannounced.tick(now_ns)
 
 
 def _response(request_id: int, found: list[_Entry]) -> bytes:
@@ -366,34 +345,32 @@ def _encode(entry: _Entry) -> bytes:
     return entry.encoded
 
 
-def refusal(request_id: int, words: str) -> bytes:
-    """An ERROR, with no more words than a datagram likes."""
-    text = words.encode("utf-8", "surrogateescape")[:ERROR_MESSAGE_MAX_BYTES].decode("utf-8", "ignore")
+def refusal(request_id: int, reason: str) -> bytes:
+    """An ERROR, with a message that fits a datagram."""
+    text = reason.encode("utf-8", "surrogateescape")[:ERROR_MESSAGE_MAX_BYTES].decode("utf-8", "ignore")
     return DiscoveryResponse(request_id=request_id, status=DiscoveryStatus.ERROR, error_message=text).encode()
 
 
 def _flaw_in(announce: ShmPoolAnnounce) -> str | None:
-    """C16, C17: why nobody could attach to what is announced; None when somebody could."""
-    nslots, pools = announce.header_nslots, announce.payload_pools
+    """C16, C17: why no client could attach to what is announced; None for a sound announce."""
+    pools = announce.payload_pools
     if not 1 <= announce.stream_id <= MAX_STREAM_ID:
         return "without_a_stream_id"
-    if not 1 <= announce.epoch <= MAX_EPOCH:
+    if not has_epoch(announce):
         return "without_an_epoch"
-    if announce.header_slot_bytes != HEADER_SLOT_BYTES:
-        return "of_other_slot_bytes"
-    if nslots < 1 or nslots & (nslots - 1):
-        return "of_unusable_nslots"
-    if not 1 <= len(pools) <= MAX_POOLS or len({pool.pool_id for pool in pools}) < len(pools):
-        return "of_unusable_pools"
-    if any(pool.pool_nslots != nslots for pool in pools):
-        return "of_unequal_nslots"
+    if len(pools) > MAX_POOLS:
+        return "of_unusable_rings"
+    try:
+        RingSpec.announced(announce.header_nslots, announce.header_slot_bytes, pools)
+    except RemoteProtocolError:
+        return "of_unusable_rings"
     if not all(uri and uri.isascii() for uri in (announce.header_region_uri, *(pool.region_uri for pool in pools))):
         return "of_unusable_uris"
     return None
 
 
 def _content(announce: ShmPoolAnnounce) -> tuple[object, ...]:
-    """All that a result says of it."""
+    """The fields that a result repeats."""
     return (
         announce.epoch,
         announce.producer_id,
@@ -404,7 +381,7 @@ def _content(announce: ShmPoolAnnounce) -> tuple[object, ...]:
     )
 
 
-def _result(driver: DriverIdentity, announce: ShmPoolAnnounce, told: _Told) -> Result:
+def _result(driver: DriverIdentity, announce: ShmPoolAnnounce, description: _Description) -> Result:
     return Result(
         stream_id=announce.stream_id,
         producer_id=announce.producer_id,
@@ -413,7 +390,7 @@ def _result(driver: DriverIdentity, announce: ShmPoolAnnounce, told: _Told) -> R
         header_nslots=announce.header_nslots,
         header_slot_bytes=HEADER_SLOT_BYTES,
         max_dims=MAX_DIMS,
-        data_source_id=told.data_source_id,
+        data_source_id=description.data_source_id,
         driver_control_stream_id=driver.control.stream_id,
         payload_pools=tuple(
             PayloadPool(
@@ -424,9 +401,9 @@ def _result(driver: DriverIdentity, announce: ShmPoolAnnounce, told: _Told) -> R
             )
             for pool in announce.payload_pools
         ),
-        tags=tuple(Tag(tag=tag) for tag in told.tags),
+        tags=tuple(Tag(tag=tag) for tag in description.tags),
         header_region_uri=announce.header_region_uri,
-        data_source_name=told.name or driver.names.get(announce.stream_id, ""),
+        data_source_name=description.name or driver.names.get(announce.stream_id, ""),
         driver_instance_id=driver.instance_id,
         driver_control_channel=driver.control.channel,
     )
@@ -442,7 +419,7 @@ def _facts(result: Result) -> frozenset[Fact]:
 
 
 def _wanted(request: DiscoveryRequest) -> frozenset[Fact]:
-    """The filters of a request. F12: 0 is a value, only what is absent filters nothing."""
+    """The filters of a request. F12: 0 is a value; only an absent field filters nothing."""
     facts: set[Fact] = {("tag", tag.tag) for tag in request.tags}
     for kind in ("stream_id", "producer_id", "data_source_id"):
         value: int | None = getattr(request, kind)
@@ -468,9 +445,9 @@ def _tags_of(attribute: Attribute) -> list[str]:
     """F5: a JSON array, or text with commas."""
     try:
         if attribute.format == "application/json":
-            said = msgspec.json.decode(attribute.value)
-            return [tag for tag in said if isinstance(tag, str) and tag] if isinstance(said, list) else []
+            given = msgspec.json.decode(attribute.value)
+            return [tag for tag in given if isinstance(tag, str) and tag] if isinstance(given, list) else []
         text = attribute.value.decode() if attribute.format in ("text/plain", "") else ""
     except (UnicodeDecodeError, msgspec.DecodeError):
-        return []  # not what it claims to be
+        return []  # not of the format that it names
     return [tag.strip() for tag in text.split(",") if tag.strip()]

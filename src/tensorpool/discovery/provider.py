@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The provider: listens to announces, keeps the directory, answers requests. Inside a driver or as a registry.
+"""The provider: receives announces, keeps the directory, answers requests. Inside a driver or as a registry.
 
-One agent with an Aeron connection of its own; it never waits for anybody it answers. Streams may be shared with other
-schemas and directions: what is not for a provider is passed over by its header alone. It neither grants nor forwards
-attaches. A provider inside a driver also tells registries what it heard from that driver.
+One agent with an Aeron connection of its own; it never waits for a client that it answers. It neither grants nor
+forwards attaches. A provider inside a driver also sends that driver's announces on to registries.
 
 A turn reads every log to its end, taking announces and queueing requests; then it answers, for a bounded time. A turn
 that comes late costs no live stream its entry: an announce that it finds arrived after the previous turn, and entries
@@ -16,21 +15,22 @@ from __future__ import annotations
 import struct
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Final
 
 import msgspec
 
 from tensorpool import aeron
-from tensorpool.channel import Endpoint, check_channel
+from tensorpool.aeron.adapter import MessageAdapter
+from tensorpool.channel import MAX_AERON_STREAM_ID, Endpoint
 from tensorpool.clock import Clock
 from tensorpool.discovery.config import ProviderSection
 from tensorpool.discovery.directory import Directory, DriverIdentity, refusal
 from tensorpool.discovery.rates import Rates
-from tensorpool.discovery.responses import MAX_AERON_STREAM_ID, Responder, route_to
+from tensorpool.discovery.responses import Responder, route_to
 from tensorpool.errors import Closed, DecodeError, LocalProtocolError, TransportError
 from tensorpool.logs import get_logger
-from tensorpool.wire import control, decode, discovery, peek_header
+from tensorpool.wire import decode
 from tensorpool.wire.control import ClockDomain, DataSourceAnnounce, DataSourceMeta, ShmPoolAnnounce
 from tensorpool.wire.discovery import DiscoveryRequest
 
@@ -39,14 +39,11 @@ POLLS_PER_TURN: Final = 16  # of each subscription
 ANSWERS_PER_TURN: Final = 64
 ANSWERING_NS: Final = 5_000_000  # a turn's share for answers; as much as for reading, where that took longer
 MAX_QUEUED_REQUESTS: Final = 1024
-RECONNECT_EVERY_NS: Final = 100_000_000
-LOOK_EVERY_NS: Final = 500_000_000
 EXPIRE_EVERY_NS: Final = 100_000_000
 TELL_AGAIN_NS: Final = 5_000_000_000  # to a registry that could not be opened
 LOG_EVERY_NS: Final = 1_000_000_000  # §13: queries are sampled
 MAX_REQUEST_BYTES: Final = 16_384
 
-_OF_METADATA: Final = frozenset((DataSourceAnnounce.TEMPLATE_ID, DataSourceMeta.TEMPLATE_ID))
 _ASKER: Final = struct.Struct("<8xQI")  # request_id and client_id, the first fields of a request
 _STREAM_ID: Final = struct.Struct("<8xI")  # the first field of announces and metadata
 _STAMP: Final = struct.Struct("<QB")  # its timestamp and clock domain
@@ -54,7 +51,7 @@ _STAMP_AT: Final = 24
 
 
 class Source(msgspec.Struct, frozen=True):
-    """A driver, where its announces are heard, and where its producers' metadata."""
+    """A driver, the stream of its announces, and the stream of its producers' metadata."""
 
     identity: DriverIdentity
     announce: Endpoint
@@ -73,12 +70,11 @@ class Provider:
         aeron_dir: str,
         clock: Clock,
         *,
-        tells: Sequence[Endpoint] = (),
+        registries: Sequence[Endpoint] = (),
     ) -> None:
         self._settings = settings
         self._sources = sources
-        self._tells = tells
-        self._aeron_dir = aeron_dir
+        self._registries = registries
         self._clock = clock
         self._log = get_logger("discovery", channel=settings.channel, stream_id=settings.stream_id)
         self.directory = Directory(
@@ -92,14 +88,20 @@ class Provider:
             total_per_s=settings.requests_per_s,
             now_ns=clock.monotonic_ns(),
         )
-        self._link: _Link | None = None
-        self._media_driver = aeron.DriverSight(aeron_dir)
+        self._connection = aeron.MediaDriverConnection(
+            aeron_dir,
+            f"tensorpool-discovery {settings.stream_id}",
+            self._open_streams,
+            self._log,
+            close_streams=ProviderStreams.close,
+            on_lost=self._on_connection_lost,
+        )
         # What was taken last: of announces all but the timestamp, of metadata also the epoch that it was taken in.
         self._announced: dict[tuple[str, int], bytes] = {}
-        self._told: dict[tuple[str, int, int], tuple[bytes, int]] = {}
-        self._untold: list[Endpoint] = []  # registries whose publication is still to be opened
+        self._descriptions: dict[tuple[str, int, int], tuple[bytes, int]] = {}
+        self._unopened: list[Endpoint] = []  # registries whose publication is still to be opened
         self._requests: dict[bytes, None] = {}  # to be answered, in this order; one that is sent again is in it once
-        self._reconnect_ns = self._look_ns = self._expire_ns = self._log_ns = self._open_ns = 0
+        self._expire_ns = self._log_ns = self._open_ns = 0
         self._now_ns = 0
         self._read_ns = 0  # when the latest turn began that read every log to its end
 
@@ -117,114 +119,90 @@ class Provider:
 
     def on_start(self) -> None:
         self._now_ns = self._clock.monotonic_ns()
-        self._connect()
+        self._connection.open(self._now_ns)
         self._log.info("discovery_started", drivers=len(self._sources))
 
     def do_work(self) -> int:
         now_ns = self._now_ns = self._clock.monotonic_ns()
         work = 0
         try:
-            if self._link is None:
-                self._reconnect(now_ns)
-            if self._link is not None:
-                self._look(self._link, now_ns)
-                self._open_tells(self._link, now_ns)
-                work += self._read(self._link, now_ns)
-                work += self._answer_requests(self._link)
-                work += self._link.responder.do_work(now_ns)
+            self._connection.maintain(now_ns)
+            streams = self._connection.streams
+            if streams is not None:
+                self._open_tells(streams, now_ns)
+                work += self._read(streams, now_ns)
+                work += self._answer_requests(streams)
+                work += streams.responder.do_work(now_ns)
         except (TransportError, Closed) as error:
-            self._lose_link(str(error))
-        if self._link is None:
+            self._connection.lose(error, now_ns)
+        if self._connection.streams is None:
             self._read_ns = now_ns
         if now_ns >= self._expire_ns:
             self._expire_ns = now_ns + EXPIRE_EVERY_NS
             self.directory.expire(self._read_ns)
             if len(self._announced) > 2 * len(self.directory) + 1024:
                 self._announced.clear()
-            if len(self._told) > 4 * len(self.directory) + 1024:
-                self._told.clear()
+            if len(self._descriptions) > 4 * len(self.directory) + 1024:
+                self._descriptions.clear()
         return work
 
     def on_close(self) -> None:
-        if self._link is not None:
-            self._link.close()
-            self._link = None
+        self._connection.close()
         self._log.info("discovery_stopped", counts=dict(self.counts))
 
     # --- inside: the connection
 
-    def _connect(self) -> None:
-        self._read_ns = self._now_ns
-        self._link = _Link(self._settings, self._aeron_dir, self.counts, self._now_ns)
-        self._media_driver.adopt()
-        try:
-            for endpoint, handler in self._handlers():
-                self._link.listen(endpoint, handler)
-        except BaseException:
-            self._link.close()
-            self._link = None
-            raise
-        self._untold = list(self._tells)
+    def _open_streams(self, client: aeron.Client, now_ns: int) -> ProviderStreams:
+        streams = ProviderStreams(client, self._settings, self._adapters(), self.counts, now_ns)
+        self._read_ns = now_ns
+        self._unopened = list(self._registries)
         self._open_ns = 0
+        return streams
 
-    def _open_tells(self, link: _Link, now_ns: int) -> None:
-        """A registry that cannot be reached keeps nobody from being answered here."""
-        if not self._untold or now_ns < self._open_ns:
+    def _on_connection_lost(self, reason: str, now_ns: int) -> None:
+        self._requests.clear()
+
+    def _open_tells(self, streams: ProviderStreams, now_ns: int) -> None:
+        """Open publications to registries; one that cannot be reached is tried again later."""
+        if not self._unopened or now_ns < self._open_ns:
             return
         self._open_ns = now_ns + TELL_AGAIN_NS
-        for endpoint in tuple(self._untold):
+        for endpoint in tuple(self._unopened):
             try:
-                link.tell(endpoint)
-                self._untold.remove(endpoint)
+                streams.add_registry(endpoint)
+                self._unopened.remove(endpoint)
             except TransportError as error:
                 self._log.warning("registry_unreachable", announce_channel=endpoint.channel, error=str(error))
 
-    def _handlers(self) -> Iterable[tuple[Endpoint, _Ear]]:
-        """One subscription for each place, whatever is to be heard there."""
-        ears: dict[object, tuple[Endpoint, _Ear]] = {}
+    def _adapters(self) -> Collection[tuple[Endpoint, MessageAdapter]]:
+        """One subscription for each place, whatever is published there."""
+        found: dict[object, tuple[Endpoint, MessageAdapter]] = {}
 
-        def ear(endpoint: Endpoint) -> _Ear:
-            place = check_channel("channel", endpoint.channel).address, endpoint.stream_id
-            return ears.setdefault(place, (endpoint, _Ear(self)))[1]
+        def at(endpoint: Endpoint) -> MessageAdapter:
+            return found.setdefault(endpoint.place, (endpoint, MessageAdapter(self._on_malformed)))[1]
 
         for source in self._sources:
-            ear(source.announce).announces_of = source.identity
-            ear(source.announce).is_local = check_channel("channel", source.announce.channel).media == "ipc"
+            at(source.announce).add_undecoded(ShmPoolAnnounce, self._announces_of(source))
             if source.metadata is not None:
-                ear(source.metadata).metadata_of = source.identity
-        ear(self._settings.endpoint).has_requests = True
-        return ears.values()
+                for kind in (DataSourceAnnounce, DataSourceMeta):
+                    at(source.metadata).add_undecoded(kind, self._metadata_of(source, kind.TEMPLATE_ID))
+        at(self._settings.endpoint).add_undecoded(DiscoveryRequest, self.on_discovery_request)
+        return found.values()
 
-    def _reconnect(self, now_ns: int) -> None:
-        if now_ns < self._reconnect_ns:
-            return
-        self._reconnect_ns = now_ns + RECONNECT_EVERY_NS
-        if not self._media_driver.is_dead() and aeron.is_driver_active(self._aeron_dir):
-            self._connect()
-            self._log.info("media_driver_found", aeron_dir=self._aeron_dir)
+    def _announces_of(self, source: Source) -> Callable[[bytes, aeron.MessageInfo], None]:
+        identity, is_local = source.identity, source.announce.uri.is_ipc
+        return lambda data, info: self.on_shm_pool_announce(identity, data, is_local=is_local)
 
-    def _look(self, link: _Link, now_ns: int) -> None:
-        if now_ns >= self._look_ns:
-            self._look_ns = now_ns + LOOK_EVERY_NS
-            if link.is_lost or self._media_driver.is_dead():
-                raise TransportError(f"the media driver at {self._aeron_dir} is gone")
+    def _metadata_of(self, source: Source, template_id: int) -> Callable[[bytes, aeron.MessageInfo], None]:
+        return lambda data, info: self.on_metadata(source.identity, template_id, data)
 
-    def _lose_link(self, words: str) -> None:
-        link, self._link = self._link, None
-        self._requests.clear()
-        self._media_driver.forget()
-        self._reconnect_ns = self._now_ns + RECONNECT_EVERY_NS
-        if link is not None:
-            self._log.warning("media_driver_lost", error=words)
-            link.close()
+    # --- inside: announces and metadata
 
-    # --- inside: what is heard
-
-    def _read(self, link: _Link, now_ns: int) -> int:
+    def _read(self, streams: ProviderStreams, now_ns: int) -> int:
         """Take announces and metadata, queue requests. Returns the fragments read."""
         total = 0
         is_all_read = True
-        for poll in link.polls:
+        for poll in streams.polls:
             fragments = FRAGMENT_LIMIT
             for _ in range(POLLS_PER_TURN):
                 fragments = poll()
@@ -236,8 +214,19 @@ class Provider:
             self._read_ns = now_ns
         return total
 
-    def on_announce(self, identity: DriverIdentity, data: bytes, *, is_local: bool) -> None:
+    def _on_malformed(self, data: bytes, error: DecodeError) -> None:
+        self.counts["malformed_messages"] += 1
+
+    def _is_cut_short(self, data: bytes, needed_bytes: int) -> bool:
+        if len(data) >= needed_bytes:
+            return False
+        self.counts["malformed_messages"] += 1
+        return True
+
+    def on_shm_pool_announce(self, identity: DriverIdentity, data: bytes, *, is_local: bool) -> None:
         """C6: a timestamp counts on its own host only; elsewhere the receipt does."""
+        if self._is_cut_short(data, _STAMP_AT + _STAMP.size):
+            return
         arrived_ns = self._arrival_ns(data, identity.expiry_ns) if is_local else self._now_ns
         if arrived_ns is None:
             self.counts["announces_too_old"] += 1
@@ -247,23 +236,25 @@ class Provider:
         key = identity.instance_id, stream_id
         content = data[:_STAMP_AT] + data[_STAMP_AT + 8 :]
         if self._announced.get(key) == content and self.directory.on_repeat(*key, self._read_ns, arrived_ns):
-            self._tell(data)
-            self._tell_name(identity, stream_id)
+            self._forward(data)
+            self._announce_name(identity, stream_id)
             return
         announce = decode(data)
         assert isinstance(announce, ShmPoolAnnounce)
         if self.directory.on_pool_announce(identity.instance_id, announce, self._read_ns, arrived_ns):
             self._announced[key] = content
-            self._tell(data)
-            self._tell_name(identity, stream_id)
+            self._forward(data)
+            self._announce_name(identity, stream_id)
 
     def on_metadata(self, identity: DriverIdentity, template_id: int, data: bytes) -> None:
-        """What says the same as last time, of the same epoch, changes nothing and is not decoded."""
+        """Metadata that equals the last, of the same epoch, changes nothing and is not decoded."""
+        if self._is_cut_short(data, _STREAM_ID.size):
+            return
         (stream_id,) = _STREAM_ID.unpack_from(data)
         key = identity.instance_id, stream_id, template_id
         epoch = self.directory.epoch_of(identity.instance_id, stream_id)
-        if epoch is not None and self._told.get(key) == (data, epoch):
-            self._tell(data)
+        if epoch is not None and self._descriptions.get(key) == (data, epoch):
+            self._forward(data)
             return
         match decode(data):
             case DataSourceAnnounce() as announce:
@@ -274,8 +265,8 @@ class Provider:
                 return
         if is_taken:
             if epoch is not None:
-                self._told[key] = data, epoch
-            self._tell(data)
+                self._descriptions[key] = data, epoch
+            self._forward(data)
 
     def _arrival_ns(self, data: bytes, window_ns: int) -> int | None:
         """When an announce of this host arrived; None where its stamp is not of that time.
@@ -290,26 +281,28 @@ class Provider:
             return None
         return min(max(stamp_ns, self._read_ns), self._now_ns)
 
-    def _tell(self, data: bytes) -> None:
-        """To registries; what is lost on the way comes again with the next period."""
-        if self._link is not None:
-            for publication in self._link.tells:
+    def _forward(self, data: bytes) -> None:
+        """Send it to registries; a message that is lost is sent again in the next period."""
+        if self._connection.streams is not None:
+            for publication in self._connection.streams.registries:
                 publication.offer(data)
 
-    def _tell_name(self, identity: DriverIdentity, stream_id: int) -> None:
+    def _announce_name(self, identity: DriverIdentity, stream_id: int) -> None:
         """Registries cannot read the driver's configuration: they get the name of a stream as a producer says it."""
         name = identity.names.get(stream_id)
         epoch = self.directory.epoch_of(identity.instance_id, stream_id)
         is_in_use = name is not None and self.directory.name_of(identity.instance_id, stream_id) == name
-        if self._link is not None and self._link.tells and name and epoch is not None and is_in_use:
-            said = DataSourceAnnounce(stream_id=stream_id, producer_id=0, epoch=epoch, meta_version=0, name=name)
-            self._tell(said.encode())
+        if self._registries and name and epoch is not None and is_in_use:
+            announce = DataSourceAnnounce(stream_id=stream_id, producer_id=0, epoch=epoch, meta_version=0, name=name)
+            self._forward(announce.encode())
 
-    # --- inside: what is asked
+    # --- inside: requests
 
-    def on_request(self, data: bytes) -> None:
+    def on_discovery_request(self, data: bytes, info: aeron.MessageInfo) -> None:
         """Queue a request for the part of the turn that answers."""
         counts = self.counts
+        if self._is_cut_short(data, _ASKER.size):
+            return
         if len(data) > MAX_REQUEST_BYTES:
             counts["requests_too_long"] += 1
             return
@@ -321,7 +314,7 @@ class Provider:
         else:
             self._requests[data] = None
 
-    def _answer_requests(self, link: _Link) -> int:
+    def _answer_requests(self, streams: ProviderStreams) -> int:
         """Answer those that came first, for a bounded time; the rest waits for the next turn."""
         answered = 0
         read_ns = self._clock.monotonic_ns()
@@ -331,14 +324,14 @@ class Provider:
             del self._requests[data]
             answered += 1
             try:
-                self._answer_request(link, _decode_request(data))
+                self._answer_request(streams.responder, _decode_request(data))
             except DecodeError:
                 self.counts["malformed_messages"] += 1
             if self._clock.monotonic_ns() >= until_ns:
                 break
         return answered
 
-    def _answer_request(self, link: _Link, request: DiscoveryRequest) -> None:
+    def _answer_request(self, responder: Responder, request: DiscoveryRequest) -> None:
         counts = self.counts
         if not request.response_channel:
             counts["requests_without_channel"] += 1
@@ -352,7 +345,6 @@ class Provider:
         if route is None or request.response_stream_id > MAX_AERON_STREAM_ID:
             counts["requests_to_refused_endpoints"] += 1
             return
-        responder = link.responder
         if not responder.admits(route, request.response_stream_id, self._now_ns):
             return
         if request.response_stream_id == 0:  # F2
@@ -389,74 +381,32 @@ def _decode_request(data: bytes) -> DiscoveryRequest:
     return request
 
 
-class _Ear:
-    """What is to be heard at one place. Whatever else comes there is passed over."""
+class ProviderStreams:
+    """The provider's publications and subscriptions at one media driver."""
 
-    def __init__(self, provider: Provider) -> None:
-        self._provider = provider
-        self.announces_of: DriverIdentity | None = None
-        self.metadata_of: DriverIdentity | None = None
-        self.has_requests = False
-        self.is_local = True
+    def __init__(
+        self,
+        client: aeron.Client,
+        settings: ProviderSection,
+        adapters: Collection[tuple[Endpoint, MessageAdapter]],
+        counts: Counter[str],
+        now_ns: int,
+    ) -> None:
+        self._client = client
+        self.responder: Final = Responder(settings, client, counts, now_ns)
+        self.registries: Final[list[aeron.Publication]] = []
+        self.polls: Final = [self._poll(endpoint, adapter) for endpoint, adapter in adapters]
 
-    def __call__(self, data: bytes, info: aeron.MessageInfo) -> None:
-        try:
-            header = peek_header(data)
-            if header.schema_id == discovery.schema.id:
-                if self.has_requests and header.template_id == DiscoveryRequest.TEMPLATE_ID:
-                    self._on_request(data)
-            elif header.schema_id == control.schema.id:
-                self._on_control(header.template_id, data)
-        except DecodeError:
-            self._provider.counts["malformed_messages"] += 1
-
-    def _on_request(self, data: bytes) -> None:
-        if len(data) < _ASKER.size:
-            self._provider.counts["malformed_messages"] += 1
-        else:
-            self._provider.on_request(data)
-
-    def _on_control(self, template_id: int, data: bytes) -> None:
-        if template_id == ShmPoolAnnounce.TEMPLATE_ID and self.announces_of is not None:
-            if len(data) < _STAMP_AT + _STAMP.size:
-                self._provider.counts["malformed_messages"] += 1
-            else:
-                self._provider.on_announce(self.announces_of, data, is_local=self.is_local)
-        elif template_id in _OF_METADATA and self.metadata_of is not None:
-            if len(data) < _STREAM_ID.size:
-                self._provider.counts["malformed_messages"] += 1
-            else:
-                self._provider.on_metadata(self.metadata_of, template_id, data)
-
-
-class _Link:
-    """The provider's side of the Aeron streams on one media driver."""
-
-    def __init__(self, settings: ProviderSection, aeron_dir: str, counts: Counter[str], now_ns: int) -> None:
-        self._client = aeron.connect(aeron_dir, client_name=f"tensorpool-discovery {settings.stream_id}")
-        self.responder = Responder(settings, self._client, counts, now_ns)
-        self.polls: list[Callable[[], int]] = []
-        self.tells: list[aeron.Publication] = []
-
-    @property
-    def is_lost(self) -> bool:
-        return self._client.is_closed
-
-    def listen(self, endpoint: Endpoint, handler: _Ear) -> None:
-        """On IPC we let ourselves be passed over: whoever publishes never waits for us."""
-        channel = endpoint.channel
-        uri = check_channel("channel", channel)
-        if uri.media == "ipc" and "tether" not in uri.parameters:
-            channel += ("|" if "?" in channel else "?") + "tether=false"
-        subscription = self._client.add_subscription(channel, endpoint.stream_id)
-        self.polls.append(lambda: subscription.poll(handler, FRAGMENT_LIMIT))
-
-    def tell(self, endpoint: Endpoint) -> None:
-        self.tells.append(self._client.add_publication(endpoint.channel, endpoint.stream_id, exclusive=True))
+    def add_registry(self, endpoint: Endpoint) -> None:
+        """Open the publication to a registry. Raises TransportError."""
+        self.registries.append(self._client.add_publication(endpoint.channel, endpoint.stream_id, exclusive=True))
 
     def close(self) -> None:
         self.responder.close()
-        self._client.close()
+
+    def _poll(self, endpoint: Endpoint, adapter: MessageAdapter) -> Callable[[], int]:
+        subscription = aeron.subscribe(self._client, endpoint)
+        return lambda: subscription.poll(adapter.on_message, FRAGMENT_LIMIT)
 
 
 class ThriftyIdle:

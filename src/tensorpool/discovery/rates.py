@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How many requests are looked at: so many a second from each client, so many from all together.
+"""Rate limits for requests: one for each client, one for all together.
 
-Holds no clock and does no IO. A client_id is what the client says it is: who takes a new one for each request is held
-by the second limit. Discovery §5.1; decision F11.
+Holds no clock and does no IO. A client chooses its own client_id: one that takes a new id for each request meets
+the second limit. Discovery §5.1; decision F11.
 """
 
 from __future__ import annotations
@@ -11,12 +11,12 @@ from collections import OrderedDict
 from typing import Final
 
 S: Final = 1_000_000_000  # nanoseconds
-BURST_S: Final = 2  # a bucket holds what comes in so long
+BURST_S: Final = 2  # a bucket holds the tokens of so long
 MAX_CLIENTS: Final = 10_000
 
 
 class Bucket:
-    """Fills at `per_s` tokens a second, and holds what comes in two seconds."""
+    """Fills at `per_s` tokens a second, and holds those of two seconds."""
 
     __slots__ = ("_filled_ns", "_per_s", "_tokens", "_volume")
 
@@ -46,7 +46,7 @@ class Rates:
         self._clients: OrderedDict[int, Bucket] = OrderedDict()
 
     def admits(self, client_id: int, now_ns: int) -> bool:
-        """Whether a request of this client is looked at. A client over its own limit takes nothing from the others."""
+        """Whether a request of this client is answered. A client over its own limit takes nothing from the others."""
         bucket = self._clients.pop(client_id, None) or Bucket(self._client_per_s, now_ns)
         self._clients[client_id] = bucket
         if len(self._clients) > MAX_CLIENTS:

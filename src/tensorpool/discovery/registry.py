@@ -6,26 +6,24 @@ Discovery §2.2, §8; Service Control §4.
 
 from __future__ import annotations
 
-from types import TracebackType
-from typing import Self
-
 from tensorpool import aeron
 from tensorpool.clock import Clock, SystemClock
-from tensorpool.control import Hosted, Service, ServiceAgent, host_standard
+from tensorpool.closing import ClosesOnExit
+from tensorpool.control import AgentWithService, Service, ServiceAgent, add_common_commands
 from tensorpool.discovery.config import RegistryConfig
 from tensorpool.discovery.directory import DriverIdentity
 from tensorpool.discovery.provider import Provider, Source, ThriftyIdle
 from tensorpool.logs import get_logger
 
 
-class Registry:
+class Registry(ClosesOnExit):
     """A running registry inside this process.
 
     >>> with Registry(RegistryConfig.load("registry.toml")) as registry:      # doctest: +SKIP
     ...     print(registry.provider.size)
 
     Uses the media driver at `aeron_dir` if one is alive there and embeds one otherwise. Raises `TransportError` when
-    Aeron cannot start or an endpoint cannot be listened at.
+    Aeron cannot start or an endpoint cannot be subscribed to.
     """
 
     def __init__(self, config: RegistryConfig, *, aeron_dir: str | None = None, clock: Clock | None = None) -> None:
@@ -58,12 +56,12 @@ class Registry:
             self._close_media_driver()
 
     def _agent(self) -> aeron.Agent:
-        """The provider, and beside it the service that can be commanded."""
+        """The provider, and beside it the service that receives commands."""
         if not self.config.control.enabled:
             return self.provider
         service = Service("discovery", self.config.discovery.instance_id or None, config=self.config.control)
-        host_standard(service, status=self._status, drain=_end)
-        return Hosted(self.provider, ServiceAgent(service, self.aeron_dir))
+        add_common_commands(service, status=self._status, drain=_end)
+        return AgentWithService(self.provider, ServiceAgent(service, self.aeron_dir))
 
     def _status(self) -> dict[str, object]:
         drivers = len(self.config.discovery.drivers)
@@ -73,19 +71,11 @@ class Registry:
         if self._media_driver is not None:
             self._media_driver.close()
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
-
 
 def _end() -> None:
     raise aeron.AgentTerminated
 
 
 def log_failed_turn(error: Exception) -> None:
-    """One turn failed; the provider goes on, for the sake of everybody else who asks."""
+    """One turn failed; the provider goes on, since other clients may be served."""
     get_logger("discovery").error("turn_failed", exc_info=error)

@@ -2,8 +2,8 @@
 """Where answers go: response endpoints that strangers name, opened, kept and closed without ever being waited for.
 
 Only addresses are taken from a request: how large the log is, and that it is ours alone, is decided here. Publications
-are opened on a thread beside, so many a second; as many are kept open as configured, and one that nobody listens at
-makes room before one that is in use. An answer that nobody fetches is dropped after a while.
+are opened on a separate thread, at a bounded rate; as many are kept open as configured, and one without a subscriber
+makes room before one that is in use. An answer without a subscriber is dropped after a while.
 Discovery §4.3, §5.1; decisions A14, F2, F11, F13.
 """
 
@@ -20,13 +20,13 @@ import msgspec
 
 from tensorpool import aeron
 from tensorpool.channel import ChannelUri, check_channel
-from tensorpool.discovery.config import MS, ProviderSection
+from tensorpool.discovery.config import ProviderSection
 from tensorpool.discovery.rates import Bucket
 from tensorpool.errors import Closed, ConfigError, TransportError
+from tensorpool.settings import MS
 
 MAX_CHANNEL_BYTES: Final = 512
 MAX_PARAMETERS: Final = 16
-MAX_AERON_STREAM_ID: Final = 2**31 - 1  # A14
 MAX_TERM_BYTES: Final = 16 << 20
 DEFAULT_TERM_BYTES: Final = 8 << 20  # where the request leaves it to us: a thousand streams of three pools
 MESSAGES_PER_TERM: Final = 8  # Aeron's longest message is an eighth of a term
@@ -47,7 +47,7 @@ class Route(msgspec.Struct, frozen=True):
 
 
 def route_to(channel: str, allowed: Collection[str], *, with_host_names: bool) -> Route | None:
-    """The way to a response channel, None where none must be taken.
+    """How a response channel is opened; None where it must not be.
 
     >>> route_to("aeron:ipc?term-length=64k", ["aeron:ipc"], with_host_names=False).max_message_bytes
     8192
@@ -68,9 +68,9 @@ def _route_to(channel: str, allowed: tuple[str, ...], with_host_names: bool) -> 
     if uri.media == "udp" and not _is_reachable(uri, with_host_names):
         return None
     term_bytes = min(int(uri.terms.get("term-length", DEFAULT_TERM_BYTES)), MAX_TERM_BYTES)
-    kept = [f"{name}={uri.parameters[name]}" for name in _ADDRESS if uri.media == "udp" and name in uri.parameters]
-    rebuilt = f"aeron:{uri.media}?" + "|".join([*kept, f"term-length={term_bytes}", "linger=0"])
-    return Route(rebuilt, uri.media, term_bytes // MESSAGES_PER_TERM)
+    address = uri.with_only(() if uri.is_ipc else _ADDRESS)
+    rebuilt = address.with_parameters({"term-length": str(term_bytes), "linger": "0"})
+    return Route(str(rebuilt), uri.media, term_bytes // MESSAGES_PER_TERM)
 
 
 def _is_reachable(uri: ChannelUri, with_host_names: bool) -> bool:
@@ -150,7 +150,7 @@ class Responder:
         return False
 
     def post(self, route: Route, stream_id: int, data: bytes, now_ns: int) -> None:
-        """Have it sent when its admitted endpoint is open and somebody listens there, or dropped after a while."""
+        """Send it when its admitted endpoint is open and has a subscriber, or drop it after a while."""
         key = route.channel, stream_id
         outlet = self._outlets[key]
         outlet.waiting.append(_Waiting(data, now_ns + self._settings.response_connect_ms * MS))
@@ -161,7 +161,7 @@ class Responder:
         self._serve(key, outlet, now_ns)
 
     def do_work(self, now_ns: int) -> int:
-        """Send what can be sent, give up what nobody fetched. Returns the work done."""
+        """Send what can be sent, drop what has waited too long. Returns the work done."""
         work = 0
         for key, outlet in list(self._busy.items()):
             work += self._serve(key, outlet, now_ns)
@@ -186,7 +186,7 @@ class Responder:
         if not self._opens[media].take(now_ns):
             return None
         while len(self._outlets) >= self._settings.response_publication_limit:
-            # F11: first those that nobody listens at.
+            # F11: first those without a subscriber.
             idle = (known for known, outlet in self._outlets.items() if not outlet.is_connected)
             self._drop(next(idle, next(iter(self._outlets))))
         opening = self._opener.submit(self._client.add_publication, *key, exclusive=True)

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Whether another driver answers for our streams, and for which.
 
-A driver that starts sends a probe on its control stream: an attach request that nobody can grant (`probe`). A driver
+A driver that starts sends a probe on its control stream: an attach request that no driver can grant (`probe`). A driver
 that runs there refuses it, and one that started earlier but is not serving yet answers it too (`is_later_probe`); the
 answer is proof, and the one that asked ends. A driver that runs sees the other in attach responses that are not its own
 and in announces of memory that is not its own: each is a claim on a stream, which lasts for three announce periods.
@@ -19,8 +19,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from typing import Final
 
-import msgspec
-
+from tensorpool.soft_state import SoftStateTable
 from tensorpool.wire.control import ShmPoolAnnounce
 from tensorpool.wire.driver import (
     HugepagesPolicy,
@@ -35,16 +34,9 @@ SILENT_PERIODS: Final = 3
 YOUNG_PERIODS: Final = 1.25  # every driver that is alive has announced by then
 MAX_CLAIMS: Final = 4096
 MAX_REQUESTS: Final = 1024
-MAX_WORDS: Final = 500  # kept of what another driver says
-NOBODY: Final = 0  # no client has this id, and no driver grants it a lease
+MAX_CLAIM_CHARS: Final = 500  # kept of a claim
+NO_CLIENT: Final = 0  # no client has this id, and no driver grants it a lease
 NO_STREAM: Final = 0xFFFF_FFFE  # with REQUIRE_EXISTING: there is none of this id to attach to
-
-
-class Claim(msgspec.Struct):
-    """What another driver said of a stream, and until when it counts."""
-
-    words: str
-    until_ns: int
 
 
 def probe(correlation_id: int) -> ShmAttachRequest:
@@ -52,7 +44,7 @@ def probe(correlation_id: int) -> ShmAttachRequest:
     return ShmAttachRequest(
         correlation_id=correlation_id,
         stream_id=NO_STREAM,
-        client_id=NOBODY,
+        client_id=NO_CLIENT,
         role=Role.CONSUMER,
         expected_layout_version=0,
         max_dims=0,
@@ -62,27 +54,27 @@ def probe(correlation_id: int) -> ShmAttachRequest:
 
 
 def probe_answer(correlation_id: int) -> ShmAttachResponse:
-    """What a driver says to the probe of a later one."""
-    words = "a driver serves this control stream"
-    return ShmAttachResponse(correlation_id=correlation_id, code=ResponseCode.REJECTED, error_message=words)
+    """The answer of a driver to the probe of a later one."""
+    claim = "a driver serves this control stream"
+    return ShmAttachResponse(correlation_id=correlation_id, code=ResponseCode.REJECTED, error_message=claim)
 
 
 class Authority:
     """The claims of other drivers. `root` is how the URIs of our own regions begin."""
 
     def __init__(self, announce_period_ns: int, root: str) -> None:
-        self._silence_ns = SILENT_PERIODS * announce_period_ns
         self._young_ns = int(YOUNG_PERIODS * announce_period_ns)
         self._root = root
-        self._claims: OrderedDict[int, Claim] = OrderedDict()
+        # By stream: what another driver sent about it.
+        self._claims = SoftStateTable[int, str](SILENT_PERIODS * announce_period_ns, limit=MAX_CLAIMS)
         self._asked: OrderedDict[int, int] = OrderedDict()  # stream by correlation id: a refusal names no stream
         self._epochs: dict[int, int] = {}  # the latest that we made, by stream
         self._probe_id: int | None = None
         self._began_ns = 0
-        self.rival = ""  # what was seen of a driver that was here before us: we must end
+        self.earlier_driver = ""  # the claim of a driver that started before us: we must end
 
     def on_start(self, now_ns: int) -> ShmAttachRequest:
-        """What to send to find a driver that is here already."""
+        """The probe that finds a driver that is here already."""
         self._probe_id = self._began_ns = now_ns
         return probe(now_ns)
 
@@ -91,7 +83,7 @@ class Authority:
 
     def is_later_probe(self, correlation_id: int, stream_id: int, client_id: int) -> bool:
         """Whether an attach request is the probe of a driver that started after us: we answer it whatever we do."""
-        is_probe = (stream_id, client_id) == (NO_STREAM, NOBODY)
+        is_probe = (stream_id, client_id) == (NO_STREAM, NO_CLIENT)
         return is_probe and self._probe_id is not None and correlation_id > self._probe_id
 
     def on_request(self, request: ShmAttachRequest) -> None:
@@ -105,15 +97,15 @@ class Authority:
 
     def on_response(self, response: ShmAttachResponse, now_ns: int) -> int | None:
         """An attach response that is not ours; the stream that is claimed by it from now on, None for no new claim."""
-        words = f"answered an attach request: {response.code.name} {response.error_message}".rstrip()
+        claim = f"answered an attach request: {response.code.name} {response.error_message}".rstrip()
         if self.is_probe_answer(response):
             if now_ns - self._began_ns <= self._young_ns:  # later no message can end us
-                self.rival = words[:MAX_WORDS]
+                self.earlier_driver = claim[:MAX_CLAIM_CHARS]
             return None
         stream_id = response.stream_id
         if stream_id is None:
             stream_id = self._asked.get(response.correlation_id)
-        return None if stream_id is None else self._claim(stream_id, words, now_ns)
+        return None if stream_id is None else self._claim(stream_id, claim, now_ns)
 
     def on_announce(self, announce: ShmPoolAnnounce, now_ns: int) -> int | None:
         """A fresh announce that we did not send; likewise the stream that is claimed by it."""
@@ -121,34 +113,25 @@ class Authority:
         is_our_memory = all(uri.startswith(self._root) for uri in uris)
         if is_our_memory and announce.epoch <= self._epochs.get(announce.stream_id, announce.epoch):
             return None  # of this run or of an earlier one: by a producer that announces by itself
-        words = f"announced stream {announce.stream_id}, epoch {announce.epoch}, at {announce.header_region_uri}"
-        return self._claim(announce.stream_id, words, now_ns)
+        claim = f"announced stream {announce.stream_id}, epoch {announce.epoch}, at {announce.header_region_uri}"
+        return self._claim(announce.stream_id, claim, now_ns)
 
     def on_own_stream_claimed(self, stream_id: int, now_ns: int) -> None:
         """A claim on one of our streams: if we have just started, the other was here before us."""
         if now_ns - self._began_ns <= self._young_ns:
-            self.rival = self._claims[stream_id].words
+            self.earlier_driver = self._claims.get(stream_id) or ""
 
     def claim_on(self, stream_id: int, now_ns: int) -> str | None:
-        """What another driver said of this stream lately; None where the stream is ours alone."""
-        claim = self._claims.get(stream_id)
-        return claim.words if claim is not None and now_ns < claim.until_ns else None
+        """The latest claim of another driver on this stream; None where the stream is ours alone."""
+        return self._claims.get_fresh(stream_id, now_ns)
 
     def expire(self, now_ns: int) -> list[int]:
         """The streams that no other driver claims any more."""
-        ended = []
-        while self._claims:
-            stream_id, claim = next(iter(self._claims.items()))
-            if now_ns < claim.until_ns:
-                break
-            del self._claims[stream_id]
-            ended.append(stream_id)
-        return ended
+        return [stream_id for stream_id, _ in self._claims.tick(now_ns).gone]
 
-    def _claim(self, stream_id: int, words: str, now_ns: int) -> int | None:
+    def _claim(self, stream_id: int, claim: str, now_ns: int) -> int | None:
         is_new = self.claim_on(stream_id, now_ns) is None
-        self._claims[stream_id] = Claim(words[:MAX_WORDS], now_ns + self._silence_ns)
-        self._claims.move_to_end(stream_id)
-        if len(self._claims) > MAX_CLAIMS:
-            self._claims.popitem(last=False)
+        if self._claims.is_full and stream_id not in self._claims:
+            self._claims.pop_oldest()
+        self._claims.add(stream_id, claim[:MAX_CLAIM_CHARS], now_ns)
         return stream_id if is_new else None

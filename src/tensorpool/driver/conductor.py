@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The driver's duty cycle: reads the control stream, lets `Lifecycle` decide, performs the effects.
 
-Single-threaded; never blocks. The control stream is shared by all schemas and directions: what is not addressed to a
-driver is passed over by its header alone. Each message, order and part of a turn is performed by itself: one that fails
-is counted and logged, and the others go on. Driver Model §4.4a, §4.5; decisions A19, E32-E34, E39.
+Single-threaded; never blocks. Each message, order and part of a turn is performed by itself: one that fails is counted
+and logged, and the others go on. Driver Model §4.4a, §4.5; decisions A19, E32-E34, E39.
 """
 
 from __future__ import annotations
@@ -15,25 +14,26 @@ from collections.abc import Callable, Iterable
 from typing import Final
 
 from tensorpool import aeron
+from tensorpool.aeron.adapter import MessageAdapter, has_kind
 from tensorpool.channel import Endpoint
 from tensorpool.clock import Clock
-from tensorpool.control import Service, State, host_standard
+from tensorpool.control import Service, State, add_common_commands
 from tensorpool.control.events import MAKING, Making
-from tensorpool.control.link import with_parameters
 from tensorpool.driver.config import DriverConfig
 from tensorpool.driver.failures import Failures
 from tensorpool.driver.lifecycle import Announce, CreateEpoch, DropStream, Effect, Exit, Lifecycle, Phase, Report, Send
 from tensorpool.driver.memory import Created, Failed, Memory
 from tensorpool.driver.message_sizes import check_message_sizes
+from tensorpool.driver.other_drivers import LISTEN_NS, OtherDrivers
 from tensorpool.driver.outbox import Outbox
-from tensorpool.driver.rivals import LISTEN_NS, Rivals
 from tensorpool.errors import Closed, DecodeError, DecodeFault, TensorPoolError, TransportError
 from tensorpool.logs import get_logger
-from tensorpool.wire import Message, control, decode, driver, peek_header
-from tensorpool.wire.control import ConsumerConfig, ConsumerHello
+from tensorpool.wire import Message
+from tensorpool.wire.control import ConsumerConfig, ConsumerHello, ShmPoolAnnounce
 from tensorpool.wire.driver import (
     ResponseCode,
     ShmAttachRequest,
+    ShmAttachResponse,
     ShmDetachRequest,
     ShmDriverShutdownRequest,
     ShmLeaseKeepalive,
@@ -41,21 +41,12 @@ from tensorpool.wire.driver import (
 )
 
 FRAGMENT_LIMIT: Final = 256
-RECONNECT_EVERY_NS: Final = 100_000_000
-LOOK_EVERY_NS: Final = 500_000_000
-CATCH_UP_AT_LEAST_NS: Final = 50_000_000
-CATCH_UP_AT_MOST_NS: Final = 1_000_000_000
 MAX_EARLY: Final = 4096  # requests kept while we listen for other drivers; clients ask again
 MAX_EARLY_BYTES: Final = 16 << 10  # more than any request has
 STALL_AT_LEAST_NS: Final = 100_000_000  # idle turns come every few milliseconds
 LAST_WORDS_NS: Final = 1_000_000_000  # how long a log that is held may keep the shutdown notice from leaving
 HOLDERS_EVERY_NS: Final = 1_000_000_000
-WINDOW_LIMIT: Final = "100ms"  # after which Aeron passes over an untethered subscriber that does not poll
 
-_REQUESTS: Final = frozenset(
-    kind.TEMPLATE_ID for kind in (ShmAttachRequest, ShmDetachRequest, ShmLeaseKeepalive, ShmDriverShutdownRequest)
-)
-_OF_CONSUMERS: Final = frozenset(kind.TEMPLATE_ID for kind in (ConsumerHello, ConsumerConfig))
 _CORRELATION_ID: Final = struct.Struct("<8xq")  # the first field of an attach or detach request of any version (E33)
 
 
@@ -76,12 +67,18 @@ class DriverConductor:
             hugepages=self._memory.is_hugepages,
             root=f"shm:file?path={self._memory.path}/",
         )
-        self._rivals = Rivals(config, clock, self.lifecycle, self._log)
+        self._other_drivers = OtherDrivers(config, clock, self.lifecycle, self._log)
         self.failure: TensorPoolError | None = None  # why the driver had to end, where it did not end in order
-        self._link: _Link | None = None
-        self._media_driver = aeron.DriverSight(aeron_dir)
-        self._reconnect_ns = 0
-        self._look_ns = 0
+        self._connection = aeron.MediaDriverConnection(
+            aeron_dir,
+            f"tensorpool-driver {config.driver.instance_id}",
+            lambda client, now_ns: DriverStreams(client, config, aeron_dir, now_ns),
+            self._log,
+            on_lost=self._on_connection_lost,
+        )
+        self._early: list[tuple[bytes, aeron.MessageInfo]] | None = None  # requests that are kept for later
+        self._adapter = self._make_adapter()
+        self._requests = self._make_request_adapter()
         self.failures = Failures(self._log, clock, self.lifecycle.counts)
         self._outbox = Outbox(self.lifecycle.counts, self._log)
         self._holders: tuple[aeron.Holder, ...] = ()
@@ -111,17 +108,15 @@ class DriverConductor:
     def on_start(self) -> None:
         now_ns = self._clock.monotonic_ns()
         try:
-            self._link = link = _Link(self._config, self._aeron_dir, now_ns)
-            check_message_sizes(self._config, link.answers.max_message_length, link.announces.max_message_length)
-            self._media_driver.adopt()
-            self._bind_service(link)
+            streams = self._connection.open(now_ns)
+            check_message_sizes(self._config, streams.answers.max_message_length, streams.announces.max_message_length)
+            self._bind_service()
             self._last_turn_ns = now_ns
             self._perform(self.lifecycle.on_start(now_ns))
-            self._listen_for_rivals(link)
+            self._listen_for_other_drivers(streams)
         except BaseException:
             self._unbind_service()
-            if self._link is not None:
-                self._link.close()
+            self._connection.close()
             self._memory.close()
             raise
         self._log.info("driver_started", aeron_dir=self._aeron_dir, path=self._memory.path)
@@ -132,7 +127,7 @@ class DriverConductor:
         self._last_turn_ns = now_ns
         self.lifecycle.stamp_offset_ns = self._memory.stamp_offset_ns()
         work = self._part("listening", self._listen, now_ns)
-        if self._rivals.failure is not None:
+        if self._other_drivers.failure is not None:
             self._yield()
             raise aeron.AgentTerminated
         if is_stalled:
@@ -146,7 +141,7 @@ class DriverConductor:
         if now_ns >= self._next_housekeeping_ns:
             self._next_housekeeping_ns = now_ns + self._config.announce_period_ns
             self._part("activity", self._memory.refresh_activity)
-            self._part("rivals", self._rivals.expire, now_ns)
+            self._part("other_drivers", self._other_drivers.expire, now_ns)
             work += self._part("collection", self._memory.collect, now_ns)
         work += self._part("service", self._serve_commands)
         work += self._part("sending", self._flush)
@@ -158,28 +153,31 @@ class DriverConductor:
         self._part("end", lambda: self._perform(self.lifecycle.end(self._clock.monotonic_ns())))
         self._outbox.drop_announces()
         deadline_ns = time.monotonic_ns() + LAST_WORDS_NS
-        while self._link is not None and time.monotonic_ns() < deadline_ns:
+        while self._streams is not None and time.monotonic_ns() < deadline_ns:
             self._part("sending", self._flush)
             if not self._outbox:
                 break
             time.sleep(0.005)
         self._part("service", self._unbind_service)
-        if self._link is not None:
-            self._part("connection", self._link.close)
+        self._part("connection", self._connection.close)
         self._memory.close()
         self._log.info("driver_stopped", counts=dict(self.lifecycle.counts))
 
     # --- inside
 
+    @property
+    def _streams(self) -> DriverStreams | None:
+        return self._connection.streams
+
     def _part[**P](self, name: str, part: Callable[P, int | None], *args: P.args, **kwargs: P.kwargs) -> int:
-        """Do one part of the turn. A failure is reported; without a media driver the link is given up."""
+        """Do one part of the turn. A failure is reported; one of Aeron's means that the connection is lost."""
         try:
             return part(*args, **kwargs) or 0
         except aeron.AgentTerminated:
             raise
         except Exception as error:
             if isinstance(error, TransportError | Closed) and name in ("listening", "sending", "holders"):
-                self._lose_link(error)
+                self._part("connection", self._connection.lose, error, self._last_turn_ns)
             else:
                 self.failures.report(name, error)
             return 0
@@ -202,86 +200,66 @@ class DriverConductor:
 
     def _watch_holders(self, now_ns: int) -> None:
         """Log which subscribers hold our logs when that changes, or more is known of their processes."""
-        if self._link is None:
+        streams = self._streams
+        if streams is None:
             return
         if now_ns >= self._holders_ns:
             self._holders_ns = now_ns + HOLDERS_EVERY_NS
-            self._link.refresh_holders()
-        holders = self._link.holders
+            streams.refresh_holders()
+        holders = streams.holders
         if holders == self._holders:
             return
         before = {(holder.subscriber.registration_id, holder.pids) for holder in self._holders}
         after = {(holder.subscriber.registration_id, holder.pids) for holder in holders}
         self._holders = holders
         if after - before:
-            self._log.warning("log_held", holders=[str(holder) for holder in holders], renewals=self._link.renewals)
+            self._log.warning("log_held", holders=[str(holder) for holder in holders], renewals=streams.renewals)
         elif before and not after:
-            self._log.info("log_released", renewals=self._link.renewals)
+            self._log.info("log_released", renewals=streams.renewals)
 
-    def _listen_for_rivals(self, link: _Link) -> None:
+    def _listen_for_other_drivers(self, streams: DriverStreams) -> None:
         """Ask for a driver that was here before us, and wait for its answer. Raises ConfigError.
 
         Memory is made meanwhile; requests are kept, and answered afterwards.
         """
-        early: list[tuple[bytes, aeron.MessageInfo]] = []
-
-        def keep(data: bytes, info: aeron.MessageInfo) -> None:
-            if not self._is_of_rival(data, info) and len(data) <= MAX_EARLY_BYTES and len(early) < MAX_EARLY:
-                early.append((data, info))
-
-        self._perform(self._rivals.on_start())
+        self._early = []
+        self._perform(self._other_drivers.on_start())
         until_ns = time.monotonic_ns() + LISTEN_NS
-        while time.monotonic_ns() < until_ns and self._rivals.failure is None:
+        while time.monotonic_ns() < until_ns and self._other_drivers.failure is None:
             self._flush()
-            link.poll(lambda data, info: self._part("message", keep, data, info), FRAGMENT_LIMIT)
+            streams.poll(self._on_message, FRAGMENT_LIMIT)
             time.sleep(0.001)
-        if self._rivals.failure is not None:
+        early, self._early = self._early, None
+        if self._other_drivers.failure is not None:
             self._yield()
-            raise self._rivals.failure
+            raise self._other_drivers.failure
         for data, info in early:
             self._on_message(data, info)
 
-    def _is_of_rival(self, data: bytes, info: aeron.MessageInfo) -> bool:
-        """Whether it came from another driver, or from us; what follows from it is done."""
-        if self._link is None or self._link.is_own(info):
-            return True
-        effects = self._rivals.take(data, is_before=self._link.is_from_before(info))
-        self._perform(effects or ())
-        return effects is not None
-
     def _yield(self) -> None:
-        """End without a word: the other driver's clients listen here too, and would take our end for its end (E31)."""
-        self.failure = self._rivals.failure
+        """End without a notice: the other driver's clients would take our end for its end (E31)."""
+        self.failure = self._other_drivers.failure
         self.lifecycle.phase = Phase.ENDED
 
     def _listen(self, now_ns: int) -> int:
-        if self._link is None:
-            if now_ns < self._reconnect_ns:
-                return 0
-            self._reconnect_ns = now_ns + RECONNECT_EVERY_NS
-            if self._media_driver.is_dead() or not aeron.is_driver_active(self._aeron_dir):
-                return 0
-            self._media_driver.adopt()
-            self._link = _Link(self._config, self._aeron_dir, now_ns)
-            self._bind_service(self._link)
+        if self._connection.maintain(now_ns):
+            self._bind_service()
             self.lifecycle.on_stall(now_ns)
-            self._log.info("media_driver_found", aeron_dir=self._aeron_dir)
-        if now_ns >= self._look_ns:
-            self._look_ns = now_ns + LOOK_EVERY_NS
-            if self._link.is_lost or self._media_driver.is_dead():
-                raise TransportError(f"the media driver at {self._aeron_dir} is gone")
-        fragments = self._link.poll(self._on_message, FRAGMENT_LIMIT)
-        self._link.on_polled(fragments, now_ns)
+        streams = self._streams
+        if streams is None:
+            return 0
+        fragments = streams.poll(self._on_message, FRAGMENT_LIMIT)
+        streams.backlog.on_polled(fragments, now_ns)
         return fragments
 
     def _make_service(self) -> Service:
         service = Service("driver", self._config.driver.instance_id, config=self._config.control, clock=self._clock)
-        host_standard(service, status=self._status, drain=lambda: self.shut_down(text="drained by an event"))
+        add_common_commands(service, status=self._status, drain=lambda: self.shut_down(text="drained by an event"))
         return service
 
-    def _bind_service(self, link: _Link) -> None:
-        if self._service is not None:
-            self._service.bind(link.client, patiently=True)
+    def _bind_service(self) -> None:
+        if self._service is not None and self._connection.client is not None:
+            self._service.bind(self._connection.client, patiently=True)
 
     def _status(self) -> dict[str, object]:
         return {
@@ -290,7 +268,7 @@ class DriverConductor:
             "streams": len(self.lifecycle.streams),
             "leases": len(self.lifecycle.leases),
             "held_by": [str(holder) for holder in self._holders],
-            "sessions_given_up": 0 if self._link is None else self._link.renewals,
+            "sessions_given_up": 0 if self._streams is None else self._streams.renewals,
             "counts": dict(self.lifecycle.counts),
         }
 
@@ -298,73 +276,95 @@ class DriverConductor:
         if self._service is not None:
             self._service.unbind()
 
-    def _lose_link(self, error: Exception) -> None:
-        link, self._link = self._link, None
+    def _on_connection_lost(self, reason: str, now_ns: int) -> None:
         self._part("service", self._unbind_service)
-        if link is not None:
-            self._log.warning("media_driver_lost", error=str(error))
-            self._part("connection", link.close)
-        self._media_driver.forget()
         self._outbox.clear()
 
+    # --- inside: messages
+
+    def _make_adapter(self) -> MessageAdapter:
+        """Separates messages of other drivers from requests to this one."""
+        adapter = MessageAdapter(self._on_malformed)
+        adapter.add_undecoded(ShmAttachRequest, self._on_attach_request)
+        for kind in (ShmDetachRequest, ShmLeaseKeepalive, ShmDriverShutdownRequest, ConsumerHello, ConsumerConfig):
+            adapter.add_undecoded(kind, self._on_request)
+        adapter.add(ShmAttachResponse, self.on_shm_attach_response)
+        adapter.add(ShmPoolAnnounce, self.on_shm_pool_announce)
+        return adapter
+
+    def _make_request_adapter(self) -> MessageAdapter:
+        adapter = MessageAdapter(self._on_malformed)
+        adapter.add(ShmAttachRequest, self.on_shm_attach_request)
+        adapter.add(ShmDetachRequest, self.on_shm_detach_request)
+        adapter.add(ShmLeaseKeepalive, self.on_shm_lease_keepalive)
+        adapter.add(ShmDriverShutdownRequest, self.on_shm_driver_shutdown_request)
+        adapter.add(ConsumerHello, self.on_consumer_hello)
+        adapter.add(ConsumerConfig, self.on_consumer_config)
+        return adapter
+
     def _on_message(self, data: bytes, info: aeron.MessageInfo) -> None:
-        self._part("message", self._hear, data, info)
+        if self._streams is not None and not self._streams.is_own(info):
+            self._part("message", self._adapter.on_message, data, info)
 
-    def _hear(self, data: bytes, info: aeron.MessageInfo) -> None:
-        now_ns = self._last_turn_ns
-        counts = self.lifecycle.counts
-        if self._is_of_rival(data, info):
-            return
-        if self._link is not None and self._link.is_from_before(info):
-            counts["messages_from_before"] += 1
-            return
-        try:
-            header = peek_header(data)
-            if header.schema_id == driver.schema.id:
-                if header.template_id in _REQUESTS:
-                    self._perform(self._on_request(decode(data), now_ns))
-            elif header.schema_id == control.schema.id and header.template_id in _OF_CONSUMERS:
-                self._on_consumer(decode(data), info, now_ns)
-        except DecodeError as error:
-            counts["malformed_messages"] += 1
-            self._perform(self._on_malformed(data, error))
+    def _on_attach_request(self, data: bytes, info: aeron.MessageInfo) -> None:
+        answer = self._other_drivers.probe_answer(data)
+        if answer is None:
+            self._on_request(data, info)
+        else:
+            self._perform([answer])
 
-    def _on_consumer(self, message: Message, info: aeron.MessageInfo, now_ns: int) -> None:
-        match message:
-            case ConsumerHello():
-                self._perform(self.lifecycle.on_consumer_hello(message, now_ns))
-            case ConsumerConfig():
-                self._perform(self.lifecycle.on_consumer_config(message))
+    def _on_request(self, data: bytes, info: aeron.MessageInfo) -> None:
+        """The bytes of a request: those of the backlog are skipped, since clients ask again."""
+        if self._early is not None:
+            if len(data) <= MAX_EARLY_BYTES and len(self._early) < MAX_EARLY:
+                self._early.append((data, info))
+        elif self._is_in_backlog(info):
+            self.lifecycle.counts["messages_from_before"] += 1
+        else:
+            self._requests.on_message(data, info)
 
-    def _on_request(self, message: Message, now_ns: int) -> list[Effect]:
-        match message:
-            case ShmLeaseKeepalive():
-                self.lifecycle.on_keepalive(message, now_ns)
-                return []
-            case ShmAttachRequest():
-                self.lifecycle.authority.on_request(message)
-                return self.lifecycle.on_attach(message, now_ns)
-            case ShmDetachRequest():
-                return self.lifecycle.on_detach(message, now_ns)
-            case ShmDriverShutdownRequest():
-                return self.lifecycle.on_shutdown_request(message, now_ns)
-        return []
+    def _is_in_backlog(self, info: aeron.MessageInfo) -> bool:
+        return self._streams is not None and self._streams.backlog.contains(info)
 
-    def _on_malformed(self, data: bytes, error: DecodeError) -> list[Effect]:
-        """Answer a request that can still be told apart by its correlation id; drop everything else."""
+    def on_shm_attach_response(self, response: ShmAttachResponse, info: aeron.MessageInfo) -> None:
+        self._perform(self._other_drivers.on_attach_response(response, is_before=self._is_in_backlog(info)))
+
+    def on_shm_pool_announce(self, announce: ShmPoolAnnounce, info: aeron.MessageInfo) -> None:
+        self._perform(self._other_drivers.on_announce(announce, is_before=self._is_in_backlog(info)))
+
+    def on_shm_attach_request(self, request: ShmAttachRequest, info: aeron.MessageInfo) -> None:
+        self.lifecycle.authority.on_request(request)
+        self._perform(self.lifecycle.on_attach(request, self._last_turn_ns))
+
+    def on_shm_detach_request(self, request: ShmDetachRequest, info: aeron.MessageInfo) -> None:
+        self._perform(self.lifecycle.on_detach(request, self._last_turn_ns))
+
+    def on_shm_lease_keepalive(self, keepalive: ShmLeaseKeepalive, info: aeron.MessageInfo) -> None:
+        self.lifecycle.on_keepalive(keepalive, self._last_turn_ns)
+
+    def on_shm_driver_shutdown_request(self, request: ShmDriverShutdownRequest, info: aeron.MessageInfo) -> None:
+        self._perform(self.lifecycle.on_shutdown_request(request, self._last_turn_ns))
+
+    def on_consumer_hello(self, hello: ConsumerHello, info: aeron.MessageInfo) -> None:
+        self._perform(self.lifecycle.on_consumer_hello(hello, self._last_turn_ns))
+
+    def on_consumer_config(self, config: ConsumerConfig, info: aeron.MessageInfo) -> None:
+        self._perform(self.lifecycle.on_consumer_config(config))
+
+    def _on_malformed(self, data: bytes, error: DecodeError) -> None:
+        """Count it, and refuse a request whose correlation id can be read."""
+        self.lifecycle.counts["malformed_messages"] += 1
         if len(data) < _CORRELATION_ID.size:
-            return []
-        header = peek_header(data)
-        if header.schema_id != driver.schema.id:
-            return []
+            return
         is_unsupported = error.fault is DecodeFault.VERSION or error.field == "publish_mode"  # A19, E33
         code = ResponseCode.UNSUPPORTED if is_unsupported else ResponseCode.INVALID_PARAMS
         (correlation_id,) = _CORRELATION_ID.unpack_from(data)
-        if header.template_id == ShmAttachRequest.TEMPLATE_ID:
-            return self.lifecycle.on_malformed_attach(correlation_id, code, str(error))
-        if header.template_id == ShmDetachRequest.TEMPLATE_ID:
-            return self.lifecycle.on_malformed_detach(correlation_id, code, str(error))
-        return []
+        if has_kind(data, ShmAttachRequest):
+            self._perform(self.lifecycle.on_malformed_attach(correlation_id, code, str(error)))
+        elif has_kind(data, ShmDetachRequest):
+            self._perform(self.lifecycle.on_malformed_detach(correlation_id, code, str(error)))
+
+    # --- inside: effects
 
     def _on_outcome(self, outcome: Created | Failed, now_ns: int) -> int:
         return self._perform(self._outcome_effects(outcome, now_ns))
@@ -392,12 +392,12 @@ class DriverConductor:
     def _perform_one(self, effect: Effect) -> None:
         match effect:
             case Send():
-                if self._link is None:  # clients ask again
+                if self._streams is None:  # clients ask again
                     self.lifecycle.counts["messages_dropped"] += 1
                 else:
                     self._outbox.post(effect.message)
             case Announce():
-                if self._link is not None:
+                if self._streams is not None:
                     self._outbox.announce(effect.stream_id)
             case CreateEpoch():
                 self._memory.submit(effect)
@@ -416,10 +416,10 @@ class DriverConductor:
             self._service.status(MAKING, value, correlation_id=report.correlation_id)
 
     def _flush(self) -> int:
-        link = self._link
-        if link is None:
+        streams = self._streams
+        if streams is None:
             return 0
-        return self._outbox.flush(link.answers, link.announces, self._announce_of)
+        return self._outbox.flush(streams.answers, streams.announces, self._announce_of)
 
     def _announce_of(self, stream_id: int) -> Message | None:
         try:
@@ -429,33 +429,21 @@ class DriverConductor:
             return None
 
 
-class _Link:
-    """The driver's side of the control plane on one media driver."""
+class DriverStreams:
+    """The driver's publications and subscriptions at one media driver."""
 
-    def __init__(self, config: DriverConfig, aeron_dir: str, now_ns: int) -> None:
-        self._made_ns = now_ns
-        self._is_catching_up = True
-        endpoint = config.driver
-        self.client = aeron.connect(aeron_dir, client_name=f"tensorpool-driver {endpoint.instance_id}")
-        try:
-            control = endpoint.control_channel, endpoint.control_stream_id
-            self._shared = self.client.add_publication(*control)
-            self._joined_at = self._shared.position
-            self.requests = self.client.add_subscription(*control)
-            # Logs of our own: clients that fill theirs, which they share, cannot keep us from answering.
-            self.answers = self._publish(endpoint.control, aeron_dir)
-            self.announces = self.answers
-            self._announced = None
-            if endpoint.announce != endpoint.control:
-                self.announces = self._publish(endpoint.announce, aeron_dir)
-                self._announced = self.client.add_subscription(endpoint.announce_channel, endpoint.announce_stream_id)
-        except BaseException:
-            self.client.close()
-            raise
-
-    @property
-    def is_lost(self) -> bool:
-        return self.client.is_closed
+    def __init__(self, client: aeron.Client, config: DriverConfig, aeron_dir: str, now_ns: int) -> None:
+        control, announce = config.driver.control, config.driver.announce
+        self._shared = client.add_publication(control.channel, control.stream_id)
+        self.backlog: Final = aeron.Backlog(now_ns, self._shared)
+        self.requests: Final = client.add_subscription(control.channel, control.stream_id)
+        # Exclusive logs: clients that fill the one that they share cannot keep us from answering.
+        self.answers: Final = _publish(client, aeron_dir, control)
+        self.announces = self.answers
+        self._announced: aeron.Subscription | None = None
+        if announce != control:
+            self.announces = _publish(client, aeron_dir, announce)
+            self._announced = client.add_subscription(announce.channel, announce.stream_id)
 
     def poll(self, handler: Callable[[bytes, aeron.MessageInfo], object], limit: int) -> int:
         if self._announced is not None:  # where another driver would announce too
@@ -480,26 +468,6 @@ class _Link:
         for outlet in {self.answers, self.announces}:
             outlet.refresh_holders()
 
-    def is_from_before(self, info: aeron.MessageInfo) -> bool:
-        """Whether a message was in its log before we were.
 
-        A new subscriber on IPC begins where the slowest one is: it may find attaches that an earlier driver granted,
-        and the shutdown request that ended it. Of the log that publishers share we know where it stood; those that
-        have one of their own are passed over until all logs were read to the end once. Clients ask again.
-        """
-        if info.session_id == self._shared.session_id:
-            return info.position <= self._joined_at
-        return self._is_catching_up
-
-    def on_polled(self, fragments: int, now_ns: int) -> None:
-        """Logs come into sight a moment after we joined, and one that never ends must not hold us up."""
-        age_ns = now_ns - self._made_ns
-        if (fragments == 0 and age_ns > CATCH_UP_AT_LEAST_NS) or age_ns > CATCH_UP_AT_MOST_NS:
-            self._is_catching_up = False
-
-    def close(self) -> None:
-        self.client.close()
-
-    def _publish(self, endpoint: Endpoint, aeron_dir: str) -> aeron.RenewedPublication:
-        channel = with_parameters(endpoint.channel, {"untethered-window-limit-timeout": WINDOW_LIMIT})
-        return aeron.RenewedPublication(self.client, aeron_dir, channel, endpoint.stream_id)
+def _publish(client: aeron.Client, aeron_dir: str, endpoint: Endpoint) -> aeron.RenewedPublication:
+    return aeron.RenewedPublication(client, aeron_dir, str(endpoint.uri.for_publication()), endpoint.stream_id)

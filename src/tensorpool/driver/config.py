@@ -6,46 +6,50 @@
     [policies]           leases, announces, removal of old epochs, limits
     [profiles.<name>]    the shape of a stream's memory
     [streams.<name>]     the streams that exist from the start
-    [discovery]          who answers which streams there are: see tensorpool.discovery.config
-    [control]            where the driver hears commands as a service: see tensorpool.control.config
+    [discovery]          the discovery provider: see tensorpool.discovery.config
+    [control]            where the driver receives commands as a service: see tensorpool.control.config
+    [client]             how long calls of a client wait
 
-Names and defaults are the specification's; keys that it does not name say so. What is left out and derived
-from other keys is filled in when the configuration is made. What cannot be served is refused: see
-`tensorpool.config` for how. Driver Model §11, §17; Wire §15.11, §15.21a; decisions A14, B19, B20, D1, D4, D9,
-E20, E21, E35, E36.
+Names and defaults are the specification's; keys that it does not name say so. A configuration that the driver cannot
+serve is refused: see `tensorpool.settings` for how.
+Driver Model §11, §17; Wire §15.11, §15.21a; decisions A14, B19, B20, D1, D4, D9, E20, E21, E35, E36.
 """
 
 from __future__ import annotations
 
 import itertools
-import os
 from collections.abc import Mapping
-from pathlib import Path
 from types import MappingProxyType
-from typing import Annotated, Any, Final, Literal, Self
+from typing import Annotated, Any, Final, Literal
 
 import msgspec
 from msgspec import Meta
 
-from tensorpool import config
-from tensorpool.channel import Endpoint, check_channel, check_endpoints
-from tensorpool.config import (
+from tensorpool import settings
+from tensorpool.channel import check_endpoints
+from tensorpool.control.config import ControlConfig
+from tensorpool.discovery.config import DiscoverySection, check_provider
+from tensorpool.driver.memory_bill import Bill, BillLine
+from tensorpool.driver.message_sizes import check_message_sizes
+from tensorpool.errors import ConfigError, LocalProtocolError, RegionRejected
+from tensorpool.settings import (
+    IPC,
+    MS,
     U32,
     AeronStreamId,
     AeronStreamIdRange,
     Channel,
+    Configuration,
+    Derived,
+    EndpointOf,
     Name,
     PositiveU32,
+    PublishableChannel,
     Range,
     Secret,
     StreamId,
     StreamIdRange,
-    fill,
 )
-from tensorpool.control.config import ControlConfig
-from tensorpool.discovery.config import EXPIRY_PERIODS, DiscoverySection, check_provider
-from tensorpool.driver.message_sizes import check_message_sizes
-from tensorpool.errors import ConfigError, LocalProtocolError, RegionRejected
 from tensorpool.shm.containment import AllowedBases
 from tensorpool.shm.layout import PoolSpec, RingSpec
 from tensorpool.shm.namespace import DEFAULT_NAMESPACE, namespace_path
@@ -54,8 +58,7 @@ from tensorpool.wire.region_uri import RegionUri
 
 __all__ = [
     "BUILT_IN",
-    "Bill",
-    "BillLine",
+    "ClientSection",
     "DriverConfig",
     "DriverSection",
     "PoliciesSection",
@@ -65,9 +68,6 @@ __all__ = [
     "ShmSection",
     "StreamConfig",
 ]
-
-IPC: Final = "aeron:ipc?term-length=4m"
-MS: Final = 1_000_000  # nanoseconds
 
 # Without a file: streams on demand, small and large frames, about 146 MB for each epoch.
 BUILT_IN: Final[Mapping[str, Any]] = MappingProxyType(
@@ -126,6 +126,10 @@ def _check_stride(key: str, stride_bytes: int) -> None:
         raise ConfigError(key, stride_bytes, _STRIDE) from None
 
 
+def _three_announce_periods_ns(policies: Any, _: Any) -> int:
+    return int(3 * policies.announce_period_ms * MS)
+
+
 Directory = Annotated[str, Meta(description="an absolute path", extra={"check": _check_directory})]
 Directories = Annotated[
     tuple[Directory, ...], Meta(min_length=1, description="one or more absolute paths, as an array")
@@ -148,115 +152,141 @@ Stride = Annotated[int, Meta(ge=64, le=2**31, description=_STRIDE, extra={"check
 class DriverSection(msgspec.Struct, frozen=True, kw_only=True):
     """`[driver]`: identity, Aeron endpoints and the ids that may be given away.
 
-    An empty `aeron_dir` is Aeron's default. Ours, since clients have to agree with the driver on them and the
-    specification has no keys: descriptor and metadata endpoints (E20), announce_clock_domain (Wire §10.1.1).
+    Ours, since clients have to agree with the driver on them and the specification has no keys: descriptor and metadata
+    endpoints (E20), announce_clock_domain (Wire §10.1.1).
     """
 
     instance_id: Name = "driver-01"
-    control_channel: Channel = IPC
+    """Names this driver in logs, in discovery and in its service tag; one driver of a host has it."""
+    control_channel: PublishableChannel = IPC
+    """Where clients send requests and the driver answers."""
     control_stream_id: AeronStreamId = 1000
+    """The Aeron stream id of control_channel."""
     aeron_dir: str = ""
-    announce_channel: Channel = ""  # control_channel
-    announce_stream_id: AeronStreamId = 0  # control_stream_id
+    """The directory of the media driver; "" is Aeron's default."""
+    announce_channel: Annotated[PublishableChannel, Derived("driver.control_channel")]
+    """Where the driver announces the epochs of its streams."""
+    announce_stream_id: Annotated[AeronStreamId, Derived("driver.control_stream_id")]
+    """The Aeron stream id of announce_channel."""
     qos_channel: Channel = IPC
+    """Where producers and consumers report their quality of service."""
     qos_stream_id: AeronStreamId = 1200
+    """The Aeron stream id of qos_channel."""
     stream_id_range: StreamIdRange = Range()
+    """The ids that streams created by clients may have."""
     descriptor_stream_id_range: AeronStreamIdRange = Range()
+    """The Aeron stream ids that consumers with a descriptor stream of their own are given."""
     control_stream_id_range: AeronStreamIdRange = Range()
+    """The Aeron stream ids that consumers with a control stream of their own are given."""
     descriptor_channel: Channel = IPC
+    """Where producers publish the descriptors of their frames."""
     descriptor_stream_id: AeronStreamId = 1100
+    """The Aeron stream id of descriptor_channel."""
     metadata_channel: Channel = IPC
+    """Where producers publish names and metadata of their streams."""
     metadata_stream_id: AeronStreamId = 1300
+    """The Aeron stream id of metadata_channel."""
     announce_clock_domain: Literal["MONOTONIC", "REALTIME_SYNCED"] = "MONOTONIC"
+    """The clock that stamps announces; REALTIME_SYNCED where other hosts judge their age."""
 
-    def __post_init__(self) -> None:
-        fill(self, "announce_channel", "", self.control_channel)
-        fill(self, "announce_stream_id", 0, self.control_stream_id)
-
-    @property
-    def control(self) -> Endpoint:
-        return Endpoint(self.control_channel, self.control_stream_id)
-
-    @property
-    def announce(self) -> Endpoint:
-        return Endpoint(self.announce_channel, self.announce_stream_id)
-
-    @property
-    def descriptor(self) -> Endpoint:
-        return Endpoint(self.descriptor_channel, self.descriptor_stream_id)
-
-    @property
-    def qos(self) -> Endpoint:
-        return Endpoint(self.qos_channel, self.qos_stream_id)
-
-    @property
-    def metadata(self) -> Endpoint:
-        return Endpoint(self.metadata_channel, self.metadata_stream_id)
+    control = EndpointOf("control")
+    announce = EndpointOf("announce")
+    descriptor = EndpointOf("descriptor")
+    qos = EndpointOf("qos")
+    metadata = EndpointOf("metadata")
 
 
 class ShmSection(msgspec.Struct, frozen=True, kw_only=True):
     """`[shm]`: where memory lies and who may open it.
 
-    `namespace` is ours: the specification wants it configured and names no key (D1). `page_size_bytes` is
-    the least that the pages of base_dir must have, which the driver checks at start; strides have not depended on it
-    since wire 1.2 (B20).
+    `namespace` is ours: the specification wants it configured and names no key (D1). Strides have not depended on
+    `page_size_bytes` since wire 1.2 (B20).
     """
 
     base_dir: Directory = "/dev/shm/tensorpool"
+    """The directory below which the driver makes its regions; created if it is missing."""
     namespace: str = DEFAULT_NAMESPACE
+    """The folder below base_dir that belongs to this driver."""
     require_hugepages: bool = False
+    """Refuse to start unless base_dir lies on hugetlbfs."""
     page_size_bytes: PageSize = 4096
+    """The least page size that base_dir must have; checked at start."""
     permissions_mode: Mode = "660"
-    allowed_base_dirs: Directories = ()  # base_dir
-
-    def __post_init__(self) -> None:
-        fill(self, "allowed_base_dirs", (), (self.base_dir,))
+    """The mode of region files, in octal; directories get the matching search bits."""
+    allowed_base_dirs: Annotated[Directories, Derived("[shm.base_dir]", lambda table, _: (table.base_dir,))]
+    """The directories inside which a region may be mapped."""
 
 
 class PoliciesSection(msgspec.Struct, frozen=True, kw_only=True):
     """`[policies]`: leases, announces, removal of old epochs, limits.
 
-    Ours: `recreate_on_startup` removes what an earlier driver left (Driver Model §14 has the mode, no key);
-    `max_leases` and `max_streams` bound what clients can make the driver hold, configured streams included;
-    `dynamic_stream_linger_ms` is how long a stream that a client created outlives its last lease;
-    `rate_limited_default_hz` is the rate of a consumer that is told to be RATE_LIMITED and has none of its own (E26).
+    Ours: `recreate_on_startup` (Driver Model §14 has the mode, no key), `max_leases` and `max_streams`,
+    `dynamic_stream_linger_ms`, and `rate_limited_default_hz` (E26).
     """
 
     allow_dynamic_streams: bool = False
-    default_profile: Name = ""  # the first profile
+    """Let clients create streams, with ids of driver.stream_id_range."""
+    default_profile: Annotated[Name, Derived("the first profile", lambda _, root: next(iter(root.profiles), ""))]
+    """The profile of streams that clients create and of streams that name none."""
     announce_period_ms: PositiveU32 = 1000
+    """How often the driver announces each stream."""
     lease_keepalive_interval_ms: PositiveU32 = 1000
+    """How often clients renew their leases."""
     lease_expiry_grace_intervals: PositiveU32 = 3
+    """A lease expires after so many keepalive intervals without a valid keepalive."""
     prefault_shm: bool = True
+    """Touch every page of a new epoch before it is announced."""
     mlock_shm: bool = False
+    """Lock the memory of every epoch; a failure is fatal."""
     epoch_gc_enabled: bool = True
+    """Remove old epochs."""
     epoch_gc_keep: PositiveU32 = 2
-    epoch_gc_min_age_ns: Nanoseconds = -1  # three announce periods
+    """How many epochs of a stream are kept, the current one included."""
+    epoch_gc_min_age_ns: Annotated[Nanoseconds, Derived("three announce periods", _three_announce_periods_ns)]
+    """Epochs younger than this are kept in any case."""
     epoch_gc_on_startup: bool = False
+    """Also remove old epochs of earlier runs when the driver starts."""
     shutdown_timeout_ms: U32 = 2000
+    """How long a driver that ends waits for its last messages to be sent."""
     shutdown_token: Secret = Secret("")
+    """The token that a shutdown request must carry; "" refuses every request."""
     recreate_on_startup: bool = False
+    """Remove what an earlier driver left in the namespace, after learning its epochs."""
     max_leases: PositiveU32 = 10_000
+    """How many leases may exist at a time."""
     max_streams: PositiveU32 = 1_000
+    """How many streams may exist at a time, configured ones included."""
     dynamic_stream_linger_ms: PositiveU32 = 30_000
+    """How long a stream that a client created outlives its last lease."""
     rate_limited_default_hz: PositiveU32 = 10
+    """The rate of a consumer that an override makes RATE_LIMITED and that named no rate in its hello."""
 
-    def __post_init__(self) -> None:
-        fill(self, "epoch_gc_min_age_ns", -1, 3 * self.announce_period_ms * MS)
+
+class ClientSection(msgspec.Struct, frozen=True, kw_only=True):
+    """`[client]`, all of it ours: how long calls that name no `timeout` wait, on a slow machine longer."""
+
+    attach_timeout_ms: PositiveU32 = 5000
+    """How long `Client.producer`, `consumer` and `watch` wait."""
+    discover_timeout_ms: PositiveU32 = 2000
+    """How long `Client.discover` waits."""
 
 
 class PoolConfig(msgspec.Struct, frozen=True, kw_only=True):
     """`[[profiles.<name>.payload_pools]]`: one size class of payload slots."""
 
     pool_id: PoolId
+    """The id of the pool; other pools of the profile have other ids."""
     stride_bytes: Stride
+    """The size of one payload slot."""
 
 
 class ProfileConfig(msgspec.Struct, frozen=True, kw_only=True):
     """`[profiles.<name>]`: the shape of a stream's memory."""
 
     payload_pools: tuple[PoolConfig, ...]
+    """The size classes of payloads; a frame goes into the smallest slot that holds it."""
     header_nslots: Nslots = 1024
+    """How many frames the ring holds."""
 
     @property
     def ring(self) -> RingSpec:
@@ -268,47 +298,12 @@ class StreamConfig(msgspec.Struct, frozen=True, kw_only=True):
     """`[streams.<name>]`: a stream that exists from the start."""
 
     stream_id: StreamId
-    profile: Name = ""  # policies.default_profile
+    """The id of the stream; no other stream has it and no range holds it."""
+    profile: Annotated[Name, Derived("policies.default_profile")]
+    """The profile of its memory."""
 
 
-class BillLine(msgspec.Struct, frozen=True):
-    """The memory of one stream, or of `streams` alike that clients may still create (`stream_id` is None)."""
-
-    name: str
-    stream_id: int | None
-    profile: str
-    epoch_bytes: int
-    epochs: int | None  # kept at a time; None: old epochs are never removed
-    streams: int = 1
-
-    @property
-    def total_bytes(self) -> int | None:
-        """All epochs of all these streams; None without a limit."""
-        return None if self.epochs is None else self.epoch_bytes * self.epochs * self.streams
-
-
-class Bill(msgspec.Struct, frozen=True):
-    """What a configuration can come to take, at most.
-
-    Epochs younger than `policies.epoch_gc_min_age_ns` are kept beyond `epochs`: a producer that restarts
-    all the time takes more for as long.
-    """
-
-    lines: tuple[BillLine, ...]
-
-    @property
-    def epoch_bytes(self) -> int:
-        """One epoch of each stream that the configuration names: what they need to work at all."""
-        return sum(line.epoch_bytes for line in self.lines if line.stream_id is not None)
-
-    @property
-    def total_bytes(self) -> int | None:
-        """All lines together; None without a limit."""
-        totals = [line.total_bytes for line in self.lines]
-        return None if None in totals else sum(filter(None, totals))
-
-
-class DriverConfig(msgspec.Struct, frozen=True, kw_only=True):
+class DriverConfig(Configuration, frozen=True, kw_only=True):
     """The configuration of one driver, complete and consistent.
 
     >>> config = DriverConfig.load(Path("camera.toml"))
@@ -318,42 +313,22 @@ class DriverConfig(msgspec.Struct, frozen=True, kw_only=True):
     Raises ConfigError, however it is made.
     """
 
-    driver: DriverSection = msgspec.field(default_factory=DriverSection)
-    shm: ShmSection = msgspec.field(default_factory=ShmSection)
-    policies: PoliciesSection = msgspec.field(default_factory=PoliciesSection)
+    BUILT_IN = BUILT_IN
+
+    driver: DriverSection
+    shm: ShmSection
     profiles: Mapping[str, ProfileConfig] = {}
+    policies: PoliciesSection
     streams: Mapping[str, StreamConfig] = {}
-    discovery: DiscoverySection = msgspec.field(default_factory=DiscoverySection)
-    control: ControlConfig = msgspec.field(default_factory=ControlConfig)
-
-    @classmethod
-    def load(
-        cls,
-        path: Path | str | None = None,
-        environ: Mapping[str, str] = os.environ,
-        overrides: Mapping[str, Any] = MappingProxyType({}),
-        **tables: Any,
-    ) -> Self:
-        """Read a file, or take BUILT_IN without one; variables and then flags go over it.
-
-        >>> DriverConfig.load(overrides={"driver.control_stream_id": 2000}, shm={"namespace": "lab1"})
-
-        See `tensorpool.config.load`. Raises ConfigError.
-        """
-        return config.load(
-            cls,
-            path=None if path is None else Path(path),
-            built_in=BUILT_IN,
-            environ=environ,
-            overrides={**overrides, **tables},
-        )
+    discovery: DiscoverySection
+    control: ControlConfig
+    client: ClientSection
 
     def __post_init__(self) -> None:
         if not self.profiles:
             accepted = "at least one table [profiles.<name>] with payload_pools"
             raise ConfigError("profiles", dict(self.profiles), accepted)
-        self._resolve()
-        config.check(self)
+        settings.check(self)
         self._check_profiles()
         self._check_streams()
         self._check_ranges()
@@ -397,10 +372,6 @@ class DriverConfig(msgspec.Struct, frozen=True, kw_only=True):
         """What `policies.mlock_shm` locks: an epoch of each configured stream, or one that a client creates."""
         return max(self.bill().epoch_bytes, self.default_ring.size_bytes)
 
-    def dump(self) -> dict[str, object]:
-        """Every key with its value in effect, for logs and `--check`; the token stays hidden (§4.4)."""
-        return config.dump(self)
-
     def bill(self) -> Bill:
         """The memory that this configuration can come to take."""
         policies = self.policies
@@ -414,28 +385,6 @@ class DriverConfig(msgspec.Struct, frozen=True, kw_only=True):
             size = self.default_ring.size_bytes
             lines.append(BillLine("dynamic", None, policies.default_profile, size, epochs, room))
         return Bill(tuple(lines))
-
-    def _resolve(self) -> None:
-        """Fill in the profiles that are left out, and where and how long discovery listens (F4, F9)."""
-        discovery = self.discovery
-        period_ms = discovery.announce_period_ms or self.policies.announce_period_ms
-        discovery = msgspec.structs.replace(
-            discovery,
-            channel=discovery.channel or self.driver.control_channel,
-            stream_id=discovery.stream_id or self.driver.control_stream_id,
-            announce_period_ms=period_ms,
-            expiry_ms=discovery.expiry_ms or EXPIRY_PERIODS * period_ms,
-        )
-        msgspec.structs.force_setattr(self, "discovery", discovery)
-        policies = self.policies
-        if policies.default_profile == "":
-            policies = msgspec.structs.replace(policies, default_profile=next(iter(self.profiles)))
-            msgspec.structs.force_setattr(self, "policies", policies)
-        streams = {
-            name: stream if stream.profile else msgspec.structs.replace(stream, profile=policies.default_profile)
-            for name, stream in self.streams.items()
-        }
-        msgspec.structs.force_setattr(self, "streams", streams)
 
     def _check_profiles(self) -> None:
         for name, profile in self.profiles.items():
@@ -506,10 +455,6 @@ class DriverConfig(msgspec.Struct, frozen=True, kw_only=True):
 
     def _check_endpoints(self) -> None:
         driver = self.driver
-        for key in ("driver.control_channel", "driver.announce_channel"):
-            channel = getattr(driver, key.removeprefix("driver."))
-            if check_channel(key, channel).is_spy:
-                raise ConfigError(key, channel, "aeron:ipc or aeron:udp; nobody can publish on a spy")
         endpoints = {
             "driver.control_channel": driver.control,
             "driver.announce_channel": driver.announce,

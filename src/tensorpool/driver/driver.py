@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The SHM driver as one object: a conductor on a thread, with a media driver where none is running yet.
 
-Discovery answers beside it, on a thread and a connection of its own: who asks much costs nobody a lease.
+Discovery answers beside it, on a thread and a connection of its own: a flood of queries costs no client its lease.
 Driver Model §2.1, §4.11; Discovery §2.1, §4.2.
 """
 
@@ -11,24 +11,24 @@ import contextlib
 import os
 import shutil
 from collections import Counter
-from types import TracebackType
-from typing import Final, Self
+from typing import Final
 
 from tensorpool import aeron
 from tensorpool.clock import Clock, SystemClock
-from tensorpool.config import lookalikes
+from tensorpool.closing import ClosesOnExit
 from tensorpool.discovery.directory import DriverIdentity
 from tensorpool.discovery.provider import Provider, Source, ThriftyIdle
 from tensorpool.driver.conductor import DriverConductor
 from tensorpool.driver.config import DriverConfig
 from tensorpool.driver.failures import Failures
 from tensorpool.logs import get_logger
+from tensorpool.settings import lookalikes
 from tensorpool.wire.driver import ShutdownReason
 
 DISCOVERY_SHARE: Final = 0.25  # of a core, at most
 
 
-class Driver:
+class Driver(ClosesOnExit):
     """A running SHM driver inside this process.
 
     >>> with Driver(DriverConfig.load()) as driver:      # doctest: +SKIP
@@ -73,7 +73,7 @@ class Driver:
         return self._media_driver is not None
 
     def shut_down(self, reason: ShutdownReason = ShutdownReason.NORMAL, text: str = "") -> None:
-        """Drain: refuse new attaches, announce a last time, tell the clients after the shutdown timeout, then end."""
+        """Drain: refuse new attaches, announce a last time, notify the clients after the shutdown timeout, then end."""
         self.conductor.shut_down(reason, text)
 
     def close(self) -> None:
@@ -104,8 +104,8 @@ class Driver:
         names = {stream.stream_id: name for name, stream in self.config.streams.items()}
         identity = DriverIdentity(endpoints.instance_id, endpoints.control, settings.expiry_ms * 1_000_000, names)
         source = Source(identity, endpoints.announce, endpoints.metadata)
-        tells = [registry.announce for registry in settings.registries if registry.announce is not None]
-        self.discovery = Provider(settings, [source], self.aeron_dir, clock, tells=tells)
+        registries = [registry.announce for registry in settings.registries if registry.announce is not None]
+        self.discovery = Provider(settings, [source], self.aeron_dir, clock, registries=registries)
         idle = ThriftyIdle(share=DISCOVERY_SHARE)
         failures = Failures(get_logger("driver"), clock, Counter())
         self._discovery_runner = aeron.AgentRunner(
@@ -113,17 +113,9 @@ class Driver:
         ).start()
 
     def _on_error(self, error: Exception) -> None:
-        """A whole turn failed; the driver goes on, for the sake of everybody whose lease it keeps."""
+        """A whole turn failed; the driver goes on, since clients depend on the leases that it keeps."""
         self.conductor.failures.report("turn", error)
 
     def _close_media_driver(self) -> None:
         if self._media_driver is not None:
             self._media_driver.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()

@@ -5,17 +5,13 @@ Driver Model §4.2; Wire §10.1.1."""
 
 from __future__ import annotations
 
-from typing import Final
-
 import msgspec
 
+from tensorpool._core import HEADER_SLOT_BYTES, MAX_DIMS
 from tensorpool.shm.layout import RingSpec
 from tensorpool.wire.control import ClockDomain, ShmPoolAnnounce
 from tensorpool.wire.control import PayloadPool as AnnouncedPool
 from tensorpool.wire.driver import PayloadPool, ResponseCode, ShmAttachResponse
-
-MAX_DIMS: Final = 8
-HEADER_SLOT_BYTES: Final = 256
 
 
 class Epoch(msgspec.Struct, frozen=True):
@@ -53,7 +49,7 @@ def grant(epoch: Epoch, *, correlation_id: int, lease_id: int, expiry_ns: int) -
 
 
 def announce(epoch: Epoch, *, producer_id: int, timestamp_ns: int, clock_domain: ClockDomain) -> ShmPoolAnnounce:
-    """The epoch as everybody hears of it; `producer_id` 0 is none."""
+    """The announce of the epoch; `producer_id` 0 is none."""
     return ShmPoolAnnounce(
         stream_id=epoch.stream_id,
         producer_id=producer_id,

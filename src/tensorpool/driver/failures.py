@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What went wrong inside a turn: counted, and logged at most once a second, so that the turn can go on.
+"""Failures inside a turn: counted, and logged at most once a second, so that the turn can go on.
 
-One client's message, one order or one part of the housekeeping may fail; what it costs is that, and nothing of anybody
-else. A failure that repeats at every turn must not fill the disk either.
+One client's message, one order or one part of the housekeeping may fail without harm to other clients.
+A failure that repeats at every turn must not fill the disk either.
 """
 
 from __future__ import annotations

@@ -142,7 +142,7 @@ class LeaseTable:
         return expired
 
     def forgive(self, now_ns: int) -> None:
-        """The driver itself was stalled: nobody loses a lease for keepalives that it could not read.
+        """The driver itself was stalled: no client loses a lease for keepalives that it could not read.
 
         Once between two keepalives: a silent lease ends, however often the driver stalls.
         """

@@ -87,13 +87,13 @@ class Report(msgspec.Struct, frozen=True):
 
 
 class DropStream(msgspec.Struct, frozen=True):
-    """Nobody uses this dynamic stream any more: its memory can go."""
+    """No client uses this dynamic stream any more: its memory can be removed."""
 
     stream_id: int
 
 
 class Exit(msgspec.Struct, frozen=True):
-    """Everything is said: the driver ends."""
+    """All messages are sent: the driver ends."""
 
 
 type Effect = Send | Announce | CreateEpoch | Report | DropStream | Exit
@@ -165,7 +165,7 @@ class Lifecycle:
         return effects
 
     def end(self, now_ns: int) -> list[Effect]:
-        """Tell the clients that this driver is gone, once (§4.13)."""
+        """Notify the clients that this driver ends, once (§4.13)."""
         if self.phase is Phase.ENDED:
             return []
         self.phase = Phase.ENDED
@@ -270,7 +270,7 @@ class Lifecycle:
     # --- memory
 
     def on_epoch_created(self, epoch: Epoch, reserved: bool, now_ns: int) -> list[Effect]:
-        """The memory is there: it becomes the stream's epoch, and whoever waited for it is answered (E45)."""
+        """The memory is there: it becomes the stream's epoch, and clients that waited for it are answered (E45)."""
         stream = self.streams.get(epoch.stream_id)
         if stream is None:
             return []
@@ -290,7 +290,7 @@ class Lifecycle:
         return effects
 
     def on_epoch_failed(self, stream_id: int, reserved: bool, text: str, now_ns: int) -> list[Effect]:
-        """The memory could not be made: who waited for it is told why, and the stream stays as it was."""
+        """The memory could not be made: clients that waited for it get the reason, and the stream stays as it was."""
         self.counts["epochs_failed"] += 1
         stream = self.streams.get(stream_id)
         if stream is None:
@@ -308,7 +308,7 @@ class Lifecycle:
         elif reserved and stream.current is None and self._has_pending(stream, Role.CONSUMER):
             effects += self._create(stream, reserve=False)
         elif stream.is_dynamic and not stream.was_ready:
-            self.streams.forget(stream_id)  # nobody ever saw it: its id is free again
+            self.streams.forget(stream_id)  # it was never announced: its id is free again
         return effects
 
     def announce(self, stream_id: int, now_ns: int) -> ShmPoolAnnounce | None:
@@ -363,7 +363,7 @@ class Lifecycle:
 
     def _make_stream(self, request: ShmAttachRequest) -> Stream:
         if request.publish_mode is not PublishMode.EXISTING_OR_CREATE:  # E12: absent means REQUIRE_EXISTING
-            text = f"stream {request.stream_id} does not exist; create it (EXISTING_OR_CREATE), or see `tensorpool ls`"
+            text = f"stream {request.stream_id} does not exist; pass create=True, or see `tensorpool ls`"
             raise _Refusal(ResponseCode.REJECTED, text)
         try:
             return self.streams.create(request.stream_id)
@@ -441,7 +441,7 @@ class Lifecycle:
         return _refusal_response(request.correlation_id, refusal.code, str(refusal))
 
     def _ended(self, lease: Lease, reason: LeaseRevokeReason, text: str, now_ns: int) -> list[Effect]:
-        """§4.9: every end is told; a producer's end also makes a new epoch, announced when it is there."""
+        """§4.9: every end is published; a producer's end also makes a new epoch, announced when it exists."""
         self.private_streams.give_back((lease.stream_id, lease.client_id))
         notice = ShmLeaseRevoked(
             timestamp_ns=self._stamp(now_ns),

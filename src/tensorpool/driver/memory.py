@@ -230,7 +230,7 @@ class Memory:
                     if rejected.check != shm.Check.SPACE or not spare:
                         raise
                     self._free(spare.pop(0))
-        except Exception as error:  # whatever it is: somebody waits for the outcome
+        except Exception as error:  # of any kind: a client waits for the outcome
             text = str(error) if isinstance(error, TensorPoolError) else f"{type(error).__name__}: {error}"
             self._log.error("epoch_failed", stream_id=order.stream_id, error=text)
             is_fatal = isinstance(error, RegionRejected) and error.check == shm.Check.MLOCK  # E37

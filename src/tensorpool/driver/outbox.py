@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What the driver has to send: answers and notices in their order, then at most one announce of each stream.
 
-An announce is made when it can leave, so it is stamped then and tells the epoch that is current then; a newer one of
+An announce is made when it can leave, so it is stamped then and names the epoch that is current then; a newer one of
 the same stream is the same entry. What no publication can carry is dropped, counted, and logged once for each kind;
 where too much waits the oldest goes first, since its client has asked again. Decisions E9, E45.
 """

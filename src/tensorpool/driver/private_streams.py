@@ -16,39 +16,16 @@ from typing import Final
 
 import msgspec
 
-from tensorpool.channel import Endpoint, asks_for_id, is_repeatable, may_be_private
+from tensorpool.channel import asks_for_id, is_repeatable, may_be_private
 from tensorpool.driver.config import DriverConfig
 from tensorpool.driver.streams import IdPool
-from tensorpool.wire.control import ConsumerConfig, ConsumerHello, Mode
+from tensorpool.soft_state import SoftStateTable
+from tensorpool.wire.consumer_config import ConsumerTerms, requested_streams
+from tensorpool.wire.control import ConsumerConfig, ConsumerHello
 
 STALE_PERIODS: Final = 4  # a hello comes once in an announce period (E28)
 
 type Owner = tuple[int, int]  # the stream, and the consumer's id
-
-
-class Override(msgspec.Struct, frozen=True):
-    """What another process than the driver assigned to a consumer (Wire §10.1.3)."""
-
-    use_shm: bool
-    mode: Mode
-    payload_fallback_uri: str
-
-
-class _Borrower:
-    """A consumer that was lent ids."""
-
-    __slots__ = ("hello_ns", "mode", "override")
-
-    def __init__(self, mode: Mode) -> None:
-        self.hello_ns = 0
-        self.mode = mode  # that it asked for
-        self.override: Override | None = None  # the last that others sent it
-
-    def on_hello(self, hello: ConsumerHello, now_ns: int) -> None:
-        self.hello_ns = now_ns
-        if self.mode is not hello.mode:
-            self.mode = hello.mode
-            self.override = None  # it overrode the previous mode
 
 
 class PrivateStreams:
@@ -56,11 +33,10 @@ class PrivateStreams:
 
     def __init__(self, config: DriverConfig, counts: Counter[str]) -> None:
         self._shared_channel = config.driver.descriptor.channel
-        self._window_ns = STALE_PERIODS * config.announce_period_ns
         self._counts = counts
         self._descriptor_ids = IdPool(config.driver.descriptor_stream_id_range)
         self._control_ids = IdPool(config.driver.control_stream_id_range)
-        self._borrowers: dict[Owner, _Borrower] = {}
+        self._borrowers = SoftStateTable[Owner, ConsumerTerms](STALE_PERIODS * config.announce_period_ns)
         self._half_answered: dict[Owner, tuple[ConsumerHello, int]] = {}  # the producer answers first; since when
 
     def __len__(self) -> int:
@@ -74,26 +50,17 @@ class PrivateStreams:
         """The answer, where it is the driver's alone. `is_leased`: the consumer has a lease on the stream."""
         owner = hello.stream_id, hello.consumer_id
         if owner in self._borrowers:
-            self._borrowers[owner].on_hello(hello, now_ns)
+            self._borrow(hello, now_ns)
         self._half_answered.pop(owner, None)
-        descriptors, control = _asked(hello)
+        descriptors, control = requested_streams(hello)
         if not (asks_for_id(descriptors) or asks_for_id(control)):
             return None
         if descriptors.stream_id or control.stream_id:
             if is_leased:
                 self._half_answered[owner] = hello, now_ns
             return None
-        plain = ConsumerConfig(
-            stream_id=hello.stream_id,
-            consumer_id=hello.consumer_id,
-            use_shm=True,
-            mode=hello.mode,
-            descriptor_stream_id=0,
-            control_stream_id=0,
-        )
-        answer = self._with_ids(plain, hello, now_ns) if is_leased else plain
-        override = self._borrowers[owner].override if owner in self._borrowers else None
-        return answer if override is None else msgspec.structs.replace(answer, **msgspec.structs.asdict(override))
+        answer = (self._borrowers.get(owner) or ConsumerTerms(hello)).answer()
+        return self._with_ids(answer, hello, now_ns) if is_leased else answer
 
     def on_config(self, config: ConsumerConfig) -> ConsumerConfig | None:
         """Another process assigned a mode, a fallback or streams: our answers repeat the first two from now on.
@@ -112,44 +79,45 @@ class PrivateStreams:
             hello, hello_ns = self._half_answered.pop(owner)
             completed = self._with_ids(config, hello, hello_ns)
             answer = completed if owner in self._borrowers else None
-        if owner in self._borrowers:
-            self._borrowers[owner].override = Override(config.use_shm, config.mode, config.payload_fallback_uri)
+        borrower = self._borrowers.get(owner)
+        if borrower is not None:
+            borrower.override = config
         return answer
 
     def give_back(self, owner: Owner) -> None:
         """Its lease ended, or it is silent: others may have its ids."""
-        self._borrowers.pop(owner, None)
+        self._borrowers.pop(owner)
         self._half_answered.pop(owner, None)
         self._descriptor_ids.give_back(owner)
         self._control_ids.give_back(owner)
 
     def on_stall(self, now_ns: int) -> None:
         """The driver did not run for a while, and could not receive hellos."""
-        for borrower in self._borrowers.values():
-            borrower.hello_ns = now_ns
+        self._borrowers.refresh_all(now_ns)
 
     def forget_stale(self, now_ns: int) -> None:
-        for owner in [o for o, it in self._borrowers.items() if now_ns - it.hello_ns > self._window_ns]:
+        for owner, _ in self._borrowers.tick(now_ns).gone:
             self.give_back(owner)
 
     # --- inside
+
+    def _borrow(self, hello: ConsumerHello, now_ns: int) -> None:
+        owner = hello.stream_id, hello.consumer_id
+        borrower = self._borrowers.get(owner) or ConsumerTerms()
+        borrower.on_hello(hello)
+        self._borrowers.add(owner, borrower, now_ns)
 
     def _with_ids(self, config: ConsumerConfig, hello: ConsumerHello, now_ns: int) -> ConsumerConfig:
         """The answer with an id for each channel that came with id 0, as far as there are some."""
         owner = hello.stream_id, hello.consumer_id
         for kind, ids, asked in zip(
-            ("descriptor", "control"), (self._descriptor_ids, self._control_ids), _asked(hello), strict=True
+            ("descriptor", "control"), (self._descriptor_ids, self._control_ids), requested_streams(hello), strict=True
         ):
             if not asks_for_id(asked):
                 continue
             number = ids.lend(owner) if may_be_private(asked.channel, self._shared_channel) else None
             if number is not None:
-                self._borrowers.setdefault(owner, _Borrower(hello.mode)).on_hello(hello, now_ns)
+                self._borrow(hello, now_ns)
             assigned = {f"{kind}_stream_id": number or 0, f"{kind}_channel": asked.channel if number else ""}
             config = msgspec.structs.replace(config, **assigned)
         return config
-
-
-def _asked(hello: ConsumerHello) -> tuple[Endpoint, Endpoint]:
-    descriptors = Endpoint(hello.descriptor_channel, hello.descriptor_stream_id)
-    return descriptors, Endpoint(hello.control_channel, hello.control_stream_id)

@@ -15,10 +15,10 @@ from collections.abc import Iterator
 
 import msgspec
 
-from tensorpool.config import Range
 from tensorpool.driver.config import DriverConfig
 from tensorpool.driver.epoch_messages import Epoch
 from tensorpool.driver.leases import Lease
+from tensorpool.settings import Range
 from tensorpool.shm.layout import RingSpec
 
 
@@ -27,7 +27,7 @@ class Stream(msgspec.Struct):
 
     stream_id: int
     name: str
-    ring: RingSpec | None  # None: a profile without pools, which nobody can attach to (§4.3)
+    ring: RingSpec | None  # None: a profile without pools, which no client can attach to (§4.3)
     current: Epoch | None = None  # None: no epoch is ready, nothing is announced
     producer: Lease | None = None
     is_dynamic: bool = False
@@ -38,7 +38,7 @@ class Stream(msgspec.Struct):
 
 
 class NoStream(Exception):
-    """There is no such stream and none can be made; `invalid` tells a bad parameter from a policy (§4.6)."""
+    """There is no such stream and none can be made; `invalid` is a bad parameter, not a policy (§4.6)."""
 
     def __init__(self, text: str, *, invalid: bool) -> None:
         super().__init__(text)
@@ -94,7 +94,7 @@ class StreamTable:
         return stream
 
     def forget(self, stream_id: int) -> None:
-        """A dynamic stream that nobody uses, or whose memory could not be made: its id is free again."""
+        """A dynamic stream that no client uses, or whose memory could not be made: its id is free again."""
         self._streams.pop(stream_id, None)
 
 

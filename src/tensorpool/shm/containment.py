@@ -131,7 +131,7 @@ def mapped_bytes(fd: int, size_bytes: int) -> int:
 
 
 def huge_page_bytes(fd: int) -> int | None:
-    """The page size of a file on hugetlbfs; None elsewhere, and where the platform cannot tell (D8)."""
+    """The page size of a file on hugetlbfs; None elsewhere, and where the platform does not report it (D8)."""
     statfs = _fstatfs()
     if statfs is None or statfs(fd) != _HUGETLBFS_MAGIC:
         return None
@@ -195,7 +195,7 @@ _KINDS: Final = {
 
 
 def _refusal(uri: RegionUri, error: OSError, *, writable: bool) -> RegionRejected:
-    """What an errno means for somebody who was sent this URI."""
+    """What an errno means to a client that received this URI."""
     match error.errno:
         case errno.ENOENT:
             detail = "there is no such file; its epoch was retired, or another host or container announced it"

@@ -3,14 +3,14 @@
 
     <namespace>/<stream_id>/<epoch>/header.ring
                                     <pool_id>.pool
-    <namespace>/<stream_id>/.<epoch>.retired/            out of everybody's sight, on its way out
+    <namespace>/<stream_id>/.<epoch>.retired/            renamed, no longer announced, about to be deleted
     <namespace>/highest-epoch.<epoch>                    empty; its name is the highest number ever given here
 
 The highest number outlives every directory, also a clean stop: a driver that finds nothing else starts above it,
 though the wall clock went back. It is one for all streams, so that streams which come and go leave nothing behind, and
 it is in a name, so that a rename replaces it in one step, on a full mount and on hugetlbfs too.
 
-Old files are never reused: whoever still writes to them harms nobody, and readers keep what they mapped. All
+Old files are never reused: a producer that still writes to them does no harm, and readers keep what they mapped. All
 work is done relative to open directories and follows no link, so that it cannot leave the tree.
 Wire §15.21a.3, §15.21a.4, §15.21a.7; Driver Model §6, §10, §14, §15; decisions C2–C4, C13, D2, D9.
 """
@@ -24,13 +24,13 @@ import shutil
 import stat
 import threading
 from collections.abc import Callable, Iterator
-from types import TracebackType
-from typing import Any, Final, Self
+from typing import Any, Final
 
 import msgspec
 
 from tensorpool._core import SUPERBLOCK_BYTES
 from tensorpool.clock import Clock
+from tensorpool.closing import ClosesOnExit
 from tensorpool.errors import Closed, ConfigError, LocalProtocolError
 from tensorpool.shm.containment import directory
 from tensorpool.shm.layout import LAYOUT_VERSION, MAX_EPOCH, RegionSpec, RingSpec, parse_superblock
@@ -70,14 +70,14 @@ class FoundEpoch(msgspec.Struct, frozen=True):
     @property
     def highest_epoch(self) -> int:
         """The higher of the numbers in its name and in its superblock, should they differ."""
-        told = self.superblock
-        if told is None or told.stream_id != self.stream_id or told.epoch > MAX_EPOCH:
+        superblock = self.superblock
+        if superblock is None or superblock.stream_id != self.stream_id or superblock.epoch > MAX_EPOCH:
             return self.epoch
-        return max(self.epoch, told.epoch)
+        return max(self.epoch, superblock.epoch)
 
 
 def scan_epochs(namespace_path: str) -> list[FoundEpoch]:
-    """Every epoch below a namespace, by stream and epoch. Passes over what is not one, and changes nothing.
+    """Every epoch below a namespace, by stream and epoch. Ignores everything else, and changes nothing.
 
     Raises OSError when the namespace itself cannot be read.
     """
@@ -89,7 +89,7 @@ def scan_epochs(namespace_path: str) -> list[FoundEpoch]:
     return sorted(found, key=lambda epoch: (epoch.stream_id, epoch.epoch))
 
 
-class EpochTree:
+class EpochTree(ClosesOnExit):
     """The epochs of one namespace, for the one driver that creates and retires them.
 
         with EpochTree.open("/dev/shm/tensorpool", clock=SystemClock()) as tree:
@@ -215,14 +215,6 @@ class EpochTree:
         self._lock.release()
         os.close(self._streams)
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
-
     def _fill(
         self,
         stream: int,
@@ -234,7 +226,7 @@ class EpochTree:
     ) -> MappedRing:
         """Create the regions in the epoch's new directory, or take the directory away again.
 
-        The header ring comes last: whoever finds its superblock finds a whole epoch.
+        The header ring comes last: a client that finds its superblock finds a whole epoch.
         """
         epoch = specs[0].epoch
         regions: list[Region] = []
@@ -338,7 +330,7 @@ def _read_superblock(folder: int) -> ShmRegionSuperblock | None:
 
 
 def _retire(epoch: int, stream: int) -> None:
-    """Rename, so that nobody sees half an epoch, then delete."""
+    """Rename, so that no client sees half an epoch, then delete."""
     retired = f".{epoch}.retired"
     _delete(retired, stream)
     with contextlib.suppress(FileNotFoundError):

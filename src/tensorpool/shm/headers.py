@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Region files read through a descriptor: nothing is mapped, no lease is taken, nobody notices.
+"""Region files read through a descriptor: nothing is mapped and no lease is taken.
 
 For those who look from outside, and for those who had to unmap an epoch and still owe an account of it. A sparse ring
 stays sparse, and a file that shrinks is no SIGBUS. Wire §7.1, §8.1-§8.3, §15.21.
@@ -14,7 +14,7 @@ import stat
 from array import array
 from typing import Final
 
-from tensorpool._core import SLOT_BYTES, SUPERBLOCK_BYTES
+from tensorpool._core import HEADER_SLOT_BYTES, SUPERBLOCK_BYTES
 from tensorpool.errors import DecodeError
 from tensorpool.wire import control
 from tensorpool.wire.control import SlotHeader, TensorHeader
@@ -49,8 +49,8 @@ class HeaderFile:
         words: array[int] = array("Q")
         for first in range(0, self.nslots, _AT_ONCE):
             data = self._read(first, min(_AT_ONCE, self.nslots - first))
-            whole = data[: len(data) - len(data) % SLOT_BYTES]
-            words.extend(array("Q", whole)[:: SLOT_BYTES // 8])
+            whole = data[: len(data) - len(data) % HEADER_SLOT_BYTES]
+            words.extend(array("Q", whole)[:: HEADER_SLOT_BYTES // 8])
         return words
 
     def commit_word(self, seq: int) -> int:
@@ -93,10 +93,10 @@ class HeaderFile:
         return (slot, tensor) if isinstance(tensor, TensorHeader) else None
 
     def _read(self, seq: int, slots: int) -> bytes:
-        return os.pread(self._fd, slots * SLOT_BYTES, self._offset(seq))
+        return os.pread(self._fd, slots * HEADER_SLOT_BYTES, self._offset(seq))
 
     def _offset(self, seq: int) -> int:
-        return SUPERBLOCK_BYTES + (seq & (self.nslots - 1)) * SLOT_BYTES
+        return SUPERBLOCK_BYTES + (seq & (self.nslots - 1)) * HEADER_SLOT_BYTES
 
     def __del__(self) -> None:
         with contextlib.suppress(OSError, AttributeError):

@@ -15,7 +15,7 @@ from typing import Final, Protocol
 
 import msgspec
 
-from tensorpool._core import SLOT_BYTES, SUPERBLOCK_BYTES
+from tensorpool._core import HEADER_SLOT_BYTES, SUPERBLOCK_BYTES
 from tensorpool.errors import DecodeError, LocalProtocolError, RemoteProtocolError
 from tensorpool.wire.control import RegionType, ShmRegionSuperblock
 
@@ -82,7 +82,9 @@ class RingSpec(msgspec.Struct, frozen=True):
     def announced(cls, header_nslots: int, header_slot_bytes: int, pools: Iterable[AnnouncedPool]) -> RingSpec:
         """The ring that a peer announces. Raises RemoteProtocolError; one bad pool rejects it whole (C16)."""
         try:
-            _require("header_slot_bytes", header_slot_bytes, header_slot_bytes == SLOT_BYTES, str(SLOT_BYTES))
+            _require(
+                "header_slot_bytes", header_slot_bytes, header_slot_bytes == HEADER_SLOT_BYTES, str(HEADER_SLOT_BYTES)
+            )
             specs = []
             for pool in pools:
                 name = f"pool {pool.pool_id}: nslots"
@@ -99,11 +101,11 @@ class RingSpec(msgspec.Struct, frozen=True):
 
     @property
     def _slot_sizes(self) -> list[int]:
-        return [SLOT_BYTES, *(pool.stride_bytes for pool in self.pools)]
+        return [HEADER_SLOT_BYTES, *(pool.stride_bytes for pool in self.pools)]
 
     def regions(self, stream_id: int, epoch: int, layout_version: int = LAYOUT_VERSION) -> tuple[RegionSpec, ...]:
         """The regions of one epoch: the header ring, then the pools in their order."""
-        ring = (RegionType.HEADER_RING, 0, SLOT_BYTES)  # §7.1: the ring's pool_id is 0
+        ring = (RegionType.HEADER_RING, 0, HEADER_SLOT_BYTES)  # §7.1: the ring's pool_id is 0
         pools = ((RegionType.PAYLOAD_POOL, pool.pool_id, pool.stride_bytes) for pool in self.pools)
         return tuple(
             RegionSpec(stream_id, epoch, layout_version, kind, pool_id, self.nslots, slot_bytes)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What dead processes left behind, told apart from what belongs to the living, and removed with care.
+"""Finds what dead processes left behind, apart from what living ones use, and removes it with care.
 
 An epoch is dead when its namespace has no driver (the lock can be taken), its owner's process is gone and its activity
 stamp is stale: all three, so that neither a pid from another container nor a paused driver misleads. `survey` looks
@@ -30,7 +30,7 @@ from tensorpool.shm.namespace import FOLDER_FLAGS, LOCK_NAME, NamespaceLock, fin
 from tensorpool.shm.permission import user_name
 
 REGION_FILES: Final = re.compile(r"header\.ring|(0|[1-9][0-9]{0,4})\.pool")
-GONE: Final = "somebody else removed it meanwhile"
+GONE: Final = "another process removed it meanwhile"
 LIVES: Final = "it came to life meanwhile"
 BLOCK_BYTES: Final = 512  # of st_blocks, whatever the file system's own are
 
@@ -52,7 +52,7 @@ class Kept(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Survey(msgspec.Struct, frozen=True, kw_only=True):
-    """What a look at leftovers found. `living` counts the directories that somebody uses."""
+    """The leftovers that were found. `living` counts the directories that a process uses."""
 
     dead: tuple[Leftover, ...] = ()
     kept: tuple[Kept, ...] = ()
@@ -124,7 +124,7 @@ def remove_dead_epochs(
 
 
 def survey(base_dir: str, clock: Clock, window_ns: int) -> Survey:
-    """The dead epochs of this user's namespaces below `base_dir`; other users' are told and left alone.
+    """The dead epochs of this user's namespaces below `base_dir`; other users' are reported and left alone.
 
     Changes nothing, and takes no lock that a starting driver would find taken.
     """
@@ -136,8 +136,8 @@ def remove_epochs(leftovers: Iterable[Leftover], clock: Clock, window_ns: int) -
     namespaces: dict[str, list[Leftover]] = {}
     for leftover in leftovers:
         namespaces.setdefault(os.path.dirname(os.path.dirname(leftover.path)), []).append(leftover)
-    for path, told in namespaces.items():
-        yield from _remove_from(path, told, clock, window_ns)
+    for path, leftovers in namespaces.items():
+        yield from _remove_from(path, leftovers, clock, window_ns)
 
 
 def contents_of(folder: int, known: re.Pattern[str]) -> Contents:
@@ -211,7 +211,7 @@ def _undecided(path: str, found: list[FoundEpoch]) -> Survey:
     living = sum(epoch.superblock is not None for epoch in found)
     if living or not found or lock_holder(f"{path}/{LOCK_NAME}") is not None:
         return Survey(living=len(found))
-    reason = f"{len(found)} epochs were never finished, and nothing tells whose they are; `rm -r` what you know is dead"
+    reason = f"{len(found)} epochs were never finished, and nothing says whose they are; `rm -r` what you know is dead"
     return Survey(kept=(Kept(path=path, reason=reason),))
 
 
@@ -243,12 +243,12 @@ def strangers_in(contents: Contents) -> str:
 
 def _reasons(epoch: FoundEpoch, clock: Clock) -> tuple[str, ...]:
     free = "no driver holds its namespace's lock"
-    told = epoch.superblock
-    if told is None:
-        return (free, "it was never finished, and whoever began it is gone")
-    age_ns = activity_age_ns(told.activity_timestamp_ns, clock.monotonic_ns(), clock.realtime_ns())
+    superblock = epoch.superblock
+    if superblock is None:
+        return (free, "it was never finished, and the process that began it is gone")
+    age_ns = activity_age_ns(superblock.activity_timestamp_ns, clock.monotonic_ns(), clock.realtime_ns())
     age = "stamped before the last boot" if age_ns is None else f"last sign of life {age_ns / 1e9:.0f} s ago"
-    return (free, f"pid {told.pid}, which made it, is gone", age)
+    return (free, f"pid {superblock.pid}, which made it, is gone", age)
 
 
 def _is_last_driver_gone(namespace_path: str) -> bool:
@@ -265,8 +265,8 @@ def _is_last_driver_gone(namespace_path: str) -> bool:
     return bool(holder) and holder[0].isdigit() and not is_process_alive(int(holder[0]), 2**63)
 
 
-def _remove_from(path: str, told: list[Leftover], clock: Clock, window_ns: int) -> Iterator[Outcome]:
-    wanted = {leftover.path: leftover for leftover in told}
+def _remove_from(path: str, leftovers: list[Leftover], clock: Clock, window_ns: int) -> Iterator[Outcome]:
+    wanted = {leftover.path: leftover for leftover in leftovers}
     try:
         dead = dead_epochs(path, clock, window_ns)  # before the lock: it rewrites who held it last
         with _swept(path) as namespace:
@@ -275,7 +275,7 @@ def _remove_from(path: str, told: list[Leftover], clock: Clock, window_ns: int) 
                 if leftover is not None:
                     yield outcome_of(leftover, partial(_retire, epoch, namespace))
     except ConfigError as error:
-        reason = f"somebody holds its namespace by now: {error.accepted}"
+        reason = f"a driver holds its namespace by now: {error.accepted}"
         yield from (Outcome(leftover=leftover, reason=reason) for leftover in wanted.values())
         return
     except FileNotFoundError:
@@ -320,7 +320,7 @@ def _swept(path: str) -> Iterator[int]:
 
 
 def _still_dead(path: str, dead: list[FoundEpoch], clock: Clock, window_ns: int) -> list[FoundEpoch]:
-    """Those that are dead now that nobody can come back to life: as before, and nothing else has moved."""
+    """Those that are still dead under the lock, which keeps a driver from adopting them."""
     found = scan_epochs(path)
     now_ns, wall_ns = clock.monotonic_ns(), clock.realtime_ns()
     for epoch in found:
@@ -333,7 +333,7 @@ def _still_dead(path: str, dead: list[FoundEpoch], clock: Clock, window_ns: int)
 
 
 def _retire(epoch: FoundEpoch, namespace: int) -> str:
-    """Rename, so that nobody sees half an epoch, then delete. Raises OSError; returns "" as `outcome_of` wants it."""
+    """Rename, so that no client sees half an epoch, then delete. Raises OSError; returns "" for `outcome_of`."""
     retired = f".{epoch.epoch}.retired"
     stream = os.open(str(epoch.stream_id), FOLDER_FLAGS, dir_fd=namespace)
     try:

@@ -6,7 +6,7 @@
             <namespace>/             one driver's, guarded by driver.lock
                 <stream_id>/<epoch>/ see `epochs`
 
-The user is the effective one, never an environment variable. A directory that somebody else planted where
+The user is the effective one, never an environment variable. A directory that another user made where
 ours belongs is refused. Wire §15.21a.3, §15.21a.6; decisions D1–D4, D9, D11.
 """
 
@@ -85,7 +85,7 @@ def make_namespace(base_dir: str, namespace: str = DEFAULT_NAMESPACE, *, file_mo
 def find_namespaces(base_dir: str) -> list[str]:
     """The namespaces of all users below a base, for those who look after leftovers.
 
-    Passes over what this process may not read.
+    Ignores what this process may not read.
     """
     base = os.path.realpath(base_dir)
     users = [os.path.join(base, name) for name in _directories(base) if name.startswith(_USER_PREFIX)]
@@ -95,7 +95,7 @@ def find_namespaces(base_dir: str) -> list[str]:
 def ensure_directory(name: str, dir_fd: int, mode: int) -> None:
     """Make sure that `name` is a directory of ours with exactly `mode`, or one of root's as root left it.
 
-    Raises OSError where somebody else's directory, a link or a file is in its place.
+    Raises OSError where another user's directory, a link or a file is in its place.
     """
     with contextlib.suppress(FileExistsError):
         os.mkdir(name, 0o700, dir_fd=dir_fd)
@@ -129,7 +129,7 @@ class NamespaceLock:
 
     def release(self) -> None:
         """Let the next driver have it."""
-        if _is_at_its_path(self._fd, self._folder_fd):  # else somebody removed it, and another may hold a new one
+        if _is_at_its_path(self._fd, self._folder_fd):  # else it was removed, and another process may hold a new one
             os.unlink(LOCK_NAME, dir_fd=self._folder_fd)
         os.close(self._fd)
 
@@ -182,7 +182,7 @@ def _holder(fd: int) -> str:
 
 
 def _is_driver(holder: str) -> bool:
-    """Whether it is a process that lives and will not let go: what a dead holder wrote stays until the next one's."""
+    """Whether a living process holds it: the text of a dead holder stays until the next one writes its own."""
     return holder.isdecimal() and os.path.exists(f"/proc/{holder}")
 
 

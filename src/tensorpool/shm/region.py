@@ -43,7 +43,7 @@ _REMEDIES: Final = (
 
 
 class Region:
-    """A mapped region whose superblock said what `spec` expects."""
+    """A mapped region whose superblock agrees with `spec`."""
 
     __slots__ = ("mapping", "pid", "spec", "uri")
 
@@ -67,7 +67,7 @@ class Region:
         """Check the superblock again, as every announce demands (§15.1).
 
         Raises RegionRejected, check "superblock", when it is no longer the one that was mapped, or "second writer": a
-        new pid under the same epoch (C10). Whoever holds the region then drops it.
+        new pid under the same epoch (C10). The holder of the region then drops it.
         """
         found = _superblock_bytes(self.mapping)
         differences = self.spec.differences(found)
@@ -149,7 +149,7 @@ def create_region(
 
     `uri` is where others will find it. Raises RegionRejected: "space" with the bill, "require_hugepages",
     "mlock", "permission", or "create" for what else the system refuses, such as a file that is already there; and
-    Closed when it is told to stop.
+    Closed by its stop event.
     """
     name = os.path.basename(uri.path)
     try:
@@ -189,7 +189,7 @@ def create_region(
 
 
 def create_refused(uri: RegionUri, dir_fd: int, size_bytes: int, error: OSError) -> RegionRejected:
-    """What an errno means for somebody who wanted to create `uri` in the directory `dir_fd`."""
+    """What an errno means to a process that creates `uri` in the directory `dir_fd`."""
     folder = os.path.dirname(uri.path)
     if error.errno in _NO_SPACE:
         return space_refused(str(uri), dir_fd, folder, size_bytes)
@@ -215,7 +215,7 @@ def _reason(error: OSError) -> str:
 def _publish(mapping: Mapping, superblock: ShmRegionSuperblock) -> None:
     body = superblock.encode_body()
     memoryview(mapping)[8:SUPERBLOCK_BYTES] = body[8:]
-    # Last, and a release store: whoever sees the magic sees all the rest (C13). Pairs with _superblock_bytes.
+    # Last, and a release store: a reader that sees the magic sees all the rest (C13). Pairs with _superblock_bytes.
     mapping.store_u64(MAGIC_OFFSET, superblock.magic)
 
 

@@ -50,7 +50,7 @@ class MappedRing:
 
     @property
     def activity_timestamp_ns(self) -> int:
-        """The oldest sign of life among the regions: one that nobody refreshes makes the whole stale."""
+        """The oldest activity stamp of the regions: one that is not refreshed makes the whole ring stale."""
         return min(region.activity_timestamp_ns for region in self.regions)
 
     def refresh_activity(self, now_ns: int) -> None:

@@ -1,36 +1,30 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The data pipeline on Spark; the only importer of pyspark.
+"""The data pipeline's adapters to Spark: live source, sink, lake format, functions, sessions.
 
-Names are loaded when they are used: rings, offsets and the lake work without a JVM and without pyspark.
+The only importer of pyspark. Names are loaded when they are used: a process of Spark imports what its step needs.
 """
 
 from __future__ import annotations
 
-import importlib
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
+
+from tensorpool.lazy import exports
 
 if TYPE_CHECKING:
+    from tensorpool.lake.ring_reader import fetch_payloads
     from tensorpool.spark.progress import Progress, progress_of, total_of, with_metrics
-    from tensorpool.spark.rings import fetch_payloads
     from tensorpool.spark.sessions import register, session
 
 __all__ = ["Progress", "fetch_payloads", "progress_of", "register", "session", "total_of", "with_metrics"]
 
 _HOMES: Final = {
-    "Progress": "progress",
-    "fetch_payloads": "rings",
-    "progress_of": "progress",
-    "register": "sessions",
-    "session": "sessions",
-    "total_of": "progress",
-    "with_metrics": "progress",
+    "Progress": "tensorpool.spark.progress",
+    "fetch_payloads": "tensorpool.lake.ring_reader",
+    "progress_of": "tensorpool.spark.progress",
+    "register": "tensorpool.spark.sessions",
+    "session": "tensorpool.spark.sessions",
+    "total_of": "tensorpool.spark.progress",
+    "with_metrics": "tensorpool.spark.progress",
 }
 
-
-def __getattr__(name: str) -> Any:
-    """Load a public name."""
-    if name not in _HOMES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value = getattr(importlib.import_module(f"{__name__}.{_HOMES[name]}"), name)
-    globals()[name] = value
-    return value
+__getattr__ = exports(__name__, _HOMES)

@@ -6,29 +6,34 @@ Payloads are measured once, by the executors' Python, and leave it as one small 
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Final
 
+import pyarrow as pa
 from pyspark.sql import Column, DataFrame, SparkSession, Window
 from pyspark.sql import functions as fn
 
 from tensorpool.errors import ConfigError
-from tensorpool.spark.durations import parse_duration_ns
+from tensorpool.lake import Lake
+from tensorpool.lake.durations import parse_duration_ns
 from tensorpool.spark.functions import (
     FORGOTTEN_AFTER,
     MIB,
+    STATS_DDL,
     by_window,
     frame_stats,
     latency_columns,
     latency_figures,
+    stats_of,
     window_start,
     with_lag,
 )
-from tensorpool.spark.lake import Lake
 
 type Source = DataFrame | Lake | Path | str
 
 SECOND_NS: Final = 1_000_000_000
+BYTES_PER_TASK: Final = 128 << 20
 
 
 def stats(
@@ -75,7 +80,29 @@ def frames_of(source: Source, streams: tuple[int | str, ...] = (), table: str = 
     reader = spark.read.format("tensorpool.lake").option("table", table)
     if streams:
         reader = reader.option("streams", ",".join(map(str, lake.resolve(streams))))
-    return reader.load(str(lake.path))
+    return reader.load(lake.uri)
+
+
+def measured_frames(lake: Lake, streams: tuple[int, ...] = (), *, full_scale: float | None = None) -> DataFrame:
+    """`frame_stats` of a lake. Tasks read the files themselves: no payload passes through the JVM."""
+    uri = lake.uri
+    shares = [
+        (file.path, index, count)
+        for file in lake.files()
+        if (not streams or file.stream_id in streams) and file.frames
+        for count in [-(-file.bytes // BYTES_PER_TASK)]
+        for index in range(count)
+    ]
+
+    def of_shares(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        opened = Lake.open(uri)
+        for batch in batches:
+            for share in batch.to_pylist():
+                for frames in opened.read_frames(share["path"], share=(share["index"], share["count"])):
+                    yield stats_of(frames, full_scale)
+
+    tasks = SparkSession.active().createDataFrame(shares, "path STRING, index INT, count INT")
+    return tasks.repartition(max(1, len(shares))).mapInArrow(of_shares, STATS_DDL)
 
 
 def _with_breaks(measured: DataFrame) -> DataFrame:

@@ -20,11 +20,11 @@ MODULES: Final = (
     "pyarrow.compute",
     "pyarrow.parquet",
     "pyspark.worker",
-    "tensorpool.spark.lake.intake",
-    "tensorpool.spark.lake.reader",
-    "tensorpool.spark.lake.tail",
-    "tensorpool.spark.lake.writer",
-    "tensorpool.spark.live",
+    "tensorpool.lake.row_staging",
+    "tensorpool.lake.staging",
+    "tensorpool.spark.lake_reader",
+    "tensorpool.spark.lake_writer",
+    "tensorpool.spark.live_source",
     "tensorpool.spark.sink",
 )
 

@@ -20,10 +20,10 @@ from pyspark.sql.pandas.types import to_arrow_type
 from pyspark.sql.types import DataType, _parse_datatype_string
 
 from tensorpool.errors import ConfigError
+from tensorpool.lake.durations import parse_duration_ns
+from tensorpool.lake.payloads import arrays_of, dtype_named, frames_to_numpy, payloads_of
+from tensorpool.lake.pixels import Pixels, measure
 from tensorpool.shm.arrays import Array
-from tensorpool.spark.durations import parse_duration_ns
-from tensorpool.spark.payloads import arrays_of, dtype_named, frames_to_numpy, payloads_of
-from tensorpool.spark.pixels import Pixels, measure
 from tensorpool.wire.control import Dtype
 
 __all__ = [
@@ -123,12 +123,13 @@ def frame_stats(frames: DataFrame, *, full_scale: float | None = None) -> DataFr
     _require("frame_stats", frames, *_STATS_KEPT, "payload")
 
     def of_partition(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        return (_stats_of(batch, full_scale) for batch in batches)
+        return (stats_of(batch, full_scale) for batch in batches)
 
     return frames.select(*_STATS_KEPT, "order", "payload").mapInArrow(of_partition, STATS_DDL)
 
 
-def _stats_of(batch: pa.RecordBatch, full_scale: float | None) -> pa.RecordBatch:
+def stats_of(batch: pa.RecordBatch, full_scale: float | None) -> pa.RecordBatch:
+    """The rows of `frame_stats` for a batch of frames."""
     shapes = batch.column("shape").to_pylist()
     names = batch.column("dtype").to_pylist()
     found: list[Pixels] = []

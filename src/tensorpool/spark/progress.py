@@ -11,10 +11,10 @@ from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
 import msgspec
-from pyspark.sql import DataFrame
+from pyspark.sql import DataFrame, Row
 from pyspark.sql import functions as sql
 
-from tensorpool.spark.offsets import Offsets, span
+from tensorpool.lake.offsets import Offsets, span
 
 METRICS: Final = "tensorpool"
 
@@ -68,7 +68,7 @@ def progress_of(report: Any) -> Progress:
         lost = 0 if start is None else max(0, span(start, end) - frames)
         total += Progress(frames, lost, 0 if latest is None else span(end, latest))
     observed = told.get("observedMetrics", {}).get(METRICS)
-    return total if observed is None else msgspec.structs.replace(total, nbytes=observed["nbytes"])
+    return total if observed is None else msgspec.structs.replace(total, nbytes=_named(observed)["nbytes"])
 
 
 def total_of(reports: Iterable[Any]) -> Progress:
@@ -77,6 +77,14 @@ def total_of(reports: Iterable[Any]) -> Progress:
     for report in reports:
         total += progress_of(report)
     return total
+
+
+def _named(observed: Any) -> Mapping[str, Any]:
+    """Observed metrics by name. Over Spark Connect a row of them comes as its values beside its schema."""
+    fields: Mapping[str, Any] = observed.asDict() if isinstance(observed, Row) else observed
+    if fields.keys() == {"values", "schema"}:
+        return dict(zip((field["name"] for field in fields["schema"]["fields"]), fields["values"], strict=True))
+    return fields
 
 
 def _offsets(value: Any) -> Offsets | None:

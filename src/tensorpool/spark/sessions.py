@@ -18,7 +18,7 @@ from pyspark.java_gateway import launch_gateway
 from pyspark.sql import SparkSession
 
 from tensorpool.errors import ConfigError
-from tensorpool.spark.lake.source import LakeDataSource
+from tensorpool.spark.lake_source import LakeDataSource
 from tensorpool.spark.source import TensorpoolDataSource
 
 SETTINGS: Final = {

@@ -23,8 +23,8 @@ from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowW
 from pyspark.sql.types import ArrayType, BinaryType, DataType, IntegralType, StringType, StructType
 
 from tensorpool.errors import ConfigError
-from tensorpool.spark.options import LiveOptions
-from tensorpool.spark.publisher import Order, Publisher, RowRefused, end
+from tensorpool.lake.live_options import LiveOptions
+from tensorpool.spark.sink_process import Order, RowRefused, SinkConnection, end
 
 _COLUMNS: Final[dict[str, tuple[type[DataType], str]]] = {
     "payload": (BinaryType, "BINARY"),
@@ -105,13 +105,13 @@ def _write(options: LiveOptions, run: str, batch: int, batches: Iterator[pa.Reco
     task = TaskContext.get()
     partition = 0 if task is None else task.partitionId()
     with contextlib.ExitStack() as stack:
-        publishers: dict[int | str, Publisher] = {}
+        publishers: dict[int | str, SinkConnection] = {}
         seen = 0
         for rows in batches:
             for stream, part in _by_stream(rows, options.streams, seen, partition):
                 if stream not in publishers:
                     order = order_of(options, _key(options, run, stream), stream, os.getppid())
-                    publishers[stream] = stack.enter_context(Publisher(order, batch=batch, partition=partition))
+                    publishers[stream] = stack.enter_context(SinkConnection(order, batch=batch, partition=partition))
                 publishers[stream].publish(part)
             seen += rows.num_rows
         return Published({stream: publisher.rows for stream, publisher in publishers.items()})

@@ -15,8 +15,8 @@ from pyspark.sql.datasource import (
 )
 from pyspark.sql.types import StructType
 
+from tensorpool.lake.live_options import sink_options, source_options
 from tensorpool.spark.columns import LIVE_DDL, TABLE_DDL
-from tensorpool.spark.options import sink_options, source_options
 
 
 class TensorpoolDataSource(DataSource):
@@ -35,7 +35,7 @@ class TensorpoolDataSource(DataSource):
             from tensorpool.spark.tables import TableStreamReader
 
             return TableStreamReader(options)
-        from tensorpool.spark.live import LiveStreamReader
+        from tensorpool.spark.live_source import LiveStreamReader
 
         return LiveStreamReader(options)
 
@@ -45,7 +45,7 @@ class TensorpoolDataSource(DataSource):
             from tensorpool.spark.tables import TableReader
 
             return TableReader(options)
-        from tensorpool.spark.live import LiveReader
+        from tensorpool.spark.live_source import LiveReader
 
         return LiveReader(options)
 

@@ -1,11 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The supervisor: what is alive, who lags, what changed, and what consumers are told about it.
+"""The supervisor: which streams, consumers and services are alive, which consumers lag, and rules that act on it.
 
-view        everything that is known, without IO     policy       who is told to take less, without IO
-entries     what is kept of each, without IO         exports      JSON and Prometheus; http: the server
-track       counters looked at now and then          supervisor   the service
-snapshot    what is shown of a moment, as JSON too   config       every setting
-probe       a look into rings, read-only             observer     listens, and feeds the view
+observer          receives all messages and feeds the view
+view              everything that is known, without IO
+observed          the state of one stream, consumer, lease or service
+sampled_counter   the rate of a counter that is read now and then
+probe             reads the newest slot of a ring
+policy            which consumers get another mode, without IO
+snapshot          the view at one moment, as structs and as JSON
+exports, http     JSON and Prometheus over HTTP
+supervisor        the service
 
 `Observer` needs no supervisor to run: `tensorpool top` and `tensorpool inspect` have one of their own.
 """

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is kept of an announce, and why nobody could map what it names. No IO, no clock. Decisions C16, B19, B20."""
+"""The part of an announce that the view keeps, and why no client could map it. No IO, no clock. C16, B19, B20."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ MAX_PATHS: Final = 16_384  # characters, of all regions together
 
 
 def is_bloated(announce: ShmPoolAnnounce) -> bool:
-    """Longer than any stream needs: nobody fills our memory with paths."""
+    """Whether it is longer than any stream needs, so that no sender can fill our memory with paths."""
     pools = announce.payload_pools
     paths = sum(len(pool.region_uri) for pool in pools) + len(announce.header_region_uri)
     return len(pools) > MAX_POOLS or paths > MAX_PATHS
 
 
 def lean(announce: ShmPoolAnnounce) -> ShmPoolAnnounce:
-    """What is kept of an announce."""
+    """The part of an announce that is kept."""
     if not is_bloated(announce):
         return announce
     pools = tuple(msgspec.structs.replace(pool, region_uri="") for pool in announce.payload_pools[:MAX_POOLS])

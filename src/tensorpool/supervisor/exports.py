@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The view for other programs: JSON at /view, Prometheus at /metrics, whether all is well at /healthz.
+"""The view for other programs: JSON at /view, Prometheus at /metrics, the health of the process at /healthz.
 
-Names, labels and help texts of metrics are an interface like any other: dashboards and alerts rest on them. A request
-costs at most one look at the view in a tenth of a second, however many there are. USERS.md 17.
+Names, labels and help texts of metrics are an interface like any other: dashboards and alerts rest on them. The view is
+read at most once in a tenth of a second, however many requests there are. USERS.md 17.
 """
 
 from __future__ import annotations
@@ -94,7 +94,7 @@ class Exports:
 
 
 class _Collector(Collector):
-    """Everything as Prometheus wants it."""
+    """The view as Prometheus metrics."""
 
     def __init__(self, exports: Exports, extra: Callable[[], Iterable[Metric]]) -> None:
         self._exports = exports
@@ -156,7 +156,7 @@ def stream_metrics(snapshot: Snapshot) -> Iterator[Metric]:
         ("frame_bytes", "Payload bytes of the newest frame.", lambda it: it.frame_bytes),
         ("seq", "Seq of the newest frame in the current epoch.", lambda it: it.seq),
         ("slots", "Slots of the ring: how many frames it holds.", lambda it: it.nslots),
-        ("consumers", "Consumers that are heard of.", lambda it: it.consumers),
+        ("consumers", "Consumers that report or hold a lease.", lambda it: it.consumers),
         (
             "up",
             "1 while the stream is announced and its memory refreshed.",
@@ -175,7 +175,7 @@ def stream_metrics(snapshot: Snapshot) -> Iterator[Metric]:
                 family.add_metric([str(stream.stream_id), stream.name or ""], found)
         yield family
 
-    # Not the epoch itself: it counts nanoseconds, and a sample's 53 bits would not tell one from the next.
+    # Not the epoch itself: it counts nanoseconds, and the 53 bits of a sample cannot distinguish two epochs.
     changes = CounterMetricFamily(
         "tensorpool_stream_epoch_changes",
         "How often consumers had to remap: another epoch was announced.",
@@ -193,8 +193,8 @@ def consumer_metrics(snapshot: Snapshot) -> Iterator[Metric]:
     figures: list[tuple[str, str, Callable[[ConsumerStatus], float | None]]] = [
         ("lag_frames", "Frames behind the producer when it last reported.", lambda it: it.lag),
         ("rate_hertz", "Frames a second that it accepts.", lambda it: it.rate_hz),
-        ("age_seconds", "Since it was heard of.", lambda it: _seconds(it.age_ns)),
-        ("up", "1 while it is heard of and holds its lease.", _is_up),
+        ("age_seconds", "Since its last message.", lambda it: _seconds(it.age_ns)),
+        ("up", "1 while it sends messages and holds its lease.", _is_up),
         ("lagging", "1 while it is further behind than it should be.", lambda it: it.is_lagging),
         ("dropping", "1 while it loses frames.", lambda it: it.is_dropping),
         ("rate_limited", "1 in mode RATE_LIMITED.", lambda it: it.mode == "RATE_LIMITED"),
@@ -208,7 +208,7 @@ def consumer_metrics(snapshot: Snapshot) -> Iterator[Metric]:
         yield family
     drops = CounterMetricFamily(
         "tensorpool_consumer_drops",
-        "Frames that a consumer lost: gap (never told of), late (overwritten before they were read).",
+        "Frames that a consumer lost: gap (descriptor never received), late (overwritten before they were read).",
         labels=[*CONSUMER, "reason"],
     )
     for consumer in consumers:
@@ -219,7 +219,7 @@ def consumer_metrics(snapshot: Snapshot) -> Iterator[Metric]:
 
 
 def other_metrics(snapshot: Snapshot) -> Iterator[Metric]:
-    """Leases, services, changes, and what became of messages."""
+    """Leases, services, changes and messages."""
     leases = GaugeMetricFamily("tensorpool_leases", "Leases that are kept alive, by role.", labels=["role"])
     for role in ("PRODUCER", "CONSUMER"):
         leases.add_metric([role.lower()], sum(lease.role == role for lease in snapshot.leases))
@@ -238,13 +238,15 @@ def other_metrics(snapshot: Snapshot) -> Iterator[Metric]:
         changes.add_metric([str(kind)], snapshot.change_counts.get(kind, 0))
     yield changes
     messages = CounterMetricFamily(
-        "tensorpool_supervisor_messages", "What was heard, or passed over, by kind.", labels=["kind"]
+        "tensorpool_supervisor_messages",
+        "Messages received, and those ignored, by kind.",
+        labels=["kind"],
     )
     for name, count in sorted(snapshot.message_counts.items()):
         messages.add_metric([name], count)
     yield messages
     overflow = CounterMetricFamily(
-        "tensorpool_supervisor_overflow", "What the view had no room for, by kind.", labels=["kind"]
+        "tensorpool_supervisor_overflow", "Entries that the view had no room for, by kind.", labels=["kind"]
     )
     for name in ("streams", "consumers", "leases", "services"):
         overflow.add_metric([name], snapshot.overflow.get(name, 0))

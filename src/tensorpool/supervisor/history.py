@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What changed: the latest changes in full, and how often each kind of change came in all. No IO, no clock."""
+"""The latest changes in full, and how often each kind occurred in all. No IO, no clock."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Final
 
 from tensorpool.supervisor.snapshot import Change, ChangeKind
 
-MAX_WORDS: Final = 400
+MAX_TEXT: Final = 400
 
 
 class History:
@@ -23,7 +23,7 @@ class History:
         self,
         kind: ChangeKind,
         now_ns: int,
-        words: str,
+        text: str,
         *,
         stream_id: int | None = None,
         consumer_id: int | None = None,
@@ -36,7 +36,7 @@ class History:
                 number=self._number,
                 at_ns=now_ns,
                 kind=kind,
-                words=words[:MAX_WORDS],
+                text=text[:MAX_TEXT],
                 stream_id=stream_id,
                 consumer_id=consumer_id,
                 service=service,

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A small HTTP server for what may be read: GET and HEAD, a few paths, nothing else.
+"""A small read-only HTTP server: GET and HEAD, a few paths, nothing else.
 
-Bounded whatever is asked: so many requests at once, so much time for each. On a loopback address it answers only who
-asks for this host by name, so that no web page can read it through a browser.
+The number of requests at once and the time of each are bounded. On a loopback address it answers only requests that
+name this host, so that no web page can read it through a browser.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class HttpServer:
     >>> server = HttpServer("127.0.0.1", 0, {"/healthz": lambda: Answer(200, "text/plain", b"ok")})
     >>> server.close()
 
-    Raises ConfigError when the address cannot be had.
+    Raises ConfigError when the address cannot be bound.
     """
 
     def __init__(
@@ -103,12 +103,12 @@ class _Server(ThreadingHTTPServer):
     def process_request(self, request: Any, client_address: Any) -> None:
         with self._lock:
             self.counts["requests"] += 1
-            is_welcome = len(self._open) < MAX_REQUESTS
-            if is_welcome:
+            is_admitted = len(self._open) < MAX_REQUESTS
+            if is_admitted:
                 self._open[request] = time.monotonic()
             else:
                 self.counts["refused"] += 1
-        if is_welcome:
+        if is_admitted:
             super().process_request(request, client_address)
         else:
             self.shutdown_request(request)
@@ -119,7 +119,7 @@ class _Server(ThreadingHTTPServer):
         super().shutdown_request(request)
 
     def service_actions(self) -> None:
-        """Who takes too long is cut off; its thread then ends by itself."""
+        """Cut off requests that take too long; their threads then end by themselves."""
         oldest = time.monotonic() - REQUEST_TIMEOUT_S
         with self._lock:
             slow = [request for request, since in self._open.items() if since < oldest]
@@ -132,10 +132,10 @@ class _Server(ThreadingHTTPServer):
             try:
                 request.shutdown(socket.SHUT_RDWR)
             except OSError:
-                continue  # it went by itself
+                continue  # the client closed it
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """A peer that goes in the midst of an answer is no failure of ours."""
+        """A client that disconnects during an answer is counted, not logged."""
         with self._lock:
             self.counts["failed"] += 1
 
@@ -153,9 +153,9 @@ class _Handler(BaseHTTPRequestHandler):
         self._answer()
 
     def send_error(self, code: int, message: str | None = None, explain: str | None = None) -> None:
-        """As text, and without what was sent."""
-        words = {501: "only GET and HEAD are answered", 405: "only GET and HEAD are answered"}.get(code, "")
-        text = words or self.responses.get(code, ("error", ""))[0]
+        """As text, without repeating the request."""
+        text = {501: "only GET and HEAD are answered", 405: "only GET and HEAD are answered"}.get(code, "")
+        text = text or self.responses.get(code, ("error", ""))[0]
         self._send(Answer(code, "text/plain; charset=utf-8", f"{code} {text}\n".encode()))
 
     def log_message(self, format: str, *args: Any) -> None:

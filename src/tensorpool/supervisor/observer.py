@@ -1,33 +1,33 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The observer: listens to what everybody announces and reports, and keeps the view.
+"""The observer: receives what all processes announce and report, and keeps the view.
 
-It only listens, takes no lease, and lets itself be passed over: whoever publishes never waits for it. Turned by its
-caller, or on a thread of its own. Where a producer tells its seq neither by QoS nor by a ring that we may read, it
-listens to descriptors too. Outlives the media driver. Wire §5, §10.5; decisions C6, C7.
+It only subscribes, untethered, and takes no lease: no publisher waits for it. Turned by its caller, or on a thread of
+its own. Where a producer reports its seq neither by QoS nor in a ring that we may read, it subscribes to descriptors,
+too. Outlives the media driver. Wire §5, §10.5; decisions C6, C7.
 """
 
 from __future__ import annotations
 
 import struct
 import threading
-from collections import Counter, deque
-from collections.abc import Callable, Iterable
+from collections import deque
+from collections.abc import Callable
 from types import TracebackType
-from typing import Final, Protocol, Self
+from typing import Final, Self
 
 from tensorpool import aeron
-from tensorpool.channel import Endpoint, check_channel
+from tensorpool.aeron.adapter import MessageAdapter
+from tensorpool.channel import Endpoint
 from tensorpool.clock import Clock, SystemClock
-from tensorpool.control.link import subscribe
 from tensorpool.discovery.provider import ThriftyIdle
 from tensorpool.errors import Closed, DecodeError, TransportError
 from tensorpool.logs import get_logger
 from tensorpool.shm.containment import AllowedBases
 from tensorpool.supervisor.config import SupervisorConfig
-from tensorpool.supervisor.probe import look
+from tensorpool.supervisor.probe import probe
 from tensorpool.supervisor.snapshot import Snapshot
 from tensorpool.supervisor.view import View
-from tensorpool.wire import control, driver, event, peek_header
+from tensorpool.wire import Message, event
 from tensorpool.wire.control import (
     ConsumerConfig,
     ConsumerHello,
@@ -39,49 +39,40 @@ from tensorpool.wire.control import (
     ShmPoolAnnounce,
 )
 from tensorpool.wire.driver import ShmDriverShutdown, ShmLeaseKeepalive, ShmLeaseRevoked
+from tensorpool.wire.event import EventMessage
 
 FRAGMENT_LIMIT: Final = 256
-RECONNECT_EVERY_NS: Final = 100_000_000
-CHECK_EVERY_NS: Final = 500_000_000  # whether the media driver is there
 TICK_EVERY_NS: Final = 250_000_000
 LOOK_EVERY_NS: Final = 500_000_000  # into each ring
 LOOKS_AT_ONCE: Final = 4
-CATCH_UP_AT_LEAST_NS: Final = 50_000_000
-CATCH_UP_AT_MOST_NS: Final = 1_000_000_000
-SHARE: Final = 0.5  # of a core, however much there is to hear
+SHARE: Final = 0.5  # of a core, however many messages there are
 SHORTEST_NS: Final = 2_000_000  # between two turns
 LONGEST_NS: Final = 20_000_000
 
-_OF_CONTROL: Final = frozenset(
-    kind.TEMPLATE_ID
-    for kind in (
-        ShmPoolAnnounce,
-        ConsumerHello,
-        ConsumerConfig,
-        QosConsumer,
-        QosProducer,
-        DataSourceAnnounce,
-        DataSourceMeta,
-    )
+_REPORTS: Final[tuple[type[Message], ...]] = (
+    ConsumerHello,
+    ConsumerConfig,
+    QosConsumer,
+    QosProducer,
+    DataSourceAnnounce,
+    DataSourceMeta,
+    ShmLeaseKeepalive,
+    ShmLeaseRevoked,
+    ShmDriverShutdown,
 )
-_OF_DRIVER: Final = frozenset(kind.TEMPLATE_ID for kind in (ShmLeaseKeepalive, ShmLeaseRevoked, ShmDriverShutdown))
 _DESCRIPTOR: Final = struct.Struct("<8xIQQQ12x")  # stream, epoch, seq, publish time
 
 type OnDescriptor = Callable[[int, int, int, int | None], object]
 
 
-class _Handler(Protocol):
-    def __call__(self, data: bytes, *, is_from_before: bool) -> None: ...
-
-
 class Observer:
-    """Listens at one media driver.
+    """Subscribes at one media driver.
 
-    >>> with Observer(None, SupervisorConfig()) as observer:      # doctest: +SKIP
+    >>> with Observer(None, SupervisorConfig.load()) as observer:      # doctest: +SKIP
     ...     print(observer.snapshot().streams)
 
     Used as a context manager it runs on a thread; a caller with a loop of its own calls `on_start`, `do_work` and
-    `on_close` instead. `on_descriptor` hears of every frame of every stream: (stream_id, epoch, seq, publish time).
+    `on_close` instead. `on_descriptor` gets every frame of every stream: (stream_id, epoch, seq, publish time).
     Raises `TransportError` where no media driver is alive, unless it `is_patient` and waits for one.
     """
 
@@ -101,7 +92,7 @@ class Observer:
             aeron_dir or config.supervisor.aeron_dir or config.driver.aeron_dir or aeron.default_aeron_dir()
         )
         self.clock: Final = clock or SystemClock()
-        is_local = check_channel("driver.announce_channel", config.driver.announce_channel).media == "ipc"
+        is_local = config.driver.announce.uri.is_ipc
         self.view: Final = View(config, is_local=is_local)
         self.lock: Final = threading.Lock()  # around the view
         self._events = event.schema.with_id(config.control.schema_id)
@@ -109,11 +100,15 @@ class Observer:
         self._is_patient = is_patient
         self._log = get_logger("observer", aeron_dir=self.aeron_dir)
         self._bases = AllowedBases(config.shm.allowed_base_dirs)
-        self._media_driver = aeron.DriverSight(self.aeron_dir)
-        self._link: _Link | None = None
+        self._connection = aeron.MediaDriverConnection(
+            self.aeron_dir,
+            "tensorpool-observer",
+            lambda client, now_ns: ObserverStreams(self, client, now_ns),
+            self._log,
+        )
         self._frames: dict[int, tuple[int, int]] = {}  # the newest of each stream in this turn
         self._looks: deque[tuple[ShmPoolAnnounce, int | None]] = deque()
-        self._reconnect_ns = self._check_ns = self._tick_ns = self._look_ns = 0
+        self._tick_ns = self._look_ns = 0
         self._now_ns = 0
         self._runner: aeron.AgentRunner | None = None
 
@@ -121,13 +116,13 @@ class Observer:
 
     @property
     def is_connected(self) -> bool:
-        """Whether there is a media driver to listen at."""
-        return self._link is not None
+        """Whether it is connected to a media driver."""
+        return self._connection.streams is not None
 
     @property
     def client(self) -> aeron.Client | None:
-        """The connection, for whoever turns the observer."""
-        return self._link.client if self._link is not None else None
+        """The Aeron client, for the agent that turns the observer."""
+        return self._connection.client
 
     @property
     def turned_ns(self) -> int:
@@ -141,9 +136,9 @@ class Observer:
 
     def counters(self) -> list[aeron.CounterReading]:
         """The media driver's own; none where it is gone."""
-        link = self._link
+        client = self._connection.client
         try:
-            return link.client.counters() if link is not None else []
+            return client.counters() if client is not None else []
         except (TransportError, Closed):
             return []
 
@@ -151,26 +146,24 @@ class Observer:
 
     def on_start(self) -> None:
         self._now_ns = self.clock.monotonic_ns()
-        try:
-            self._connect()
-        except TransportError as error:
-            if not self._is_patient:
-                raise
-            self._log.warning("media_driver_missing", error=str(error))
+        if self._is_patient:
+            self._connection.maintain(self._now_ns)
+        else:
+            self._connection.open(self._now_ns)
 
     def do_work(self) -> int:
         now_ns = self._now_ns = self.clock.monotonic_ns()
         work = 0
         try:
-            if self._link is None:
-                self._reconnect(now_ns)
-            if self._link is not None:
-                self._check(self._link, now_ns)
+            if self._connection.maintain(now_ns):
+                self._tick_ns = 0
+            streams = self._connection.streams
+            if streams is not None:
                 with self.lock:
-                    work = self._link.poll(now_ns)
+                    work = streams.poll(now_ns)
                     self._take_frames(now_ns)
         except (TransportError, Closed) as error:
-            self._lose_link(str(error))
+            self._connection.lose(error, now_ns)
         if now_ns >= self._tick_ns:
             self._tick_ns = now_ns + TICK_EVERY_NS
             with self.lock:
@@ -182,9 +175,7 @@ class Observer:
         return work
 
     def on_close(self) -> None:
-        if self._link is not None:
-            self._link.close()
-            self._link = None
+        self._connection.close()
 
     # --- on a thread
 
@@ -205,68 +196,42 @@ class Observer:
     def _log_failed_turn(self, error: Exception) -> None:
         self._log.error("turn_failed", exc_info=error)
 
-    # --- inside: the connection
+    # --- inside: messages
 
-    def _connect(self) -> None:
-        self._link = _Link(self, self.aeron_dir, self._now_ns)
-        self._media_driver.adopt()
-        self._tick_ns = 0
+    def adapter(self, backlog: aeron.Backlog) -> MessageAdapter:
+        """For one subscription. Of its backlog only announces count: they carry the time at which they were made."""
+        adapter = MessageAdapter(self._on_malformed)
 
-    def _reconnect(self, now_ns: int) -> None:
-        if now_ns < self._reconnect_ns:
-            return
-        self._reconnect_ns = now_ns + RECONNECT_EVERY_NS
-        if not self._media_driver.is_dead() and aeron.is_driver_active(self.aeron_dir):
-            self._connect()
-            self._log.info("media_driver_found")
+        def on_report(message: Message, info: aeron.MessageInfo) -> None:
+            if not backlog.contains(info):
+                self._on_message(message, info)
 
-    def _check(self, link: _Link, now_ns: int) -> None:
-        if now_ns >= self._check_ns:
-            self._check_ns = now_ns + CHECK_EVERY_NS
-            if link.client.is_closed or self._media_driver.is_dead():
-                raise TransportError(f"the media driver at {self.aeron_dir} is gone")
+        adapter.add(ShmPoolAnnounce, self._on_message)
+        for kind in _REPORTS:
+            adapter.add(kind, on_report)
+        adapter.add(EventMessage, on_report, self._events)
+        return adapter
 
-    def _lose_link(self, words: str) -> None:
-        link, self._link = self._link, None
-        self._media_driver.forget()
-        self._reconnect_ns = self._now_ns + RECONNECT_EVERY_NS
-        if link is not None:
-            self._log.warning("media_driver_lost", error=words)
-            link.close()
+    def frame_adapter(self, backlog: aeron.Backlog) -> MessageAdapter:
+        """For descriptors. Those of the backlog count in the view, but were not published just now."""
+        adapter = MessageAdapter(self._on_malformed)
 
-    # --- inside: what is heard
-
-    def on_bytes(self, data: bytes, *, is_from_before: bool) -> None:
-        """A message that may be for the view. Of what was in the log before us, only announces tell their age."""
-        header = peek_header(data)
-        template_id = header.template_id
-        if header.schema_id == control.schema.id:
-            if template_id not in _OF_CONTROL:
+        def on_frame_descriptor(data: bytes, info: aeron.MessageInfo) -> None:
+            if len(data) != _DESCRIPTOR.size:
                 return
-            if is_from_before and template_id != ShmPoolAnnounce.TEMPLATE_ID:
-                return
-            message = control.schema.decode(data)
-        elif header.schema_id == driver.schema.id:
-            if template_id not in _OF_DRIVER or is_from_before:
-                return
-            message = driver.schema.decode(data)
-        elif header.schema_id == self.config.control.schema_id and not is_from_before:
-            message = self._events.decode(data)
-        else:
-            return
+            stream_id, epoch, seq, time_ns = _DESCRIPTOR.unpack(data)
+            self._frames[stream_id] = epoch, seq
+            if self._on_descriptor is not None and not backlog.contains(info):
+                self._on_descriptor(stream_id, epoch, seq, None if time_ns == 2**64 - 1 else time_ns)
+
+        adapter.add_undecoded(FrameDescriptor, on_frame_descriptor)
+        return adapter
+
+    def _on_message(self, message: Message, info: aeron.MessageInfo) -> None:
         self.view.on_message(message, self._now_ns, wall_ns=self.clock.realtime_ns())
 
-    def on_frame(self, data: bytes, *, is_from_before: bool) -> None:
-        """A descriptor, or what else is there. What was in the log before us was not published just now."""
-        if len(data) != _DESCRIPTOR.size:
-            return
-        header = peek_header(data)
-        if (header.schema_id, header.template_id) != (control.schema.id, FrameDescriptor.TEMPLATE_ID):
-            return
-        stream_id, epoch, seq, time_ns = _DESCRIPTOR.unpack(data)
-        self._frames[stream_id] = epoch, seq
-        if self._on_descriptor is not None and not is_from_before:
-            self._on_descriptor(stream_id, epoch, seq, None if time_ns == 2**64 - 1 else time_ns)
+    def _on_malformed(self, data: bytes, error: DecodeError) -> None:
+        self.view.counts["malformed"] += 1
 
     def _take_frames(self, now_ns: int) -> None:
         for stream_id, (epoch, seq) in self._frames.items():
@@ -274,11 +239,12 @@ class Observer:
         self._frames.clear()
 
     def _set_descriptors(self, is_needed: bool) -> None:
-        if self._link is not None:
+        streams = self._connection.streams
+        if streams is not None:
             try:
-                self._link.listen_to_frames(is_needed, self._now_ns)
+                streams.listen_to_frames(is_needed, self._now_ns)
             except (TransportError, Closed) as error:
-                self._lose_link(str(error))
+                self._connection.lose(error, self._now_ns)
 
     def _look_around(self, now_ns: int) -> int:
         """A few rings in each turn, each about twice a second."""
@@ -287,11 +253,11 @@ class Observer:
                 return 0
             self._look_ns = now_ns + LOOK_EVERY_NS
             with self.lock:
-                self._looks.extend(self.view.places())
+                self._looks.extend(self.view.probe_targets())
         count = min(LOOKS_AT_ONCE, len(self._looks))
         for _ in range(count):
             announce, seq = self._looks.popleft()
-            seen = look(
+            seen = probe(
                 announce,
                 seq,
                 self._bases,
@@ -299,81 +265,57 @@ class Observer:
                 wall_ns=self.clock.realtime_ns(),
             )
             with self.lock:
-                self.view.on_look(seen, self.clock.monotonic_ns())
+                self.view.on_probe_result(seen, self.clock.monotonic_ns())
         return count
 
 
-class _Ear:
-    """One subscription, and whether what it hears was there before us.
+class _Listener:
+    """One subscription with its backlog."""
 
-    On IPC a new subscriber begins where the slowest one is.
-    """
-
-    def __init__(self, subscription: aeron.Subscription, handler: _Handler, counts: Counter[str], now_ns: int) -> None:
-        self._subscription = subscription
-        self._handler = handler
-        self._counts = counts
-        self._made_ns = now_ns
-        self._is_catching_up = True
+    def __init__(
+        self,
+        client: aeron.Client,
+        endpoint: Endpoint,
+        make_adapter: Callable[[aeron.Backlog], MessageAdapter],
+        now_ns: int,
+    ) -> None:
+        self._backlog = aeron.Backlog(now_ns)
+        self._adapter = make_adapter(self._backlog)
+        self._subscription = aeron.subscribe(client, endpoint)
 
     def poll(self, now_ns: int) -> int:
-        fragments = self._subscription.poll(self._on_message, FRAGMENT_LIMIT)
-        if self._is_catching_up:
-            age_ns = now_ns - self._made_ns
-            if (fragments == 0 and age_ns > CATCH_UP_AT_LEAST_NS) or age_ns > CATCH_UP_AT_MOST_NS:
-                self._is_catching_up = False
+        fragments = self._subscription.poll(self._adapter.on_message, FRAGMENT_LIMIT)
+        self._backlog.on_polled(fragments, now_ns)
         return fragments
-
-    def _on_message(self, data: bytes, info: aeron.MessageInfo) -> None:
-        try:
-            self._handler(data, is_from_before=self._is_catching_up)
-        except DecodeError:
-            self._counts["malformed"] += 1
 
     def close(self) -> None:
         self._subscription.close()
 
 
-class _Link:
+class ObserverStreams:
     """The observer's subscriptions at one media driver."""
 
-    def __init__(self, observer: Observer, aeron_dir: str, now_ns: int) -> None:
+    def __init__(self, observer: Observer, client: aeron.Client, now_ns: int) -> None:
         self._observer = observer
-        self._frames: _Ear | None = None
-        self.client: Final = aeron.connect(aeron_dir, client_name="tensorpool-observer")
-        try:
-            self._ears = [
-                _Ear(subscribe(self.client, endpoint), observer.on_bytes, observer.view.counts, now_ns)
-                for endpoint in _places(observer.config)
-            ]
-        except BaseException:
-            self.client.close()
-            raise
+        self._client = client
+        self._frames: _Listener | None = None
+        driver, control = observer.config.driver, observer.config.control
+        endpoints = [driver.control, driver.announce, driver.qos, driver.metadata]
+        endpoints += [control.status] if control.enabled else []
+        self._listeners = [
+            _Listener(client, endpoint, observer.adapter, now_ns) for endpoint in aeron.distinct(endpoints)
+        ]
 
     def poll(self, now_ns: int) -> int:
-        fragments = sum(ear.poll(now_ns) for ear in self._ears)
+        fragments = sum(listener.poll(now_ns) for listener in self._listeners)
         if self._frames is not None:
             fragments += self._frames.poll(now_ns)
         return fragments
 
     def listen_to_frames(self, is_needed: bool, now_ns: int) -> None:
         if is_needed and self._frames is None:
-            subscription = subscribe(self.client, self._observer.config.driver.descriptor)
-            self._frames = _Ear(subscription, self._observer.on_frame, self._observer.view.counts, now_ns)
+            observer = self._observer
+            self._frames = _Listener(self._client, observer.config.driver.descriptor, observer.frame_adapter, now_ns)
         elif not is_needed and self._frames is not None:
             self._frames.close()
             self._frames = None
-
-    def close(self) -> None:
-        self.client.close()
-
-
-def _places(config: SupervisorConfig) -> Iterable[Endpoint]:
-    """Where to listen; two that are one place are listened to once."""
-    wanted = [config.driver.control, config.driver.announce, config.driver.qos, config.driver.metadata]
-    if config.control.enabled:
-        wanted.append(config.control.status)
-    found: dict[object, Endpoint] = {}
-    for endpoint in wanted:
-        found.setdefault((check_channel("channel", endpoint.channel).address, endpoint.stream_id), endpoint)
-    return found.values()

@@ -1,14 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The policy: which consumers are told to take less or to go elsewhere, when, and when they are let go again.
+"""The policy: which consumers get another mode or another source, when, and when the override is lifted.
 
-                  bad for `for_ms`                             fine for `release_after_ms`
-    watching ──────────────────────► told ──┬───────────────────────────────────────────────► cooling ─► watching
-                                      ▲     │ not obeyed, or overruled by another ConsumerConfig
-                                      └─────┤ told again, three times in all
-                                            └──► given up, for as long as the consumer lives
+              over a threshold for `for_ms`                        below it for `release_after_ms`
+    watching ──────────────────────────────► overridden ──┬───────────────────────────────────────► cooldown ─► watching
+                                                  ▲       │ not obeyed, or overruled by another ConsumerConfig
+                                                  └───────┤ sent again, three times in all
+                                                          └──► given up, for as long as the consumer lives
 
 It never flaps: a threshold has to be passed for a while, each release is followed by a cooldown twice as long as the
-one before, and who does not listen is left alone. Holds no clock and does no IO: callers publish what it decides.
+one before, and a consumer that does not obey is left alone. Holds no clock and does no IO: callers publish the
+messages.
 Wire §10.1.3, §10.5, §15.4; decisions E22, E24-E26, I4.
 """
 
@@ -22,8 +23,9 @@ from typing import Final
 
 import msgspec
 
-from tensorpool.supervisor.config import MS, RuleConfig
-from tensorpool.supervisor.entries import Consumer, Stream
+from tensorpool.settings import MS
+from tensorpool.supervisor.config import RuleConfig
+from tensorpool.supervisor.observed import Consumer, Stream
 from tensorpool.supervisor.view import View
 from tensorpool.wire.control import ConsumerConfig, Mode
 
@@ -32,47 +34,47 @@ MAX_DOUBLINGS: Final = 10
 
 
 class Decision(msgspec.Struct, frozen=True):
-    """What to tell a consumer, None for nothing more, and why."""
+    """The message to send to a consumer, None for nothing more, and why."""
 
     stream_id: int
     consumer_id: int
     message: ConsumerConfig | None
-    words: str
+    reason: str
 
 
 class _Phase(Enum):
     WATCHING = auto()
-    TOLD = auto()
+    OVERRIDDEN = auto()
     GIVEN_UP = auto()
 
 
 class _Case:
-    """What was decided for one consumer."""
+    """The state of one consumer under its rule."""
 
     def __init__(self, rule: RuleConfig) -> None:
         self.rule = rule
         self.phase = _Phase.WATCHING
-        self.since_ns: int | None = None  # bad while watching, fine while told
-        self.told_ns = 0
+        self.since_ns: int | None = None  # over a threshold while watching, below it while overridden
+        self.sent_ns = 0
         self.tries = 0
         self.releases = 0
         self.until_ns = 0  # of the cooldown
 
 
 class Policy:
-    """The rules, and what came of them for each consumer."""
+    """The rules, and the state of each consumer under them."""
 
     def __init__(self, rules: Sequence[RuleConfig], *, patience_ns: int) -> None:
         """`patience_ns` is how long a consumer may take to report that it obeyed."""
         self._rules = tuple(rules)
         self._patience_ns = patience_ns
         self._cases: dict[tuple[int, int], _Case] = {}
-        self.told = 0
+        self.overrides = 0
         self.released = 0
         self.given_up = 0
 
     def decide(self, view: View, now_ns: int) -> list[Decision]:
-        """What is to be told now."""
+        """The messages to send now."""
         if not self._rules:
             return []
         decisions: list[Decision] = []
@@ -106,12 +108,12 @@ class Policy:
     def _step(self, case: _Case, consumer: Consumer, stream: Stream, now_ns: int) -> Decision | None:
         if case.phase is _Phase.WATCHING:
             return self._watch(case, consumer, stream, now_ns)
-        if case.phase is _Phase.TOLD:
+        if case.phase is _Phase.OVERRIDDEN:
             return self._follow(case, consumer, stream, now_ns)
         return None
 
     def _watch(self, case: _Case, consumer: Consumer, stream: Stream, now_ns: int) -> Decision | None:
-        why = _badness(case.rule, consumer, stream)
+        why = _trouble(case.rule, consumer, stream)
         if why is None:
             case.since_ns = None
             return None
@@ -120,25 +122,25 @@ class Policy:
         if now_ns - case.since_ns < case.rule.for_ms * MS or now_ns < case.until_ns:
             return None
         if consumer.wants_own_streams and consumer.assigned is None:
-            return None  # E24: what it was given has to be repeated, and is not known yet
-        case.phase, case.since_ns, case.tries = _Phase.TOLD, None, 0
-        self.told += 1
-        return self._tell(case, consumer, f"{why}: {_order(case.rule)}", now_ns)
+            return None  # E24: the streams that it was assigned have to be repeated, and are not known yet
+        case.phase, case.since_ns, case.tries = _Phase.OVERRIDDEN, None, 0
+        self.overrides += 1
+        return self._override(case, consumer, f"{why}: {_order(case.rule)}", now_ns)
 
     def _follow(self, case: _Case, consumer: Consumer, stream: Stream, now_ns: int) -> Decision | None:
         if not _has_obeyed(case, consumer):
-            if now_ns - case.told_ns < self._patience_ns:
+            if now_ns - case.sent_ns < self._patience_ns:
                 return None
-            if case.tries < MAX_TRIES:  # also of one that obeyed and was overruled since: two masters never take turns
-                return self._tell(case, consumer, f"not obeyed, told again: {_order(case.rule)}", now_ns)
+            if case.tries < MAX_TRIES:  # also for one that was overruled: two authorities must not alternate
+                return self._override(case, consumer, f"not obeyed, sent again: {_order(case.rule)}", now_ns)
             case.phase = _Phase.GIVEN_UP
             self.given_up += 1
-            words = f"did not obey after {case.tries} times and is left alone: {_order(case.rule)}"
-            return Decision(consumer.stream_id, consumer.consumer_id, None, words)
+            reason = f"did not obey after {case.tries} times and is left alone: {_order(case.rule)}"
+            return Decision(consumer.stream_id, consumer.consumer_id, None, reason)
         rule = case.rule
         if not rule.release_after_ms:
             return None
-        if _badness(rule, consumer, stream) is not None:
+        if _trouble(rule, consumer, stream) is not None:
             case.since_ns = None
             return None
         if case.since_ns is None:
@@ -151,14 +153,14 @@ class Policy:
         case.releases += 1
         self.released += 1
         mode = consumer.wanted_mode or Mode.STREAM
-        words = f"does well again: {mode.name} as it asked for; left alone for {cooldown_ms / 1000:g} s"
-        return Decision(*consumer.key, _config(consumer, mode, ""), words)
+        reason = f"does well again: {mode.name} as it asked for; left alone for {cooldown_ms / 1000:g} s"
+        return Decision(*consumer.key, _config(consumer, mode, ""), reason)
 
-    def _tell(self, case: _Case, consumer: Consumer, words: str, now_ns: int) -> Decision:
+    def _override(self, case: _Case, consumer: Consumer, reason: str, now_ns: int) -> Decision:
         case.tries += 1
-        case.told_ns = now_ns
+        case.sent_ns = now_ns
         message = _config(consumer, Mode[case.rule.mode], case.rule.fallback_uri)
-        return Decision(*consumer.key, message, words)
+        return Decision(*consumer.key, message, reason)
 
 
 def _fits(rule: RuleConfig, consumer: Consumer, stream: Stream) -> bool:
@@ -167,10 +169,10 @@ def _fits(rule: RuleConfig, consumer: Consumer, stream: Stream) -> bool:
     return rule.stream == str(stream.stream_id) or fnmatchcase(stream.name or "", rule.stream)
 
 
-def _badness(rule: RuleConfig, consumer: Consumer, stream: Stream) -> str | None:
+def _trouble(rule: RuleConfig, consumer: Consumer, stream: Stream) -> str | None:
     """Which threshold is passed."""
     lag = consumer.lag(stream)
-    if rule.when_lag_over and lag is not None and lag > rule.when_lag_over + _left_out(consumer, stream):
+    if rule.when_lag_over and lag is not None and lag > rule.when_lag_over + _skipped_frames(consumer, stream):
         return f"{lag} frames behind, over {rule.when_lag_over}"
     drops_per_s = consumer.drops.rate_hz() or 0.0
     if rule.when_drops_per_s_over and drops_per_s > rule.when_drops_per_s_over:
@@ -178,19 +180,19 @@ def _badness(rule: RuleConfig, consumer: Consumer, stream: Stream) -> str | None
     return None
 
 
-def _left_out(consumer: Consumer, stream: Stream) -> int:
-    """The frames that a consumer leaves out on purpose are no lag."""
+def _skipped_frames(consumer: Consumer, stream: Stream) -> int:
+    """The frames that a consumer skips on purpose are no lag."""
     if consumer.mode is not Mode.RATE_LIMITED or not consumer.max_rate_hz:
         return 0
-    return 2 * math.ceil((stream.track.rate_hz() or 0.0) / consumer.max_rate_hz)
+    return 2 * math.ceil((stream.seq_counter.rate_hz() or 0.0) / consumer.max_rate_hz)
 
 
 def _has_obeyed(case: _Case, consumer: Consumer) -> bool:
-    """A mode is reported with QoS; who was sent elsewhere reports no more, so there its order counts."""
+    """A mode is reported with QoS; a consumer that was redirected reports none: there the ConsumerConfig counts."""
     rule = case.rule
     if rule.fallback_uri:
         return consumer.config is not None and not consumer.config[0]
-    is_reported = consumer.qos_ns is not None and consumer.qos_ns > case.told_ns
+    is_reported = consumer.qos_ns is not None and consumer.qos_ns > case.sent_ns
     return is_reported and consumer.mode is Mode[rule.mode]
 
 
@@ -210,4 +212,4 @@ def _config(consumer: Consumer, mode: Mode, fallback_uri: str) -> ConsumerConfig
 
 
 def _order(rule: RuleConfig) -> str:
-    return f"no shared memory, fallback {rule.fallback_uri}" if rule.fallback_uri else f"told {rule.mode}"
+    return f"no shared memory, fallback {rule.fallback_uri}" if rule.fallback_uri else f"set to {rule.mode}"

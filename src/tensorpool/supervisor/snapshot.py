@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the supervisor shows of a moment: plain frozen structs, ready to be JSON.
+"""The view at one moment: plain frozen structs, ready to be JSON.
 
-Ages are nanoseconds at the moment the snapshot was taken; what is not known is None, never a guess. Wire §10.5.
+Ages are nanoseconds at the moment the snapshot was taken; unknown values are None, never a guess. Wire §10.5.
 """
 
 from __future__ import annotations
@@ -21,18 +21,18 @@ class StreamState(StrEnum):
 
 
 class ConsumerState(StrEnum):
-    """How a consumer fares, the worst first."""
+    """The condition of a consumer, the worst first."""
 
     EXPIRED = "expired"  # the driver took its lease
-    STALE = "stale"  # not heard of for the liveness window
+    STALE = "stale"  # no message for the liveness window
     DROPPING = "dropping"  # lost frames lately
     LAGGING = "lagging"
-    REDIRECTED = "redirected"  # told not to use shared memory
+    REDIRECTED = "redirected"  # a ConsumerConfig sent it to a fallback
     OK = "ok"
 
 
 class ChangeKind(StrEnum):
-    """What may be in the history."""
+    """The kinds of changes in the history."""
 
     STREAM_APPEARED = "stream appeared"
     STREAM_VANISHED = "stream vanished"
@@ -70,14 +70,14 @@ class Pool(msgspec.Struct, frozen=True):
 
 
 class StreamStatus(msgspec.Struct, frozen=True, kw_only=True):
-    """A stream. What only a producer of ours tells is None for a foreign one, until its ring was looked at."""
+    """A stream. Values that only our own producers send are None for a foreign one, until its ring was probed."""
 
     stream_id: int
     name: str | None
     state: StreamState
     epoch: int | None
     epoch_changes: int  # since it is known here
-    producer_id: int | None  # None: nobody writes it
+    producer_id: int | None  # None: no producer
     seq: int | None  # of the newest frame, as far as known
     rate_hz: float | None
     bytes_per_s: float | None
@@ -86,14 +86,14 @@ class StreamStatus(msgspec.Struct, frozen=True, kw_only=True):
     shape: tuple[int, ...] | None
     consumers: int
     announced_age_ns: int | None  # None: never announced
-    frame_age_ns: int | None  # since its seq was seen to move
-    activity_age_ns: int | None  # of the superblock's stamp; None: not looked at
+    frame_age_ns: int | None  # since its seq last grew
+    activity_age_ns: int | None  # of the superblock's stamp; None: not probed
     layout_version: int | None
     nslots: int | None
     pools: tuple[Pool, ...]
     header_region_uri: str | None
-    layout_flaw: str | None  # why nobody can map what is announced
-    region_fault: str | None  # why we could not look into its memory
+    layout_flaw: str | None  # why no client can map the announced ring
+    region_fault: str | None  # why its memory could not be probed
     meta_version: int | None
     summary: str | None
     tags: tuple[str, ...]
@@ -114,8 +114,8 @@ class ConsumerStatus(msgspec.Struct, frozen=True, kw_only=True):
     drops_gap: int
     drops_late: int
     drops_per_s: float | None
-    rate_hz: float | None  # None for one that leaves frames out on purpose
-    age_ns: int  # since it was heard of
+    rate_hz: float | None  # None for one that skips frames on purpose
+    age_ns: int  # since its last message
     qos_age_ns: int | None
     lease_id: int | None
     is_lagging: bool
@@ -124,23 +124,23 @@ class ConsumerStatus(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class LeaseStatus(msgspec.Struct, frozen=True, kw_only=True):
-    """A lease, as its keepalives tell of it."""
+    """A lease, known by its keepalives."""
 
     lease_id: int
     stream_id: int
     client_id: int
     role: str
     age_ns: int  # since its last keepalive
-    held_ns: int  # since we first heard of it
+    held_ns: int  # since its first keepalive here
 
 
 class ServiceStatus(msgspec.Struct, frozen=True, kw_only=True):
-    """A service of the control plane, as it says itself."""
+    """A service of the control plane, as its heartbeats describe it."""
 
     tag: str
     service: str
     instance: str | None
-    state: str  # running, paused, draining, or what it says
+    state: str  # running, paused, draining, or another
     is_stale: bool
     pid: int | None
     version: str | None
@@ -148,12 +148,12 @@ class ServiceStatus(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Change(msgspec.Struct, frozen=True, kw_only=True):
-    """Something that changed; `number` counts all changes there ever were."""
+    """A change; `number` counts all changes since the start."""
 
     number: int
     at_ns: int  # monotonic
     kind: ChangeKind
-    words: str
+    text: str
     stream_id: int | None = None
     consumer_id: int | None = None
     service: str | None = None
@@ -169,5 +169,5 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
     services: tuple[ServiceStatus, ...]
     changes: tuple[Change, ...]  # the latest, oldest first
     change_counts: dict[ChangeKind, int]
-    message_counts: dict[str, int]  # what was heard
-    overflow: dict[str, int]  # what had no room in the view
+    message_counts: dict[str, int]  # received, by kind
+    overflow: dict[str, int]  # entries without room in the view, by kind

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The supervisor as one object: an observer with a policy on a thread, a service of the control plane, and HTTP.
 
-It owns nothing that others need: streams flow on without it. Beside ping, status, log-level and drain its service
-answers `view` (what there is, in a few figures) and `shutdown-driver`, which asks the SHM driver to end with the token
+No stream needs it: frames flow on without it. Beside ping, status, log-level and drain its service
+answers `view` (a summary in a few numbers) and `shutdown-driver`, which asks the SHM driver to end with the token
 that both were configured with. Wire §10.1.3, §10.5; Driver Model §4.13; Service Control §4.
 """
 
@@ -11,13 +11,12 @@ from __future__ import annotations
 import secrets
 from collections import Counter
 from collections.abc import Callable, Iterable
-from types import TracebackType
-from typing import TYPE_CHECKING, Final, Literal, Self
+from typing import TYPE_CHECKING, Final, Literal
 
 from tensorpool import aeron
 from tensorpool.clock import Clock, SystemClock
-from tensorpool.control import Hosted, Service, ServiceAgent, host_standard
-from tensorpool.control.link import with_parameters
+from tensorpool.closing import ClosesOnExit
+from tensorpool.control import AgentWithService, Service, ServiceAgent, add_common_commands
 from tensorpool.discovery.provider import ThriftyIdle
 from tensorpool.errors import Closed, LocalProtocolError, TransportError
 from tensorpool.logs import get_logger
@@ -34,13 +33,12 @@ if TYPE_CHECKING:
     from tensorpool.supervisor.http import HttpServer
 
 DECIDE_EVERY_NS: Final = 250_000_000
-WINDOW_LIMIT: Final = "100ms"  # how long who listens and sleeps may hold us up
 NO_TOKEN: Final = "policies.shutdown_token is not configured here; a driver ignores requests without its token"
 PATIENCE_PERIODS: Final = 3  # until a consumer reports that it obeyed
 
 
 class SupervisorAgent:
-    """Observes, decides, and tells. `on_change` hears of every change, on this agent's thread."""
+    """Observes, decides, and sends overrides. `on_change` is called with every change, on this agent's thread."""
 
     role_name = "tensorpool-supervisor"
 
@@ -60,7 +58,7 @@ class SupervisorAgent:
         self._log = get_logger("supervisor", instance_id=config.supervisor.instance_id)
         self._publication: tuple[aeron.Client, aeron.Publication] | None = None
         self._decide_ns = 0
-        self._told = 0  # the number of the last change that was handed on
+        self._last_change = 0  # the number of the last change that was handed on
 
     def on_start(self) -> None:
         self.observer.on_start()
@@ -83,7 +81,7 @@ class SupervisorAgent:
         self._log.info("supervisor_stopped")
 
     def send(self, message: Message) -> bool:
-        """Publish on the driver's control stream; whether it found room, and somebody to hear it.
+        """Publish on the driver's control stream; whether there was room and a subscriber.
 
         From the agent's own thread.
         """
@@ -92,9 +90,7 @@ class SupervisorAgent:
             return False
         try:
             if self._publication is None or self._publication[0] is not client:
-                endpoint = self._config.driver.control
-                channel = with_parameters(endpoint.channel, {"untethered-window-limit-timeout": WINDOW_LIMIT})
-                self._publication = client, client.add_publication(channel, endpoint.stream_id, exclusive=True)
+                self._publication = client, aeron.publish(client, self._config.driver.control)
             return bool(self._publication[1].offer(message.encode()))
         except (TransportError, Closed) as error:
             self._publication = None
@@ -105,35 +101,35 @@ class SupervisorAgent:
         with self.observer.lock:
             decisions = self.policy.decide(self.observer.view, now_ns)
             for decision in decisions:
-                self.observer.view.on_decision(decision.stream_id, decision.consumer_id, decision.words, now_ns)
+                self.observer.view.on_decision(decision.stream_id, decision.consumer_id, decision.reason, now_ns)
         for decision in decisions:
             self._log.info(
-                "policy", stream_id=decision.stream_id, consumer_id=decision.consumer_id, words=decision.words
+                "policy_decided", stream_id=decision.stream_id, consumer_id=decision.consumer_id, reason=decision.reason
             )
             if decision.message is not None and not self.send(decision.message):
-                self.unsent += 1  # it is told again when it was not obeyed
+                self.unsent += 1  # it is sent again if the consumer does not obey
         return len(decisions)
 
     def _hand_on(self, now_ns: int) -> None:
         with self.observer.lock:
-            changes = [change for change in self.observer.view.history.changes if change.number > self._told]
+            changes = [change for change in self.observer.view.history.changes if change.number > self._last_change]
         if not changes:
             return
-        self._told = changes[-1].number
+        self._last_change = changes[-1].number
         wall_ns = self._clock.realtime_ns()
         for change in changes:
-            self._log.debug("change", kind=str(change.kind), words=change.words)
+            self._log.debug("change", kind=str(change.kind), text=change.text)
             if self._on_change is not None:
                 self._on_change(change, wall_ns - now_ns + change.at_ns)
 
 
-class Supervisor:
+class Supervisor(ClosesOnExit):
     """A running supervisor inside this process.
 
     >>> with Supervisor(SupervisorConfig.load("supervisor.toml")) as supervisor:      # doctest: +SKIP
     ...     print(supervisor.http_address)
 
-    A media driver that is away is waited for. Raises `ConfigError` when the HTTP address cannot be had.
+    Waits for a media driver that is not running. Raises `ConfigError` when the HTTP address cannot be bound.
     """
 
     def __init__(
@@ -163,7 +159,7 @@ class Supervisor:
 
     @property
     def http_address(self) -> str | None:
-        """Where it serves; None: nowhere."""
+        """Where it serves HTTP; None: nowhere."""
         return None if self._http is None else self._http.address
 
     def close(self) -> None:
@@ -189,14 +185,14 @@ class Supervisor:
         return HttpServer(host, port, exports.routes, names=names, key="supervisor.http")
 
     def _hosted(self) -> aeron.Agent:
-        """The agent, and beside it the service that can be commanded."""
+        """The agent, and beside it the service that receives commands."""
         if not self.config.control.enabled:
             return self.agent
         service = Service("supervisor", self.config.supervisor.instance_id, config=self.config.control)
-        host_standard(service, status=self._figures, drain=_end)
+        add_common_commands(service, status=self._figures, drain=_end)
         service.command("view")(self._figures)
         service.command("shutdown-driver", refuse=self._refuse_shutdown)(self.shut_down_driver)
-        return Hosted(self.agent, ServiceAgent(service, self.observer.aeron_dir))
+        return AgentWithService(self.agent, ServiceAgent(service, self.observer.aeron_dir))
 
     def _figures(self) -> dict[str, object]:
         snapshot = self.observer.snapshot()
@@ -206,14 +202,14 @@ class Supervisor:
             "services": len(snapshot.services),
             "stream_states": Counter(str(stream.state) for stream in snapshot.streams),
             "consumer_states": Counter(str(consumer.state) for consumer in snapshot.consumers),
-            "told": self.agent.policy.told,
+            "overrides": self.agent.policy.overrides,
             "released": self.agent.policy.released,
             "given_up": self.agent.policy.given_up,
         }
 
     def _refuse_shutdown(self) -> str | None:
         if not self.config.control.may_drain:
-            return f"no driver is ended from there: control.drain is {self.config.control.drain!r}"
+            return f"a driver is not shut down from there: control.drain is {self.config.control.drain!r}"
         return None if self.config.policies.shutdown_token else NO_TOKEN
 
     def shut_down_driver(self, reason: Literal["NORMAL", "ADMIN", "ERROR"] | None = None) -> str:
@@ -235,23 +231,15 @@ class Supervisor:
         from tensorpool.supervisor.exports import counter
 
         policy = self.agent.policy
-        yield counter("tensorpool_supervisor_told", "Consumers that a rule told something.", policy.told)
-        yield counter("tensorpool_supervisor_released", "Consumers that were let go again.", policy.released)
+        yield counter("tensorpool_supervisor_overrides", "Times that a rule acted on a consumer.", policy.overrides)
+        yield counter("tensorpool_supervisor_released", "Overrides that were lifted.", policy.released)
         yield counter("tensorpool_supervisor_given_up", "Consumers that did not obey.", policy.given_up)
         if self._http is not None:
             refused = self._http.counts["refused"]
-            yield counter("tensorpool_supervisor_http_refused", "Requests that were one too many.", refused)
+            yield counter("tensorpool_supervisor_http_refused", "Requests beyond the limit at once.", refused)
 
     def _log_failed_turn(self, error: Exception) -> None:
         get_logger("supervisor").error("turn_failed", exc_info=error)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
 
 def _end() -> None:

@@ -1,0 +1,217 @@
+// SPDX-License-Identifier: Apache-2.0
+// The receiving end of a bridge: Assembler and ChunkRouter.
+#include "assembler.hpp"
+
+#include "bindings/py_frame_publisher.hpp"
+#include "bindings/py_subscription.hpp"
+#include "chunk_router.hpp"
+
+namespace tensorpool::bindings {
+
+namespace {
+
+// A local ring and, with a FramePublisher, the consumers of its stream.
+class PyFrameTarget final : public FrameTarget {
+public:
+    explicit PyFrameTarget(nb::object object) : object_(std::move(object)) {
+        if (nb::try_cast(object_, publisher_)) {
+            writer_ = &publisher_->writer;
+        } else if (!nb::try_cast(object_, writer_)) {
+            throw nb::type_error("frames go to a FramePublisher or a RingWriter");
+        }
+        writer_->own();
+    }
+    RingWriter& ring() noexcept override { return writer_->writer; }
+    void announce(std::uint64_t seq, std::uint32_t meta_version, std::uint64_t bytes) override {
+        if (publisher_ != nullptr) publisher_->publisher.announce_committed(seq, meta_version, bytes);
+    }
+    bool is_of(const nb::object& object) const noexcept { return object_.is(object); }
+
+private:
+    nb::object object_;
+    PyFramePublisher* publisher_ = nullptr;
+    PyRingWriter* writer_ = nullptr;
+};
+
+struct PyAssembler {
+    PyAssembler(std::uint32_t stream_id, const AssemblyLimits& limits)
+        : assembler(std::make_shared<Assembler>(stream_id, limits)) {}
+    ~PyAssembler() {
+        if (target) assembler->bind(nullptr, 0);  // a router may still hold the assembler
+    }
+    PyAssembler(const PyAssembler&) = delete;
+    PyAssembler& operator=(const PyAssembler&) = delete;
+
+    void bind(const nb::object& object, std::uint64_t until_ns) {
+        if (object.is_none()) {
+            assembler->bind(nullptr, 0);
+            target.reset();
+        } else if (target && target->is_of(object)) {
+            assembler->bind(target.get(), until_ns);
+        } else {
+            auto next = std::make_unique<PyFrameTarget>(object);
+            assembler->bind(next.get(), until_ns);
+            target = std::move(next);
+        }
+    }
+
+    std::shared_ptr<Assembler> assembler;
+    std::unique_ptr<PyFrameTarget> target;
+};
+
+using Counts = nb::dict;  // (what, reason): how many; what did not occur is left out
+
+void put_count(Counts& counts, const char* what, const char* reason, std::uint64_t count) {
+    if (count != 0) counts[nb::make_tuple(what, reason)] = count;
+}
+
+// `source` has drops(ChunkDrop).
+template <typename Source>
+void put_chunk_drops(Counts& counts, const Source& source) {
+    for (std::size_t i = 1; i < kChunkDropNames.size(); ++i)
+        put_count(counts, "chunks_dropped", kChunkDropNames[i], source.drops(static_cast<ChunkDrop>(i)));
+}
+
+Counts counts_of(const Assembler& assembler) {
+    Counts counts;
+    put_count(counts, "frames_received", "", assembler.frames());
+    put_count(counts, "bytes_received", "", assembler.bytes());
+    put_count(counts, "chunks_received", "", assembler.chunks());
+    put_count(counts, "chunks_duplicate", "", assembler.duplicates());
+    put_count(counts, "frames_in_place", "", assembler.in_place());
+    put_count(counts, "frames_unseen", "", assembler.unseen());
+    put_count(counts, "assembly_ns", "", assembler.assembly_ns());
+    put_chunk_drops(counts, assembler);
+    for (std::size_t i = 1; i < kFrameLossNames.size(); ++i)
+        put_count(counts, "frames_dropped", kFrameLossNames[i], assembler.losses(static_cast<FrameLoss>(i)));
+    return counts;
+}
+
+void bind_one_assembler(nb::module_& m) {
+    using Self = PyAssembler;
+    nb::class_<Self>(m, "Assembler", "One bridged stream: chunks in, whole frames out, every loss counted.")
+        .def(
+            "__init__",
+            [](Self* self, std::uint32_t stream_id, std::uint32_t max_chunk_bytes, std::uint32_t max_payload_bytes,
+               std::uint32_t max_inflight, std::uint64_t timeout_ns, bool needs_checksum) {
+                new (self)
+                    Self(stream_id, {max_chunk_bytes, max_payload_bytes, max_inflight, timeout_ns, needs_checksum});
+            },
+            "stream_id"_a, nb::kw_only(), "max_chunk_bytes"_a, "max_payload_bytes"_a, "max_inflight"_a, "timeout_ns"_a,
+            "needs_checksum"_a = false)
+        .def(
+            "set_source",
+            [](Self& self, std::uint64_t epoch, const std::vector<std::pair<std::uint16_t, std::uint32_t>>& pools) {
+                std::vector<Assembler::SourcePool> source;
+                for (const auto& [pool_id, stride_bytes] : pools) source.push_back({pool_id, stride_bytes});
+                self.assembler->set_source(epoch, std::move(source));
+            },
+            "epoch"_a, "pools"_a,
+            "The latest announce of the source: its epoch, and (pool_id, stride_bytes) of its pools.")
+        .def("bind", &Self::bind, "target"_a.none(), "until_ns"_a = 0,
+             nb::sig("def bind(self, target: FramePublisher | RingWriter | None, until_ns: int = 0) -> None"),
+             "Publish with this until then; None: there is nothing to publish with.")
+        .def(
+            "set_paused", [](Self& self, bool is_paused) { self.assembler->set_paused(is_paused); }, "is_paused"_a)
+        .def(
+            "set_checksum",
+            [](Self& self, std::uint64_t epoch, std::uint64_t seq, std::uint32_t payload_length, std::uint32_t crc,
+               std::uint64_t now_ns) { self.assembler->set_checksum(epoch, seq, payload_length, crc, now_ns); },
+            "epoch"_a, "seq"_a, "payload_length"_a, "crc32c"_a, "now_ns"_a, "The sender's checksum of a frame.")
+        .def(
+            "expire", [](Self& self, std::uint64_t now_ns) { return self.assembler->expire(now_ns); }, "now_ns"_a,
+            "Drop frames that waited too long; how many there were.")
+        .def(
+            "is_lost", [](const Self& self, std::uint64_t seq) { return self.assembler->is_lost(seq); }, "seq"_a,
+            "Whether this frame was dropped lately.")
+        .def_prop_ro("stream_id", [](const Self& self) { return self.assembler->stream_id(); })
+        .def_prop_ro(
+            "epoch", [](const Self& self) { return self.assembler->epoch(); }, "Of the latest announce, or None.")
+        .def_prop_ro(
+            "newest_epoch", [](const Self& self) { return self.assembler->newest_epoch(); },
+            "The highest epoch of the announce and of all chunks.")
+        .def_prop_ro(
+            "last_chunk_ns", [](const Self& self) { return self.assembler->last_chunk_ns(); },
+            "When the last chunk of the newest epoch came.")
+        .def_prop_ro(
+            "published", [](const Self& self) { return self.assembler->published(); },
+            "The last seq that was published, or None.")
+        .def_prop_ro(
+            "inflight", [](const Self& self) { return self.assembler->inflight(); }, "Frames under assembly.")
+        .def_prop_ro(
+            "buffered_bytes", [](const Self& self) { return self.assembler->buffered_bytes(); },
+            "Of frames that are not assembled in their slot.")
+        .def_prop_ro("longest_assembly_ns", [](const Self& self) { return self.assembler->longest_assembly_ns(); })
+        .def_prop_ro(
+            "counts", [](const Self& self) { return counts_of(*self.assembler); },
+            nb::sig("def counts(self) -> dict[tuple[str, str], int]"), "(what, reason): how many; for any thread.");
+}
+
+void bind_router(nb::module_& m) {
+    nb::class_<ChunkRouter>(m, "ChunkRouter",
+                            "The payload stream of a bridge: each chunk goes to the assembler of its stream.")
+        .def(nb::init<>())
+        .def(
+            "add", [](ChunkRouter& self, const PyAssembler& assembler) { self.add(assembler.assembler); },
+            "assembler"_a, nb::keep_alive<1, 2>())
+        .def("remove", &ChunkRouter::remove, "stream_id"_a)
+        .def(
+            "poll",
+            [](ChunkRouter& self, PySubscription& subscription, std::int64_t limit, std::uint64_t now_ns) {
+                const std::shared_ptr<aeron::Subscription> kept = subscription.subscription;
+                const std::size_t most = positive(limit);
+                const nb::gil_scoped_release release;
+                return self.poll(*kept, most, now_ns);
+            },
+            "subscription"_a, "limit"_a, "now_ns"_a,
+            "Take at most `limit` fragments, without the GIL; how many there were.")
+        .def(
+            "pump",
+            [](ChunkRouter& self, PySubscription& subscription, const std::vector<PySubscription*>& others,
+               std::int64_t limit, std::uint64_t for_ns) {
+                const std::shared_ptr<aeron::Subscription> kept = subscription.subscription;
+                const WatchedSubscriptions watched(others);
+                const std::size_t most = positive(limit);
+                const nb::gil_scoped_release release;
+                return self.pump(*kept, watched.all(), most, for_ns);
+            },
+            "subscription"_a, "others"_a, "limit"_a, "for_ns"_a,
+            nb::sig("def pump(self, subscription: Subscription, others: collections.abc.Sequence[Subscription], limit: "
+                    "int, for_ns: int) -> int"),
+            "Take chunks as they come, and sleep while there are none, without the GIL; until one of the others has a "
+            "message.")
+        .def(
+            "take",
+            [](ChunkRouter& self, nb::handle message, std::uint64_t now_ns) {
+                const Buffer buffer(message, PyBUF_ANY_CONTIGUOUS);
+                self.take(buffer.bytes(), now_ns);
+            },
+            "message"_a, "now_ns"_a, nb::sig("def take(self, message: collections.abc.Buffer, now_ns: int) -> None"),
+            "One message, as if it had arrived then.")
+        .def_prop_ro(
+            "counts",
+            [](const ChunkRouter& self) {
+                Counts counts;
+                put_chunk_drops(counts, self);
+                return counts;
+            },
+            nb::sig("def counts(self) -> dict[tuple[str, str], int]"),
+            "Chunks that belong to no assembler: (what, reason): how many.");
+}
+
+}  // namespace
+
+void bind_assembler(nb::module_& m) {
+    m.def(
+        "crc32c",
+        [](nb::handle data, std::uint32_t before) {
+            const Buffer buffer(data, PyBUF_ANY_CONTIGUOUS);
+            return crc32c(buffer.bytes(), before);
+        },
+        "data"_a, "before"_a = 0, nb::sig("def crc32c(data: collections.abc.Buffer, before: int = 0) -> int"),
+        "CRC32C of a buffer, after bytes whose checksum is `before`.");
+    bind_one_assembler(m);
+    bind_router(m);
+}
+
+}  // namespace tensorpool::bindings

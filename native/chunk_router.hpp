@@ -1,0 +1,144 @@
+// SPDX-License-Identifier: Apache-2.0
+// Hands each chunk that arrives on a bridge's payload stream to the assembler of its stream: a poll never calls Python.
+// Bridge §4, §5, §6.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+#include <ctime>
+#include <memory>
+#include <span>
+#include <stdexcept>
+#include <string>
+#include <vector>
+
+#include <sched.h>
+
+#include "aeron_subscription.hpp"
+#include "assembler.hpp"
+
+namespace tensorpool {
+
+class ChunkRouter final : public aeron::Sink {
+public:
+    void add(std::shared_ptr<Assembler> assembler) {
+        const Busy busy(*this);
+        if (find(assembler->stream_id()) != nullptr)
+            throw std::invalid_argument("stream " + std::to_string(assembler->stream_id()) +
+                                        " has an assembler already");
+        assemblers_.push_back(std::move(assembler));
+    }
+
+    void remove(std::uint32_t stream_id) {
+        const Busy busy(*this);
+        std::erase_if(assemblers_, [stream_id](const auto& each) { return each->stream_id() == stream_id; });
+        last_ = nullptr;
+    }
+
+    // At most `limit` fragments, as if they had arrived at `now_ns`; returns how many there were.
+    int poll(aeron::Subscription& subscription, std::size_t limit, std::uint64_t now_ns) {
+        const Busy busy(*this);
+        now_ns_ = now_ns;
+        const int fragments = subscription.poll(*this, limit);
+        if (fragments > 0) polled_ns_ = monotonic_ns();
+        return fragments;
+    }
+
+    // Takes chunks as they come, `limit` fragments at a time, and sleeps while there are none: longer and longer,
+    // because Aeron cannot wake us. Ends after `for_ns`, or as soon as one of `others` has a message, because it may be
+    // an announce or a checksum by which the next chunks are judged. Returns how many fragments there were.
+    int pump(aeron::Subscription& subscription, std::span<aeron::Subscription* const> others, std::size_t limit,
+             std::uint64_t for_ns) {
+        const Busy busy(*this);
+        const std::uint64_t start_ns = monotonic_ns();
+        int taken = 0;
+        int empty = 0;  // polls since the last fragment
+        while (true) {
+            if (std::any_of(others.begin(), others.end(), [](auto* other) { return other->has_fragment(); }))
+                return taken;
+            now_ns_ = monotonic_ns();
+            if (now_ns_ - start_ns >= for_ns) return taken;
+            const int fragments = subscription.poll(*this, limit);
+            taken += fragments;
+            if (fragments > 0) {
+                polled_ns_ = now_ns_;
+                empty = 0;
+            } else if (++empty <= kYields) {
+                sched_yield();  // the media driver that receives the next chunks may wait for this core
+            } else {
+                nap(std::min(now_ns_ - polled_ns_, 8 * (start_ns + for_ns - now_ns_)));
+            }
+        }
+    }
+
+    // One message, as if it had arrived at `now_ns`.
+    void take(std::span<const std::uint8_t> message, std::uint64_t now_ns) {
+        const Busy busy(*this);
+        now_ns_ = now_ns;
+        route(message);
+    }
+
+    std::uint64_t drops(ChunkDrop drop) const noexcept { return drops_[static_cast<std::size_t>(drop)].get(); }
+
+    bool on_message(std::span<const std::uint8_t> message, const aeron::MessageInfo&) override {
+        route(message);
+        return true;
+    }
+
+private:
+    static constexpr int kYields = 20;
+    static constexpr std::uint64_t kShortestNapNs = 20'000;
+    static constexpr std::uint64_t kLongestNapNs = 1'000'000;
+
+    // Holds the assemblers, too: the thread that polls is the one that uses them.
+    struct Busy {
+        explicit Busy(ChunkRouter& router) : router(router) {
+            if (router.busy_.exchange(true, std::memory_order_acquire))
+                throw LocalProtocolError("this chunk router is being polled by another thread; one thread polls it");
+            try {
+                for (const auto& assembler : router.assemblers_)
+                    held.push_back(std::make_unique<Assembler::Busy>(*assembler));
+            } catch (...) {
+                router.busy_.store(false, std::memory_order_release);
+                throw;
+            }
+        }
+        ~Busy() { router.busy_.store(false, std::memory_order_release); }  // pairs with the exchange above
+        Busy(const Busy&) = delete;
+        Busy& operator=(const Busy&) = delete;
+        ChunkRouter& router;
+        std::vector<std::unique_ptr<Assembler::Busy>> held;
+    };
+
+    void route(std::span<const std::uint8_t> message) {
+        ArrivedChunk chunk;
+        const ChunkDrop drop = chunk.decode(message);
+        if (drop == ChunkDrop::FOREIGN || drop == ChunkDrop::MALFORMED) return count(drop);
+        if (last_ == nullptr || last_->stream_id() != chunk.stream_id) last_ = find(chunk.stream_id);
+        if (last_ == nullptr) return count(ChunkDrop::UNKNOWN_STREAM);
+        if (drop != ChunkDrop::NONE) return last_->drop_chunk(drop, chunk);
+        last_->take(chunk, now_ns_);
+    }
+
+    Assembler* find(std::uint32_t stream_id) const noexcept {
+        for (const auto& assembler : assemblers_)
+            if (assembler->stream_id() == stream_id) return assembler.get();
+        return nullptr;
+    }
+
+    static void nap(std::uint64_t silence_ns) noexcept {
+        const timespec duration{0, static_cast<long>(std::clamp(silence_ns / 8, kShortestNapNs, kLongestNapNs))};
+        nanosleep(&duration, nullptr);
+    }
+
+    void count(ChunkDrop drop) noexcept { drops_[static_cast<std::size_t>(drop)].add(); }
+
+    std::vector<std::shared_ptr<Assembler>> assemblers_;
+    Assembler* last_ = nullptr;
+    std::uint64_t now_ns_ = 0;
+    std::uint64_t polled_ns_ = 0;  // when the last fragment came
+    std::array<RelaxedCounter, static_cast<std::size_t>(ChunkDrop::COUNT_)> drops_;
+    std::atomic<bool> busy_{false};
+};
+
+}  // namespace tensorpool

@@ -1,0 +1,102 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The options of format "tensorpool.lake": every one checked, nothing unknown accepted."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any, Final
+
+import msgspec
+
+from tensorpool.errors import ConfigError
+from tensorpool.lake.file_policy import CODECS, FilePolicy
+from tensorpool.lake.option_values import Parse, flag_of, one_of, size_of, text_of, unknown
+
+TABLES: Final = ("frames", "gaps", "qos", "metadata", "files")
+PAYLOADS: Final = ("inline", "reference")
+
+_OF_SPARK: Final = ("checkpointlocation", "queryname")  # what Spark passes on of its own
+_SECONDS: Final = re.compile(r"(?P<number>[0-9]{1,9}(\.[0-9]{1,6})?)(?P<unit>ms|s|m|h)?")
+_FACTORS: Final = {None: 1.0, "ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0}
+
+
+class LakeOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """Made by `lake_options`."""
+
+    path: str
+    table: str = "frames"
+    streams: tuple[int | str, ...] = ()
+    payload: str = "inline"
+    starting_commit: int = 0  # -1: the newest
+    max_bytes_per_trigger: int | None = None
+    max_bytes_per_partition: int = 128 << 20
+    fail_on_data_loss: bool = True
+    codec: str = "zstd"
+    max_file_bytes: int = 256 << 20
+    max_file_seconds: float = 60.0
+    is_durable: bool = True
+
+    @property
+    def policy(self) -> FilePolicy:
+        return FilePolicy(self.codec, self.max_file_bytes, round(self.max_file_seconds * 1e9), self.is_durable)
+
+
+def lake_options(given: Mapping[str, str]) -> LakeOptions:
+    """Check the options of a query. Raises ConfigError with what is accepted."""
+    values: dict[str, Any] = {}
+    for key, text in given.items():
+        if key.lower() in _OF_SPARK:
+            continue
+        spelling = _SPELLING.get(key.lower())
+        if spelling is None:
+            raise unknown(key, text, _SPELLING)
+        name, parse = _OPTIONS[spelling]
+        values[name] = parse(spelling, text)
+    if "path" not in values:
+        raise ConfigError("option path", None, "the directory of a lake")
+    return LakeOptions(**values)
+
+
+def _path(key: str, text: str) -> str:
+    return text_of(key, text).removeprefix("file:")
+
+
+def _streams(key: str, text: str) -> tuple[int | str, ...]:
+    names = [name.strip() for name in text.split(",")]
+    if not all(names):
+        raise ConfigError(f"option {key}", text, "ids or names of streams, separated by commas")
+    return tuple(int(name) if name.isascii() and name.isdecimal() else name for name in dict.fromkeys(names))
+
+
+def _commit(key: str, text: str) -> int:
+    if text in ("earliest", "latest"):
+        return 0 if text == "earliest" else -1
+    if not (text.isascii() and text.isdecimal() and int(text) < 2**63):
+        raise ConfigError(f"option {key}", text, "earliest, latest, or the number of the last commit that is known")
+    return int(text)
+
+
+def _seconds(key: str, text: str) -> float:
+    match = _SECONDS.fullmatch(text)
+    seconds = 0.0 if match is None else float(match["number"]) * _FACTORS[match["unit"]]
+    if seconds <= 0:
+        raise ConfigError(f"option {key}", text, "a time above 0, such as 30s or 5m")
+    return seconds
+
+
+_OPTIONS: Final[dict[str, tuple[str, Parse[Any]]]] = {
+    "path": ("path", _path),
+    "table": ("table", one_of(TABLES)),
+    "streams": ("streams", _streams),
+    "payload": ("payload", one_of(PAYLOADS)),
+    "startingOffsets": ("starting_commit", _commit),
+    "maxBytesPerTrigger": ("max_bytes_per_trigger", size_of),
+    "maxBytesPerPartition": ("max_bytes_per_partition", size_of),
+    "failOnDataLoss": ("fail_on_data_loss", flag_of),
+    "codec": ("codec", one_of(CODECS)),
+    "maxFileBytes": ("max_file_bytes", size_of),
+    "maxFileSeconds": ("max_file_seconds", _seconds),
+    "durable": ("is_durable", flag_of),
+}
+_SPELLING: Final = {name.lower(): name for name in _OPTIONS}

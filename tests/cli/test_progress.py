@@ -1,0 +1,41 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The line that is redrawn in place on a terminal."""
+
+from __future__ import annotations
+
+import os
+import pty
+import subprocess
+import sys
+
+CHILD = "import os; os.write(2, b'a warning of a child' + bytes([10]) + b'its last words')"
+SCRIPT = f"""
+import logging, os, subprocess, sys
+from tensorpool.cli.progress import LiveLine
+with LiveLine() as line:
+    line.show("12 frames, 3 behind")
+    logging.warning("a warning of this process")
+    subprocess.run([sys.executable, "-c", {CHILD!r}], check=True)
+    line.show("15 frames, 0 behind")
+os.write(2, b"the end")
+"""
+
+
+def test_what_others_write_to_standard_error_has_lines_of_its_own() -> None:
+    """Also a child process, such as Spark, that knows nothing of the line; and nothing of it is lost."""
+    ours, theirs = pty.openpty()
+    process = subprocess.Popen([sys.executable, "-c", SCRIPT], stderr=theirs, stdout=theirs)
+    os.close(theirs)
+    seen = b""
+    while True:
+        try:
+            data = os.read(ours, 1 << 16)
+        except OSError:  # the terminal's other end is closed
+            break
+        seen += data
+    os.close(ours)
+    assert process.wait() == 0, seen
+    lines = [line.rpartition("\x1b[2K")[2].strip("\r") for line in seen.decode().split("\n")]
+    for text in ("a warning of a child", "its last words", "the end"):
+        assert text in lines, seen
+    assert any(line.endswith("a warning of this process") and "frames" not in line for line in lines), seen
