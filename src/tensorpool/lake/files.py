@@ -3,7 +3,7 @@
 
 Row groups have about 2 MiB, or one frame: small enough to read one frame at random, large enough to read all in order.
 Payloads have neither dictionary nor statistics. A file carries in its footer which seqs
-it accounts for and what is missing of them, so that whoever finds it staged can take it as it is.
+it accounts for and what is missing of them, so that a task that finds it staged can take it as it is.
 """
 
 from __future__ import annotations

@@ -247,7 +247,7 @@ class Lake:
             self.table_log(table).append(actions, "DELETE")
 
     def metadata(self, stream_id: int) -> list[RecordedMetadata]:
-        """What was recorded of a stream's metadata, by version; of a version that was told anew, the last."""
+        """What was recorded of a stream's metadata, by version; of a version that was sent again, the last."""
         names: dict[int, str | None] = {}
         stamps: dict[int, int | None] = {}
         attributes: dict[int, dict[str, RecordedAttribute]] = {}
@@ -255,17 +255,17 @@ class Lake:
             if row["stream_id"] != stream_id:
                 continue
             version = row["meta_version"]
-            told = attributes.setdefault(version, {})
+            known = attributes.setdefault(version, {})
             if row["kind"] == "source":
                 names[version] = row["name"]
             else:
                 if stamps.get(version) not in (None, row["timestamp_ns"]):
-                    told.clear()
+                    known.clear()
                 stamps[version] = row["timestamp_ns"]
-                told[row["key"]] = RecordedAttribute(row["key"], row["format"], row["value"])
+                known[row["key"]] = RecordedAttribute(row["key"], row["format"], row["value"])
         return [
-            RecordedMetadata(stream_id, version, names.get(version), stamps.get(version), tuple(told.values()))
-            for version, told in sorted(attributes.items())
+            RecordedMetadata(stream_id, version, names.get(version), stamps.get(version), tuple(known.values()))
+            for version, known in sorted(attributes.items())
         ]
 
     def names(self) -> dict[str, list[int]]:

@@ -66,6 +66,6 @@ class RecordingLock:
         try:
             holder = msgspec.json.decode(os.pread(self._fd, 4096, 0), type=_Holder)
         except msgspec.DecodeError:
-            return None  # nobody, or somebody who died while writing this
+            return None  # no holder, or one that died while it wrote this
         is_here = holder.host == this_host() and holder.pid != os.getpid()
         return holder if is_here and is_process_alive(holder.pid, holder.since_ns) else None

@@ -332,7 +332,7 @@ def sync_directory(folder: Path) -> None:
 
 
 def _write_draft(path: Path, data: bytes) -> Path:
-    """The bytes, synced, under a name that nobody else uses."""
+    """The bytes, synced, under a name of its own."""
     draft = path.with_name(f".{uuid.uuid4().hex}")
     try:
         with open(draft, "xb") as file:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Keeping a lake in shape: compaction, retention, removal of what nobody needs, and a check of everything.
+"""Keeping a lake in shape: compaction, retention, removal of files that no version names, and a check of everything.
 
 Each is one commit. Files that leave the lake stay on disk for a grace period, for those who read an earlier state.
 """
@@ -231,7 +231,7 @@ def _beyond(state: State, max_bytes: int, taken: Sequence[LakeFile]) -> list[Lak
     return found
 
 
-# --- what nobody needs any more
+# --- files that no version names any more
 
 
 def remove_unused(lake: Lake, *, grace_s: float = GRACE_S, is_dry: bool = False) -> Removal:

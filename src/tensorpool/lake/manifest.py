@@ -23,8 +23,8 @@ from tensorpool.lake.delta_log import Action, AddFile, CommitInfo, RemoveFile, T
 from tensorpool.lake.offsets import SeqRange
 from tensorpool.lake.snapshot import Snapshot
 
-# Reasons of gaps whose `hi` equals `lo`, because nobody knows how many frames they are, if any.
-UNKNOWN_TAIL: Final = "UNKNOWN_TAIL"  # nobody saw where the epoch ended
+# Reasons of gaps whose `hi` equals `lo`, because it is not known how many frames they are, if any.
+UNKNOWN_TAIL: Final = "UNKNOWN_TAIL"  # the recorder did not see where the epoch ended
 UNSEEN_EPOCHS: Final = "UNSEEN_EPOCHS"  # epochs from this one on came and went between two batches
 
 TAG: Final = "tensorpool"
@@ -366,11 +366,11 @@ def with_gaps(
         before = [index for index in own if files[index].lo <= gap.lo]
         best = max(before, key=lambda index: files[index].lo) if before else min(own, key=lambda at: files[at].lo)
         found.setdefault(best, []).append(gap)
-    told = [
+    inside = [
         msgspec.structs.replace(file, gaps=tuple(merged([*file.gaps, *found.get(index, ())])))
         for index, file in enumerate(files)
     ]
-    return told, alone
+    return inside, alone
 
 
 def epoch_key(stream_id: int, epoch: int) -> str:
@@ -415,5 +415,5 @@ def unexplained(files: Iterable[LakeFile], gaps: Iterable[Gap]) -> list[SeqRange
 
 def missing_inside(file: LakeFile, gaps: Iterable[Gap]) -> int:
     """How many seqs of a recorded file neither it nor a gap has; below 0: more gaps than there is room for."""
-    told = sum(max(0, min(gap.hi, file.hi) - max(gap.lo, file.lo)) for gap in gaps)
-    return file.hi - file.lo - file.frames - told
+    explained = sum(max(0, min(gap.hi, file.hi) - max(gap.lo, file.lo)) for gap in gaps)
+    return file.hi - file.lo - file.frames - explained

@@ -103,7 +103,7 @@ def _draw_stream(panels: Sequence[Any], rows: Sequence[Mapping[str, Any]], begin
 
 
 def _draw_rate(panel: Any, edges: Array, steps: Array) -> None:
-    """The windows at the ends are rarely full: they are drawn dotted, so that nobody takes them for a loss."""
+    """The windows at the ends are rarely full: they are drawn dotted, so that they are not taken for a loss."""
     panel.stairs(steps, edges, color=BLUE, fill=True, alpha=0.15, linewidth=0)
     if len(steps) > 2:
         for at in (0, len(steps) - 1):
@@ -369,7 +369,7 @@ def _span(seconds: float) -> str:
 
 
 class _figure_style:  # noqa: N801  a context, read as a phrase
-    """matplotlib with our look; nobody else's figures are touched."""
+    """matplotlib with our look; figures of the caller are not touched."""
 
     def __enter__(self) -> Any:
         import matplotlib as mpl

@@ -154,7 +154,7 @@ class RecorderBase(abc.ABC):
 
     @property
     def is_paused(self) -> bool:
-        """Whether a command told it to take no frames for now."""
+        """Whether a command paused it."""
         return self._service is not None and self._service.state is State.PAUSED
 
     @property

@@ -292,7 +292,7 @@ class _Source:
             self._hand_over(self._builder.finish())
 
     def cut(self) -> None:
-        """The file ends here; what is missing behind it is nobody's."""
+        """The file ends here; no file accounts for what is missing behind it."""
         if self._draft is not None:
             draft, self._draft = self._draft, None
             self._follower.generation.files.append(draft.finish())

@@ -256,7 +256,7 @@ class Builder:
     def take(self, lo: int, hi: int, lose: Callable[[int, int, str], None]) -> Iterator[pa.RecordBatch]:
         """Add the frames of a range, and yield what was there before whenever a batch is full.
 
-        What cannot be read is told as `lose(lo, hi, reason)`.
+        What cannot be read is reported as `lose(lo, hi, reason)`.
         """
         reader = self._epoch.reader
         seq, margin = lo, 0

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a recording keeps beside its frames: metadata and QoS, as they are heard, in tables of the lake.
+"""What a recording keeps beside its frames: metadata and QoS, as they are received, in tables of the lake.
 
-Both are soft state that is told again and again. Of metadata only what is new is kept; of QoS everything. What was
-heard but not written yet is lost with the process.
+Both are soft state, which its senders repeat. Of metadata only what is new is kept; of QoS everything. What was
+received but not written yet is lost with the process.
 """
 
 from __future__ import annotations
@@ -29,15 +29,15 @@ class SideTables:
     """Listens to the streams of a recording. Call `write` now and then, and `close` at the end."""
 
     def __init__(self, lake: Lake, options: LiveOptions, names: Mapping[int, str] = MappingProxyType({})) -> None:
-        """`names` are those by which streams were asked for: kept also where nobody announces them in time."""
+        """`names` are those by which streams were asked for: kept also where no announce names them in time."""
         self._lake = lake
         self._listeners: dict[str, Listener] = {}
         self._due_s: dict[str, float] = {}
-        self._told: set[Row] = set()  # metadata that the lake has
+        self._written: set[Row] = set()  # metadata that the lake has
         self.rows = dict.fromkeys(SIDE_TABLES, 0)
         for file in lake.tables("metadata"):
             rows = lake.open_parquet(file.path).read().to_pylist()
-            self._told.update(_without_time(tuple(row.values())) for row in rows)
+            self._written.update(_without_time(tuple(row.values())) for row in rows)
         now_ns = time.monotonic_ns()
         self._known = [(now_ns, "source", stream, 0, None, name, None, None, None) for stream, name in names.items()]
         try:
@@ -49,7 +49,7 @@ class SideTables:
             raise
 
     def write(self, *, is_last: bool = False) -> None:
-        """Add what was heard to the lake, where it is time. What cannot be written is kept for the next time."""
+        """Add what was received to the lake, where it is time. What cannot be written is kept for the next time."""
         taken: dict[str, tuple[int, list[Row]]] = {}
         for table, listener in self._listeners.items():
             if is_last or time.monotonic() >= self._due_s[table]:
@@ -62,7 +62,7 @@ class SideTables:
             self._listeners[table].forget(end)
             self.rows[table] += len(rows)
             if table == "metadata":
-                self._told.update(map(_without_time, rows))
+                self._written.update(map(_without_time, rows))
 
     def close(self) -> None:
         try:
@@ -73,8 +73,8 @@ class SideTables:
     def _news(self, table: str, rows: list[Row]) -> list[Row]:
         if table != "metadata":
             return rows
-        news = {_without_time(row): row for row in reversed([*self._known, *rows])}  # of those told again, the first
-        return [row for told, row in reversed(news.items()) if told not in self._told]
+        news = {_without_time(row): row for row in reversed([*self._known, *rows])}  # of repeated ones, the first
+        return [row for content, row in reversed(news.items()) if content not in self._written]
 
     def _close(self) -> None:
         for listener in self._listeners.values():

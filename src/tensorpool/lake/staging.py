@@ -2,7 +2,7 @@
 """What tasks do for a batch: read ranges from shared memory, and stage them as files.
 
 A task stages a file under the range that it accounts for; the first to do so wins. When a batch comes again, because
-somebody was killed before its commit, what is staged is taken as it is: the ring may have moved on since.
+a process was killed before its commit, what is staged is taken as it is: the ring may have moved on since.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class Staging:
     def stage(self, part: RingPart | None, span: SeqRange, policy: FilePolicy) -> Staged:
         """Account for a range: adopt what is staged already, and read the rest from the ring.
 
-        `part` is None where nobody knows the ring any more.
+        `part` is None where the planner does not know the ring any more.
         """
         self.folder.mkdir(parents=True, exist_ok=True)
         files: list[LakeFile] = []

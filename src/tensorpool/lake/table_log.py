@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """The log of one Delta table: what the table is now or was, and new versions of it.
 
-A version is one entry, put under its number if nobody else was first; a committer that was second reads the other's
-entry and decides again. Now and then the sum of all entries is written as a checkpoint, on a thread, so that opening
-the table does not take longer and longer.
+A version is one entry, put under its number if no other committer was first; a committer that was second reads the
+other's entry and decides again. Now and then the sum of all entries is written as a checkpoint, on a thread, so that
+opening the table does not take longer and longer.
 """
 
 from __future__ import annotations
@@ -100,7 +100,7 @@ class TableLog:
         return version
 
     def write_checkpoint(self, *, waits: bool = True) -> None:
-        """Write the present version down as a whole, on a thread if nobody waits for it."""
+        """Write the present version down as a whole, on a thread if the caller does not wait for it."""
         with self._lock:
             self._write_checkpoint(waits=waits)
 

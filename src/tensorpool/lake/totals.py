@@ -17,7 +17,7 @@ class StreamTotals(msgspec.Struct, frozen=True):
     lost: int
     reasons: dict[str, int]
     epochs: int
-    unknown: int  # ends of epochs that nobody saw
+    unknown: int  # ends of epochs that the recorder did not see
 
     @property
     def adds_up(self) -> bool:

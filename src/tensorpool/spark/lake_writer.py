@@ -67,12 +67,14 @@ class LakeStreamWriter(DataSourceStreamArrowWriter):
         return StagedMessage(query, batch, msgspec.msgpack.encode(staged))
 
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
-        told = [message for message in messages if isinstance(message, StagedMessage)]
-        if not told:
+        written = [message for message in messages if isinstance(message, StagedMessage)]
+        if not written:
             return  # a batch without tasks has nothing to say
         kind: Kind = "record" if self._is_ranges else "write"
         lake = known_lake(self._options.path)
-        commits.commit(lake, told[0].query, batchId, _decoded(told), kind=kind, is_durable=self._options.is_durable)
+        commits.commit(
+            lake, written[0].query, batchId, _decoded(written), kind=kind, is_durable=self._options.is_durable
+        )
 
     def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
         """What is staged stays: the batch will come again."""
@@ -91,9 +93,9 @@ class LakeWriter(DataSourceArrowWriter):
         return StagedMessage(self._job, 0, msgspec.msgpack.encode(staged))
 
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
-        told = [message for message in messages if isinstance(message, StagedMessage)]
+        written = [message for message in messages if isinstance(message, StagedMessage)]
         lake = known_lake(self._options.path)
-        staged = _decoded(told)
+        staged = _decoded(written)
         if any(part.files or part.gaps for part in staged):
             kind: Kind = "record" if self._is_ranges else "write"
             commits.commit(lake, self._job, 0, staged, kind=kind, is_durable=self._options.is_durable)

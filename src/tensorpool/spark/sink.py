@@ -147,5 +147,7 @@ def order_of(options: LiveOptions, key: str, stream: int | str, parent: int) -> 
 
 def _key(options: LiveOptions, run: str, stream: int | str) -> str:
     """Of the publisher that all tasks of a query share for a stream."""
-    told = msgspec.msgpack.encode([run, stream, options.aeron_dir, options.config, sorted(options.overrides.items())])
-    return hashlib.sha256(told).hexdigest()[:32]
+    identity = msgspec.msgpack.encode(
+        [run, stream, options.aeron_dir, options.config, sorted(options.overrides.items())]
+    )
+    return hashlib.sha256(identity).hexdigest()[:32]

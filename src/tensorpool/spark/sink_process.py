@@ -5,8 +5,9 @@
          ◄── how many rows are published, or what is wrong with which one ──────
 
 One per query and stream, started by the first task that has rows. It remembers what it published of the batch that it
-is at: a task that runs again goes on where the first attempt ended. It ends when told, when nobody came for a while,
-and when the Spark that started it is gone; its socket has no name in the file system, so nothing is left behind.
+is at: a task that runs again goes on where the first attempt ended. It ends when its query does, when no task came for
+a while, and when the Spark that started it is gone; its socket has no name in the file system, so nothing is left
+behind.
 """
 
 from __future__ import annotations
@@ -189,7 +190,7 @@ def _start(order: Order) -> None:
     )
     assert process.stdin is not None
     assert process.stdout is not None
-    with process, process.stdin, process.stdout:  # it leaves a child that is nobody's
+    with process, process.stdin, process.stdout:  # its child goes on without a parent
         process.stdin.write(msgspec.msgpack.encode(order))
         process.stdin.close()
         word = process.stdout.readline()
@@ -235,7 +236,7 @@ def _receive(connection: socket.socket) -> tuple[bytes, list[int]] | None:
 
 
 class _Server:
-    """Serves one task at a time; whoever comes meanwhile waits in the socket's queue."""
+    """Serves one task at a time; a task that comes meanwhile waits in the socket's queue."""
 
     def __init__(self, order: Order, listener: socket.socket) -> None:
         self._order = order

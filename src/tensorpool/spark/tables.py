@@ -76,7 +76,7 @@ class TableStreamReader(DataSourceStreamReader):
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
         listener = self._listen()
-        if self._base is None:  # a batch that an earlier run planned: nobody has its rows any more
+        if self._base is None:  # a batch that an earlier run planned: its rows are gone
             self._base = end["row"]
         rows = listener.rows(start["row"] - self._base, end["row"] - self._base)
         return [RowsPartition(rows, self._options.table)]
