@@ -7,7 +7,8 @@
     pyarrow              one process, no Spark: the ring into a ParquetWriter with the same layout
 
 A ring is filled once with pictures (smooth, with grain) and read whole by each. Then, live: what a micro-batch costs,
-how long a frame takes from publish to row at a trigger of 200 ms, and whether the recorder keeps up with a fast stream.
+how long a frame takes from publish to row at a trigger of 200 ms, and the cases of benchmarks/recorders.py: whether the
+recorders keep up, and what they cost.
 
     python -m benchmarks.spark [--quick] [--sizes 64,640] [--rounds N] [--live-seconds S] [--to DIR] [--json FILE]
 """
@@ -16,7 +17,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import math
 import multiprocessing
 import os
 import shutil
@@ -25,41 +25,27 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 from pyspark.sql import DataFrame, SparkSession
 
 import tensorpool as tp
+from benchmarks import recorders
+from benchmarks.live_camera import ATTACH_S, STREAM_ID, Site, camera, cpu_s, wait_for
 from tensorpool.cli.test_pattern import Scene
-from tensorpool.lake import maintenance
-from tensorpool.lake.direct_recorder import DirectRecorder
-from tensorpool.lake.recorder import RecorderBase
 from tensorpool.spark import session
-from tensorpool.spark.recorder import Recorder, Settings
 
 GIB = 1 << 30
 SHAPES = {"64 KiB": (256, 256), "640 KiB": (512, 1280), "4 MiB": (2048, 2048)}
 FILL_BYTES = GIB
 ROW_GROUP_BYTES = 16 << 20
-STREAM_ID = 20_000
-ATTACH_S = 180.0  # gigabytes of memory are allocated meanwhile
-
-LIVE_SHAPE, LIVE_HZ = SHAPES["640 KiB"], 800  # 500 MiB/s
-# The recorder's engine and codec, and the slots of the ring: 5 s, or 1.3.
-LIVE = (
-    ("spark", "zstd", 4096),
-    ("direct", "zstd", 4096),
-    ("spark", "none", 4096),
-    ("direct", "none", 4096),
-    ("direct", "zstd", 1024),
-)
-KEPT_BYTES, TRIM_EVERY_S = 4 * GIB, 5.0  # of a live recording
+LIVE_SHAPE = SHAPES["640 KiB"]
 CALM_HZ, CALM_S, CALM_TRIGGER = 100, 20.0, "200 milliseconds"
 
 CONF = {
@@ -74,27 +60,6 @@ CONF = {
 
 # What is measured; it may say itself how many seconds it took, and of how many of the processors.
 type Candidate = Callable[[SparkSession, Site, Path], tuple[float, float] | None]
-
-
-class Site:
-    """A driver with one stream, for the length of a block."""
-
-    def __init__(self, shape: tuple[int, ...], nslots: int) -> None:
-        stride = 1 << (int(np.prod(shape)) - 1).bit_length()
-        profile = {"header_nslots": nslots, "payload_pools": [{"pool_id": 1, "stride_bytes": stride}]}
-        self.pool = tp.local(overrides={"profiles.default": profile})
-        self.options = {"aeronDir": self.pool.aeron_dir, "shm.base_dir": self.pool.config.shm.base_dir}
-
-    @property
-    def settings(self) -> dict[str, Any]:
-        return {"aeron_dir": self.pool.aeron_dir, "overrides": {"shm.base_dir": self.pool.config.shm.base_dir}}
-
-    def __enter__(self) -> Site:
-        self.pool.__enter__()
-        return self
-
-    def __exit__(self, *error: Any) -> None:
-        self.pool.__exit__(*error)
 
 
 # --- a ring that stands still, read by each candidate
@@ -202,25 +167,6 @@ PATHS: dict[str, Candidate] = {
 }
 
 
-def cpu_s() -> float:
-    """Seconds of processor that this process and all below it have used, those that have ended too."""
-    parents: dict[int, list[int]] = {}
-    used: dict[int, int] = {}
-    for name in filter(str.isdecimal, os.listdir("/proc")):
-        try:
-            fields = Path(f"/proc/{name}/stat").read_text().rpartition(")")[2].split()
-        except OSError:
-            continue
-        parents.setdefault(int(fields[1]), []).append(int(name))
-        used[int(name)] = sum(map(int, fields[11:15]))
-    total, waiting = 0, [os.getpid()]
-    while waiting:
-        pid = waiting.pop()
-        total += used.get(pid, 0)
-        waiting += parents.get(pid, [])
-    return total / os.sysconf("SC_CLK_TCK")
-
-
 def measure_paths(spark: SparkSession, sizes: list[str], rounds: int, folder: Path) -> dict[str, Any]:
     """Per size and path: GiB/s and CPU seconds per GiB, each round's."""
     found: dict[str, Any] = {size: {name: {"gib_s": [], "cpu_s": []} for name in PATHS} for size in sizes}
@@ -251,49 +197,6 @@ def measure_paths(spark: SparkSession, sizes: list[str], rounds: int, folder: Pa
 
 
 # --- live
-
-
-@contextmanager
-def camera(site: Site, shape: tuple[int, ...], rate_hz: float) -> Iterator[Callable[[], int]]:
-    """A process that publishes at a rate; the yielded function ends it and says how many frames there were."""
-    context = multiprocessing.get_context("spawn")
-    ours, theirs = context.Pipe()
-    process = context.Process(target=film, args=(site.settings, shape, rate_hz, theirs), daemon=True)
-    process.start()
-    theirs.close()  # so that the end of a failed camera is noticed
-    ours.recv()
-
-    def end() -> int:
-        ours.send("stop")
-        published: int = ours.recv()
-        return published
-
-    try:
-        yield end
-    finally:
-        ours.close()
-        process.join(10)
-        process.kill()
-
-
-def film(settings: dict[str, Any], shape: tuple[int, ...], rate_hz: float, pipe: Connection) -> None:
-    scene, pictures = Scene(), [np.empty(shape, np.uint8) for _ in range(16)]
-    for seq, picture in enumerate(pictures):
-        scene.paint(picture, seq)
-    with (
-        tp.connect(settings["aeron_dir"], overrides=settings["overrides"]) as client,
-        client.producer(STREAM_ID, create=True, timeout=ATTACH_S) as producer,
-    ):
-        producer.publish(pictures[0])
-        pipe.send("ready")
-        began_s, count = time.monotonic(), 1
-        while not (count % 16 == 0 and pipe.poll()):
-            time.sleep(max(0.0, began_s + count / rate_hz - time.monotonic()))
-            producer.publish(pictures[count % 16])
-            count += 1
-        with suppress(BrokenPipeError):  # the reader has ended
-            pipe.send(producer.stats.published)
-            pipe.poll(60)
 
 
 def measure_batches(spark: SparkSession, site: Site) -> float:
@@ -337,58 +240,6 @@ def measure_latency(spark: SparkSession, site: Site, seconds: float) -> dict[str
     }
 
 
-def measure_live(
-    spark: SparkSession, engine: str, codec: str, nslots: int, folder: Path, seconds: float
-) -> dict[str, Any]:
-    """The recorder with its own defaults, the camera at LIVE_HZ."""
-    with Site(LIVE_SHAPE, nslots) as site, camera(site, LIVE_SHAPE, LIVE_HZ) as end:
-        settings, lake = Settings(codec=codec, **site.settings), folder / "live"
-        recorder: RecorderBase
-        if engine == "spark":
-            recorder = Recorder(spark, [STREAM_ID], lake, settings=settings)
-        else:
-            recorder = DirectRecorder([STREAM_ID], lake, settings=settings)
-        try:
-            return {"engine": engine, "codec": codec, **_watch(recorder, seconds, end)}
-        finally:
-            recorder.close()
-            shutil.rmtree(folder / "live", ignore_errors=True)
-
-
-def _watch(recorder: RecorderBase, seconds: float, end: Callable[[], int]) -> dict[str, Any]:
-    (depth,) = recorder.depths()
-    recorder.start()
-    highest, trim_s, until_s = 0, time.monotonic() + TRIM_EVERY_S, time.monotonic() + seconds
-    while time.monotonic() < until_s:
-        recorder.wait(0.5)
-        highest = max(highest, recorder.totals().lag_frames)
-        if time.monotonic() >= trim_s:  # a minute would be 30 GiB
-            maintenance.retain(recorder.lake, max_bytes=KEPT_BYTES)
-            maintenance.remove_unused(recorder.lake, grace_s=0.0)
-            trim_s = time.monotonic() + TRIM_EVERY_S
-    end()
-    totals = recorder.stop()
-    rate_hz = (totals.frames + totals.lost) / totals.seconds
-    return {
-        "rate_hz": rate_hz,
-        "offered_mib_s": rate_hz * math.prod(LIVE_SHAPE) / 2**20,
-        "ring_s": depth.slots / rate_hz,
-        "frames": totals.frames,
-        "lost": totals.lost,
-        "mib_s": totals.payload_bytes / totals.seconds / 2**20,
-        "highest_lag_s": highest / rate_hz,
-        "adds_up": totals.adds_up,
-    }
-
-
-def wait_for(condition: Callable[[], bool], seconds: float) -> None:
-    until_s = time.monotonic() + seconds
-    while not condition():
-        if time.monotonic() > until_s:
-            raise TimeoutError(f"not within {seconds:.0f} s")
-        time.sleep(0.1)
-
-
 # --- the report
 
 
@@ -424,16 +275,13 @@ def targets(paths: dict[str, Any], live: dict[str, Any]) -> Iterator[tuple[str, 
         share = live["latency"]["within_1s"]
         yield "rows within 1 s at 100 Hz of 640 KiB, share, at least 0.99", share, share >= 0.99
         yield "frames missed meanwhile, 0", live["latency"]["gaps"], live["latency"]["gaps"] == 0
-    for result in (result for result in live.get("recorder", []) if result["ring_s"] > 4):
-        offered = f"{result['offered_mib_s']:.0f} MiB/s on a ring of {result['ring_s']:.1f} s"
-        words = f"frames lost, {result['engine']} {result['codec']}, {offered}, 0"
-        yield words, result["lost"], result["lost"] == 0 and result["adds_up"]
+    yield from recorders.targets(live.get("recorders", []))
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="one round of 640 KiB, ten seconds live")
-    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--sizes", help="only frames of so many KiB, such as 64,640")
     parser.add_argument("--live-seconds", type=float, default=60.0)
     parser.add_argument("--to", type=Path, help="where files go; by default a temporary directory")
@@ -460,22 +308,19 @@ def main() -> int:
                 f"publish to row        p50 {result['p50_ms']:.0f} ms, p99 {result['p99_ms']:.0f} ms, "
                 f"{result['within_1s']:.2%} within 1 s, {result['gaps']} missed of {result['frames']}"
             )
-        live["recorder"] = []
-        for engine, codec, nslots in LIVE[: 2 if options.quick else len(LIVE)]:
-            result = measure_live(spark, engine, codec, nslots, folder, live_s)
-            live["recorder"].append(result)
-            print(
-                f"recorder {engine} {codec:<7}{result['offered_mib_s']:.0f} MiB/s for {live_s:.0f} s: "
-                f"{result['lost']} of {result['frames'] + result['lost']} frames lost, "
-                f"ring of {result['ring_s']:.1f} s, highest lag {result['highest_lag_s']:.1f} s"
-            )
+        live["recorders"] = []
+        for case in recorders.CASES[: 2 if options.quick else len(recorders.CASES)]:
+            live["recorders"].append(recorders.measure(spark, case, folder, live_s))
+            print(live["recorders"][-1], flush=True)
     spark.stop()
     verdicts = list(targets(paths, live))
     for words, value, holds in verdicts:
         print(f"{'holds ' if holds else 'MISSED'}  {words}: {value:.2f}")
     if options.json:
         verdict_list = [{"target": words, "value": value, "holds": holds} for words, value, holds in verdicts]
-        options.json.write_text(json.dumps({"paths": paths, "live": live, "targets": verdict_list}, indent=2))
+        options.json.write_text(
+            json.dumps(msgspec.to_builtins({"paths": paths, "live": live, "targets": verdict_list}), indent=2)
+        )
     return 0 if all(holds for *_, holds in verdicts) else 1
 
 
