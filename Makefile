@@ -87,9 +87,10 @@ NATIVE := CMakeLists.txt $(wildcard native/*.hpp native/bindings/*)
 	$(UV) pip install --quiet --python $(PY) --require-hashes --requirements requirements-bench.lock
 	@touch $@
 
+# Not of the extra torch: its packages are gigabytes, and the tests of the datasets do without.
 lock: $(UV)
 	$(UV) pip compile --quiet --universal --generate-hashes --no-annotate --no-header --no-emit-index-url \
-	    --python-version 3.12 --all-extras --group dev --output-file requirements.lock pyproject.toml
+	    --python-version 3.12 --extra spark --group dev --output-file requirements.lock pyproject.toml
 	$(UV) pip compile --quiet --universal --generate-hashes --no-annotate --no-header --no-emit-index-url \
 	    --python-version 3.12 --group bench --constraint requirements.lock --output-file requirements-bench.lock
 

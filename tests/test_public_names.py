@@ -30,7 +30,7 @@ def test_the_version_is_that_of_the_installed_package() -> None:
 
 def test_importing_tensorpool_loads_nothing_heavy() -> None:
     """The package and the command line's help come without numpy, Aeron or the native core."""
-    heavy = ("numpy", "tensorpool._core", "tensorpool.wire", "structlog")
+    heavy = ("numpy", "tensorpool._core", "tensorpool.wire", "tensorpool.torch", "torch", "structlog")
     script = f"import sys, tensorpool, tensorpool.cli.main; print([name for name in {heavy} if name in sys.modules])"
     assert run_script(script) == (0, "[]\n")
 

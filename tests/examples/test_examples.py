@@ -92,12 +92,25 @@ def check_camera_to_training_set(output: str) -> None:
     assert "wrote belt.png" in output
 
 
+def check_training(output: str) -> None:
+    learner = output.splitlines()[0]
+    assert learner == "PyTorch learns" or "pip install 'tensorpool[torch]'" in learner
+    recorded, _ = counts(r"recorded (\d+) frames, (\d+) lost", output)
+    (samples,) = counts(r"lake, epoch 1: (\d+) samples", output)
+    assert samples == recorded >= 320
+    assert counts(r"live: (\d+) samples, \d+ lost", output) == [200]
+    errors = [float(error) for error in re.findall(r"-> ([\d.]+)$", output, re.MULTILINE)]
+    assert len(errors) == 3
+    assert errors[-1] < 0.02
+
+
 CHECKS: dict[str, Callable[[str], None]] = {
     "quickstart": check_quickstart,
     "camera": check_camera,
     "two_readers": check_two_readers,
     "progress": check_progress,
     "torch_dlpack": check_torch_dlpack,
+    "training": check_training,
     "asyncio": check_asyncio,
     "discovery": check_discovery,
     "two_hosts": check_two_hosts,
