@@ -24,6 +24,7 @@ from tensorpool.lake.durations import parse_duration_ns
 from tensorpool.lake.payloads import arrays_of, dtype_named, frames_to_numpy, payloads_of
 from tensorpool.lake.pixels import Pixels, measure
 from tensorpool.shm.arrays import Array
+from tensorpool.spark.stateful import GAPS_DDL, LAG_COLUMNS, LAG_DDL, Gaps, Lag, with_state
 from tensorpool.wire.control import Dtype
 
 __all__ = [
@@ -251,31 +252,12 @@ def gaps(frames: DataFrame) -> DataFrame:
     _require("gaps", frames, *KEY)
     keys = frames.select(*KEY)
     if frames.isStreaming:
-        return keys.groupBy("stream_id", "epoch").applyInPandasWithState(
-            _gaps_of_batch,
-            "stream_id BIGINT, epoch BIGINT, lo BIGINT, hi BIGINT, frames BIGINT",
-            "next BIGINT",
-            "append",
-            "NoTimeout",
-        )
+        return with_state("gaps", keys, Gaps(), GAPS_DDL)
     order = Window.partitionBy("stream_id", "epoch").orderBy("seq")
     found = keys.withColumn("lo", fn.lag("seq").over(order) + 1).where("seq > lo")
     return found.select(
         "stream_id", "epoch", "lo", fn.col("seq").alias("hi"), (fn.col("seq") - fn.col("lo")).alias("frames")
     )
-
-
-def _gaps_of_batch(key: tuple[int, int], parts: Iterator[Any], state: Any) -> Iterator[Any]:
-    """The source hands out seqs in order from batch to batch, and in any order within one."""
-    import pandas as pd
-
-    seqs = np.sort(np.concatenate([part["seq"].to_numpy() for part in parts]))
-    if state.exists:
-        seqs = np.concatenate([[state.get[0] - 1], seqs])
-    state.update((int(seqs[-1]) + 1,))
-    at = np.flatnonzero(np.diff(seqs) > 1)
-    lo, hi = seqs[at] + 1, seqs[at + 1]
-    yield pd.DataFrame({"stream_id": key[0], "epoch": key[1], "lo": lo, "hi": hi, "frames": hi - lo})
 
 
 def consumer_lag(qos: DataFrame) -> DataFrame:
@@ -288,10 +270,8 @@ def consumer_lag(qos: DataFrame) -> DataFrame:
     _require("consumer_lag", qos, "received_ns", "kind", "stream_id", "client_id", "epoch", "seq")
     kept = qos.select(*_QOS)
     if qos.isStreaming:
-        return kept.groupBy("stream_id", "epoch").applyInPandasWithState(
-            _lag_of_batch, LAG_DDL, "producer_seq BIGINT", "append", "NoTimeout"
-        )
-    return with_lag(kept).where("kind = 'consumer'").select(*_LAG)
+        return with_state("consumer_lag", kept, Lag(), LAG_DDL)
+    return with_lag(kept).where("kind = 'consumer'").select(*LAG_COLUMNS)
 
 
 def with_lag(reports: DataFrame) -> DataFrame:
@@ -305,32 +285,6 @@ def with_lag(reports: DataFrame) -> DataFrame:
 
 
 _QOS: Final = ("received_ns", "kind", "stream_id", "client_id", "epoch", "seq", "drops_gap", "drops_late")
-_LAG: Final = (
-    "received_ns",
-    "stream_id",
-    "epoch",
-    "client_id",
-    "seq",
-    "producer_seq",
-    "lag",
-    "drops_gap",
-    "drops_late",
-)
-LAG_DDL: Final = ", ".join(f"{name} BIGINT" for name in _LAG)
-
-
-def _lag_of_batch(key: tuple[int, int], parts: Iterator[Any], state: Any) -> Iterator[Any]:
-    import pandas as pd
-
-    rows = pd.concat(parts).sort_values(["received_ns", "kind"], ascending=[True, False], kind="stable")
-    told = rows["seq"].where(rows["kind"] == "producer").cummax().ffill()
-    if state.exists:
-        told = told.fillna(state.get[0]).clip(lower=state.get[0])
-    if told.notna().any():
-        state.update((int(told.max()),))
-    rows["producer_seq"] = told.astype("Int64")
-    rows["lag"] = (rows["producer_seq"] - rows["seq"]).clip(lower=0)
-    yield rows.loc[rows["kind"] == "consumer", list(_LAG)]
 
 
 # --- what frames mean

@@ -20,6 +20,7 @@ from pyspark.sql import SparkSession
 from tensorpool.errors import ConfigError
 from tensorpool.spark.lake_source import LakeDataSource
 from tensorpool.spark.source import TensorpoolDataSource
+from tensorpool.spark.stateful import ROCKS_DB, STATE_STORE
 
 SETTINGS: Final = {
     "spark.sql.execution.arrow.maxRecordsPerBatch": "4096",
@@ -30,6 +31,7 @@ SETTINGS: Final = {
     "spark.ui.showConsoleProgress": "false",
     "spark.ui.enabled": "false",
     "spark.sql.shuffle.partitions": "4",
+    STATE_STORE: ROCKS_DB,  # the only one in which gaps and consumer_lag can remember anything
     "spark.driver.memory": "2g",
     # Spark looks for the end of a stopped query in its Python error with an expression that recurses for every letter.
     "spark.driver.extraJavaOptions": "-Xss16m",
@@ -137,7 +139,7 @@ def require_java() -> None:
 def _connected(url: str, app_name: str, conf: dict[str, str]) -> SparkSession:
     """Spark Connect: the JVM, the planner and the workers are the server's; only plans travel."""
     builder = SparkSession.builder.remote(url).appName(app_name)
-    for name, value in conf.items():
+    for name, value in ({STATE_STORE: ROCKS_DB} | conf).items():
         builder = builder.config(name, value)
     spark: SparkSession = builder.getOrCreate()
     register(spark)
