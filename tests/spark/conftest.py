@@ -31,7 +31,10 @@ __all__ = ["client", "pool", "stream"]
 QUIET: Final = {
     "spark.driver.extraJavaOptions": "-Dderby.system.home=/tmp",
     "spark.driver.memory": "1g",
+    "spark.ui.enabled": "false",
     "spark.sql.shuffle.partitions": "2",
+    "spark.connect.grpc.binding.address": "127.0.0.1",  # of a Connect server, which `test_connect.py` starts in it
+    "spark.connect.grpc.binding.port": "0",
     "spark.sql.adaptive.enabled": "false",
     "spark.sql.streaming.pollingDelay": "50ms",  # between two questions whether there is something new
     "spark.sql.streaming.checkpointFileManagerClass": (
