@@ -23,10 +23,11 @@ from pyspark.sql.streaming.readwriter import DataStreamWriter
 
 import tensorpool as tp
 from tensorpool.spark import session
+from tests.support.buckets import bucket, s3_environment
 from tests.support.deployment import client, look_until, options_of, pool, stream
 from tests.support.processes import ROOT
 
-__all__ = ["client", "pool", "stream"]
+__all__ = ["bucket", "client", "pool", "s3_environment", "stream"]
 
 QUIET: Final = {
     "spark.driver.extraJavaOptions": "-Dderby.system.home=/tmp",
@@ -52,12 +53,15 @@ def spark_folder() -> Iterator[Path]:
 
 
 @pytest.fixture(scope="session")
-def spark(spark_folder: Path, quick_jvm: None) -> Iterator[SparkSession]:
-    """The session that all tests share."""
+def spark(spark_folder: Path, quick_jvm: None, s3_environment: dict[str, str]) -> Iterator[SparkSession]:
+    """The session that all tests share. Its workers find the bucket server by the environment of its JVM."""
     paths = [str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
     os.environ["PYTHONPATH"] = os.pathsep.join(paths)  # so that workers find the tests' own functions
     own = {"spark.local.dir": str(spark_folder), "spark.sql.warehouse.dir": str(spark_folder / "warehouse")}
-    spark = session("local[2]", **QUIET, **own)
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in s3_environment.items():
+            patch.setenv(name, value)
+        spark = session("local[2]", **QUIET, **own)
     spark.sparkContext.setLogLevel("OFF")
     yield spark
     end(spark)
