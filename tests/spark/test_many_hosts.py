@@ -10,6 +10,7 @@ from __future__ import annotations
 import base64
 import contextlib
 import json
+import signal
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -60,6 +61,7 @@ class Machine:
         self._environment = {key: str(folder / part) for key, part in own.items()} | dict(environment)
         self._config = folder / "driver.toml"
         self._config.write_text(toml_text({"driver": DRIVER, "policies": POLICIES, "profiles": {"default": RING}}))
+        self._committed = 0
         self._undo = contextlib.ExitStack()
 
     def start(self, lake: str) -> None:
@@ -69,11 +71,20 @@ class Machine:
             assert said[-1], f"the driver ended: {said}"
             said.append(driver.read_line())
         self._start("produce", self.stream, "--shape", "6x7x3", "--rate", "100", "--pattern", "checked")
-        recorder = ("record", self.stream, "--to", lake, "--direct", "--json", "--frames", str(FRAMES))
-        self._recorder = self._start(*recorder, "--trigger", "0.3")
+        self._recorder = self._start("record", self.stream, "--to", lake, "--direct", "--json", "--trigger", "0.3")
+
+    def record_more(self) -> None:
+        """Until so many more frames are committed."""
+        wanted = self._committed + FRAMES
+        while self._committed < wanted:
+            line = self._recorder.read_line()
+            assert line or self._recorder.is_running, "the recorder ended"
+            event = json.loads(line) if line.startswith("{") else {}
+            self._committed = event.get("frames", self._committed)
 
     def finish(self) -> dict[str, Any]:
-        """The summary of its recording."""
+        """Ctrl-C; the summary of its recording."""
+        self._recorder.send(signal.SIGINT)
         code, output = self._recorder.finish()
         assert code == 0, output
         summary: dict[str, Any] = json.loads(output.splitlines()[-1])
@@ -99,6 +110,8 @@ def recorded(
             with inside(name):
                 machine.start(lake)
             machines.append(machine)
+        for machine in machines * 2:  # each commits while the other does
+            machine.record_more()
         totals = {machine.stream: machine.finish() for machine in machines}
         assert all(total["adds_up"] for total in totals.values()), totals
         yield {stream: total["frames"] for stream, total in totals.items()}
