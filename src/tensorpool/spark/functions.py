@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Functions over frames: DataFrames in, DataFrames out, for live streams and recordings alike.
 
-Payloads are looked at by the executors' Python in Arrow batches, as views of Arrow's buffers; everything else is plain
-Spark SQL. What Spark cannot do on a stream is refused with what to do instead.
+Payloads are looked at by the executors' Python in Arrow batches, as views of Arrow's buffers, or of shared memory where
+rows are references; everything else is plain Spark SQL. What Spark cannot do on a stream is refused with what to do
+instead.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from pyspark.sql.types import DataType, _parse_datatype_string
 
 from tensorpool.errors import ConfigError
 from tensorpool.lake.durations import parse_duration_ns
-from tensorpool.lake.payloads import arrays_of, dtype_named, frames_to_numpy, payloads_of
+from tensorpool.lake.payloads import array_of, arrays_of, dtype_named, frames_to_numpy, over_payloads
 from tensorpool.lake.pixels import Pixels, measure
 from tensorpool.shm.arrays import Array
 from tensorpool.spark.stateful import GAPS_DDL, LAG_COLUMNS, LAG_DDL, Gaps, Lag, with_state
@@ -80,8 +81,12 @@ class FrameFunction:
 
         def of_batch(*columns: pa.Array) -> pa.Array:
             batch = pa.RecordBatch.from_arrays(list(columns), list(PAYLOAD))
-            found = [None if array is None else _plain(function(array)) for array in arrays_of(batch)]
-            return pa.array(found, target)
+            kinds = [batch.column(name).to_pylist() for name in ("dtype", "shape", "order")]
+
+            def of_payload(index: int, payload: Array) -> Any:
+                return _plain(function(array_of(payload, *(kind[index] for kind in kinds))))
+
+            return pa.array(over_payloads(batch, of_payload), target)
 
         make: Any = arrow_udf  # whose overloads know no function of any number of columns
         made: Callable[..., Column] = make(of_batch, returns)
@@ -96,16 +101,21 @@ def frame_udf(return_type: DataType | str) -> Callable[[Callable[[Array], Any]],
     ...     return image.std() / image.mean()
     >>> frames.select("seq", contrast().alias("contrast"))            # doctest: +SKIP
 
-    The array is a read-only view of Arrow's memory, valid while the function runs: copy what you keep. Numpy's
-    scalars and arrays, numbers, text, lists and dicts may be returned; they must fit the type. Of rows that were read
-    with payload=reference, a frame that is overwritten by then gives null.
+    The array is a read-only view, valid while the function runs: copy what you keep. Numpy's scalars and arrays,
+    numbers, text, lists and dicts may be returned; they must fit the type. Of rows that were read with
+    payload=reference it is a view of shared memory, and a frame that is overwritten before the function is done gives
+    null.
     """
     return lambda function: FrameFunction(function, return_type)
 
 
 def _plain(value: Any) -> Any:
-    """Of numpy's own: what Arrow takes."""
-    return value.tolist() if isinstance(value, np.ndarray | np.generic) else value
+    """What Arrow takes, in place of numpy's own, which may be a view of a frame that goes."""
+    if isinstance(value, np.ndarray | np.generic):
+        return value.tolist()
+    if isinstance(value, dict):
+        return {key: _plain(one) for key, one in value.items()}
+    return [_plain(one) for one in value] if isinstance(value, list | tuple) else value
 
 
 # --- per frame
@@ -133,9 +143,11 @@ def stats_of(batch: pa.RecordBatch, full_scale: float | None) -> pa.RecordBatch:
     """The rows of `frame_stats` for a batch of frames."""
     shapes = batch.column("shape").to_pylist()
     names = batch.column("dtype").to_pylist()
-    found: list[Pixels] = []
-    for payload, name, shape in zip(payloads_of(batch), names, shapes, strict=True):
-        found.append(Pixels() if payload is None else measure(payload, name, math.prod(shape), full_scale))
+
+    def pixels(index: int, payload: Array) -> Pixels:
+        return measure(payload, names[index], math.prod(shapes[index]), full_scale)
+
+    found = [one or Pixels() for one in over_payloads(batch, pixels)]
     whole = pa.decimal128(20, 0)
     number, count = pa.float64(), pa.int64()
     own = [
