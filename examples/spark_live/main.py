@@ -41,6 +41,7 @@ spark = session("local[2]", **QUICK)
 frames = (
     spark.readStream.format("tensorpool")
     .option("streams", "camera/front")
+    .option("payload", "reference")  # functions look at frames where they are: in shared memory
     .option("aeronDir", pool.aeron_dir)  # the embedded driver's, not the default directory
     .option("shm.base_dir", pool.config.shm.base_dir)
     .load()

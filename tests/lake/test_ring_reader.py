@@ -12,6 +12,7 @@ from typing import Any, cast
 
 import msgspec
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 import pytest
 
@@ -22,6 +23,7 @@ from tensorpool.client.wall_clock import ClockPair, EpochClock
 from tensorpool.errors import TensorPoolError
 from tensorpool.lake import ring_reader
 from tensorpool.lake.offsets import SeqRange
+from tensorpool.lake.payloads import over_payloads
 from tensorpool.lake.ring_reader import (
     FRAME_SCHEMA,
     Builder,
@@ -267,6 +269,31 @@ def test_payloads_are_fetched_for_whole_batches(followed: Callable[..., Followed
     fetched = pa.Table.from_batches(fetch_payloads(iter(references)), FRAME_SCHEMA)
     assert fetched.column("payload").to_pylist() == [None, None] + [pattern(seq).tobytes() for seq in range(2, 8)]
     assert pa.Table.from_batches(fetch_payloads(iter(inline))) == pa.Table.from_batches(inline)
+
+
+def test_functions_see_frames_where_they_are_and_nothing_that_was_overwritten(
+    followed: Callable[..., Followed],
+) -> None:
+    """A reference is followed to a view. What a function saw while the frame went is no result, and no error either."""
+    stream = followed(8)
+    (references,) = FrameReader(stream.part(0, 8), inline=False).batches()
+
+    def first_byte(index: int, payload: npt.NDArray[np.uint8]) -> int:
+        assert not payload.flags.writeable
+        if index in (3, 4):  # the producer comes round
+            for number in range(4):
+                stream.producer.publish(pattern(100 + number))
+        if index == 4:
+            raise ValueError("a torn frame")
+        return int(payload[0])
+
+    assert over_payloads(references, first_byte) == [0, 1, 2, None, None, None, None, None]
+    (inline,) = FrameReader(stream.part(8, 16)).batches()
+    assert over_payloads(inline, lambda _, payload: int(payload[0])) == [*range(100, 104), *range(100, 104)]
+    (references,) = FrameReader(stream.part(8, 16), inline=False).batches()
+    for batch in (inline, references):
+        with pytest.raises(ZeroDivisionError):
+            over_payloads(batch, lambda index, _: 1 // index)
 
 
 def test_bytes_that_are_neither_are_refused() -> None:

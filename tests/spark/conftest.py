@@ -23,15 +23,19 @@ from pyspark.sql.streaming.readwriter import DataStreamWriter
 
 import tensorpool as tp
 from tensorpool.spark import session
+from tests.support.buckets import bucket, s3_environment
 from tests.support.deployment import client, look_until, options_of, pool, stream
 from tests.support.processes import ROOT
 
-__all__ = ["client", "pool", "stream"]
+__all__ = ["bucket", "client", "pool", "s3_environment", "stream"]
 
 QUIET: Final = {
     "spark.driver.extraJavaOptions": "-Dderby.system.home=/tmp",
     "spark.driver.memory": "1g",
+    "spark.ui.enabled": "false",
     "spark.sql.shuffle.partitions": "2",
+    "spark.connect.grpc.binding.address": "127.0.0.1",  # of a Connect server, which `test_connect.py` starts in it
+    "spark.connect.grpc.binding.port": "0",
     "spark.sql.adaptive.enabled": "false",
     "spark.sql.streaming.pollingDelay": "50ms",  # between two questions whether there is something new
     "spark.sql.streaming.checkpointFileManagerClass": (
@@ -49,12 +53,15 @@ def spark_folder() -> Iterator[Path]:
 
 
 @pytest.fixture(scope="session")
-def spark(spark_folder: Path, quick_jvm: None) -> Iterator[SparkSession]:
-    """The session that all tests share."""
+def spark(spark_folder: Path, quick_jvm: None, s3_environment: dict[str, str]) -> Iterator[SparkSession]:
+    """The session that all tests share. Its workers find the bucket server by the environment of its JVM."""
     paths = [str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
     os.environ["PYTHONPATH"] = os.pathsep.join(paths)  # so that workers find the tests' own functions
     own = {"spark.local.dir": str(spark_folder), "spark.sql.warehouse.dir": str(spark_folder / "warehouse")}
-    spark = session("local[2]", **QUIET, **own)
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in s3_environment.items():
+            patch.setenv(name, value)
+        spark = session("local[2]", **QUIET, **own)
     spark.sparkContext.setLogLevel("OFF")
     yield spark
     end(spark)

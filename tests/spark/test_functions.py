@@ -3,7 +3,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+import contextlib
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,7 @@ from tensorpool.spark.functions import (
     to_training_set,
     with_metadata,
 )
+from tensorpool.spark.stateful import ROCKS_DB, STATE_STORE
 from tests.support.frame_rows import MS, SECOND_NS, attribute, bit_row, row, rows_over_time, table, write_in_order
 
 type Rows = list[dict[str, Any]]
@@ -39,7 +41,7 @@ class Tables:
 
     def __init__(self, spark: SparkSession, folder: Path) -> None:
         self.spark = spark
-        self._folder = folder
+        self.folder = folder
         self._count = 0
 
     def batch(self, rows: Rows) -> DataFrame:
@@ -78,7 +80,7 @@ class Tables:
 
     def _fresh(self) -> Path:
         self._count += 1
-        folder = self._folder / str(self._count)
+        folder = self.folder / str(self._count)
         folder.mkdir()
         return folder
 
@@ -240,6 +242,15 @@ def test_latency_tells_its_percentiles(tables: Tables) -> None:
 # --- what is missing
 
 
+@contextlib.contextmanager
+def setting(spark: SparkSession, name: str, value: str) -> Iterator[None]:
+    """Of the session, for a while."""
+    before = spark.conf.get(name)
+    spark.conf.set(name, value)
+    yield
+    spark.conf.set(name, str(before))
+
+
 def without(rows: Rows, *seqs: int) -> Rows:
     return [one for one in rows if one["seq"] not in seqs]
 
@@ -250,7 +261,8 @@ def test_gaps_are_the_seqs_between_frames(tables: Tables) -> None:
     expected = [(1, 3, 5, 2), (1, 9, 10, 1), (2, 4, 5, 1)]
     found = as_dicts(gaps(tables.batch(rows[::-1])))
     assert sorted(values(found, "epoch", "lo", "hi", "frames")) == expected
-    streamed = tables.run(gaps(tables.stream([rows[:3], rows[3:][::-1]])))
+    with setting(tables.spark, "spark.sql.execution.arrow.maxRecordsPerBatch", "4"):  # an epoch comes in several parts
+        streamed = tables.run(gaps(tables.stream([rows[:3], rows[3:][::-1]])))
     assert sorted(values(streamed, "epoch", "lo", "hi", "frames")) == expected
 
 
@@ -267,8 +279,22 @@ def test_lag_is_how_far_a_consumer_is_behind_its_producer(tables: Tables) -> Non
     expected = [(10, 77, None), (30, 77, 10), (50, 77, 0), (60, 78, None)]
     found = as_dicts(consumer_lag(tables.qos(rows)))
     assert sorted(values(found, "received_ns", "client_id", "lag")) == expected
-    streamed = tables.run(consumer_lag(tables.qos_stream([rows[:3], rows[3:]])))
+    streamed = tables.run(consumer_lag(tables.qos_stream([rows[:4], rows[4:]])))
     assert sorted(values(streamed, "received_ns", "client_id", "lag")) == expected
+
+
+def test_state_is_refused_in_a_session_that_cannot_keep_it(tables: Tables) -> None:
+    """Where the function is called, with the setting to make; Spark itself would say so after the query has begun."""
+    own = Tables(tables.spark.newSession(), tables.folder)
+    own.spark.conf.set(STATE_STORE, "org.apache.spark.sql.execution.streaming.state.HDFSBackedStateStoreProvider")
+    calls: dict[str, Callable[[], DataFrame]] = {
+        "gaps": lambda: gaps(own.stream([[row()]])),
+        "consumer_lag": lambda: consumer_lag(own.qos_stream([])),
+    }
+    for name, call in calls.items():
+        with pytest.raises(ConfigError, match=f"{name} on a stream: {STATE_STORE} = .*HDFS.*spark.conf.set") as refused:
+            call()
+        assert ROCKS_DB in str(refused.value)
 
 
 # --- what frames mean

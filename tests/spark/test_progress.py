@@ -10,10 +10,10 @@ from pyspark.sql.streaming.listener import StreamingQueryProgress
 
 from tensorpool.spark import Progress, progress_of, total_of
 
-METRICS = {"frames": 5, "nbytes": 320, "dropped": 0}
+METRICS = {"nbytes": 320, "dropped": 0}
 # As a Connect server of Spark 4.3 sends it: the values beside their schema, and offsets as text.
 OVER_CONNECT = {
-    "values": [5, 320, 0],
+    "values": [320, 0],
     "schema": {
         "type": "struct",
         "fields": [{"name": name, "type": "long", "nullable": False, "metadata": {}} for name in METRICS],
@@ -21,11 +21,13 @@ OVER_CONNECT = {
 }
 
 
-def report(observed: Any) -> dict[str, Any]:
-    offset = '{"20000": {"epoch": 1794977399628233141, "seq": %d}}'
+LIVE = '{"20000": {"epoch": 1794977399628233141, "seq": %d}}'
+
+
+def report(observed: Any, offset: str = LIVE, start: str | None = LIVE % 3) -> dict[str, Any]:
     source = {
         "description": "PythonMicroBatchStream",
-        "startOffset": offset % 3,
+        "startOffset": start,
         "endOffset": offset % 9,
         "latestOffset": offset % 11,
         "numInputRows": 5,
@@ -54,3 +56,22 @@ def test_bytes_are_found_wherever_the_report_comes_from(observed: Any, as_spark_
     expected = Progress(frames=5, gaps=1, lag=2, nbytes=320, seconds=2.402)
     assert progress_of(told) == expected
     assert total_of([told, told]).nbytes == 640
+
+
+def test_gaps_of_the_first_batch_and_of_a_lake_are_those_that_the_rows_say() -> None:
+    """A first batch has no start from which to count, and a lake's offsets count commits; its lag does too."""
+    dropped = METRICS | {"dropped": 7}
+    expected = Progress(frames=5, gaps=7, lag=2, nbytes=320, seconds=2.402)
+    assert progress_of(report(dropped, start=None)) == expected
+    assert progress_of(report(dropped, '{"commit": %d}', '{"commit": 3}')) == expected
+
+
+def test_sources_add_up_and_those_of_others_do_not_count() -> None:
+    """In one report: two streams that are joined, and a table of somebody else's."""
+    told = report(METRICS)
+    told["sources"] += [*told["sources"], told["sources"][0] | {"endOffset": 17, "startOffset": 3, "latestOffset": 20}]
+    assert progress_of(told) == Progress(frames=10, gaps=2, lag=4, nbytes=320, seconds=2.402)
+
+
+def test_a_query_without_a_batch_has_done_nothing_yet() -> None:
+    assert progress_of(None) == Progress()

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from pathlib import Path
 
@@ -51,22 +52,55 @@ def test_the_package_is_loaded_without_pyspark() -> None:
     assert run_script(script) == (0, "False\n")
 
 
-@pytest.mark.usefixtures("quick_jvm")
-def test_a_command_keeps_its_own_way_with_signals() -> None:
-    """Spark's would ask the JVM something in the midst of another question, and the answers would get mixed up."""
-    script = """
-import signal
-from tensorpool.spark.sessions import command_session
+SESSIONS = """
+import json, signal, socket, urllib.request
+from tensorpool.spark.sessions import command_session, session, ui_port
 
 def own(number, frame): ...
 
 signal.signal(signal.SIGINT, own)
-command_session("local[1]", "signals", {"spark.log.level": "ERROR", "spark.driver.memory": "512m"}).stop()
-print("kept" if signal.getsignal(signal.SIGINT) is own else "lost")
+command_session("local[1]", "signals", {"spark.ui.enabled": "false", "spark.driver.memory": "512m"}).stop()
+told = {"keeps signals": signal.getsignal(signal.SIGINT) is own}
+
+with socket.create_server(("127.0.0.1", ui_port())) as taken:
+    spark = session()
+    told["master"] = spark.sparkContext.master
+    told["taken"] = taken.getsockname()[1]
+url = spark.sparkContext.uiWebUrl
+told["url"] = url
+told["page"] = urllib.request.urlopen(url + "/jobs/", timeout=60).status
+try:
+    socket.create_connection(("127.0.0.2", int(url.rpartition(":")[2])), timeout=60).close()
+    told["elsewhere"] = "answers"
+except ConnectionRefusedError:
+    told["elsewhere"] = "refused"
+
+def fails_once(batches):
+    from pyspark import TaskContext
+    if TaskContext.get().attemptNumber() == 0:
+        raise RuntimeError("the first attempt")
+    yield from batches
+
+told["rows"] = spark.range(3, numPartitions=1).mapInArrow(fails_once, "id BIGINT").count()
+print(json.dumps(told))
 """
-    code, output = run_script(script)
+
+
+@pytest.mark.usefixtures("quick_jvm")
+def test_a_session_of_its_own_retries_tasks_and_serves_its_pages_to_this_machine() -> None:
+    """Also where the usual port is taken, without a word about it; and a command keeps its own handling of signals.
+
+    Spark's would ask the JVM something in the midst of another question, and the answers would get mixed up.
+    """
+    code, output = run_script(SESSIONS)
     assert code == 0, output
-    assert "kept" in output.splitlines()
+    told = json.loads(next(line for line in output.splitlines() if line.startswith("{")))
+    assert told["keeps signals"]
+    assert (told["master"], told["rows"]) == ("local[*,4]", 3)
+    assert told["url"].startswith("http://127.0.0.1:")
+    assert not told["url"].endswith(f":{told['taken']}")
+    assert (told["page"], told["elsewhere"]) == (200, "refused")
+    assert "SparkUI" not in output, output
 
 
 def test_workers_run_our_interpreter(spark: SparkSession) -> None:

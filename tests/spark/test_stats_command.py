@@ -4,19 +4,24 @@
 from __future__ import annotations
 
 import json
+import os
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
+import pyarrow as pa
 import pytest
 from click.testing import CliRunner, Result
 from pyspark.sql import SparkSession
 
 from tensorpool.cli.main import group
-from tensorpool.cli.stats import choose_window
+from tensorpool.cli.progress import LiveLine
+from tensorpool.cli.stats import choose_window, with_progress
 from tensorpool.lake import Lake
 from tensorpool.lake.manifest import Gap
+from tensorpool.spark import analytics
 from tests.support.frame_rows import SECOND_NS, make_lake, row, rows_over_time, source
-from tests.support.processes import Process
+from tests.support.processes import Process, wait_until
 
 QOS = [
     (SECOND_NS, "producer", 10_000, 1, 1, 100, None, None, None),
@@ -81,9 +86,53 @@ def test_qos_as_table_json_and_picture(spark: SparkSession, lake: Lake, tmp_path
         ("producer", None, None),
         ("consumer", 10, 4),
     ]
+    assert [one["name"] for one in found["clients"]] == ["camera/front"] * 2
     drawn = run("qos", lake.path, "--window", "1s", "--plot", tmp_path / "q.png", "--stream", "camera/front")
     assert "wrote" in drawn.stdout
+    lines = [line.split() for line in drawn.stdout.splitlines()]
+    assert [line[:3] for line in lines if "consumer" in line] == [["camera/front", "1", "consumer"]]
     assert (tmp_path / "q.png").read_bytes()[:4] == b"\x89PNG"
+
+
+class SeenLine(LiveLine):
+    """The line at the bottom of a terminal, as a person sees it; the first text lets the work go on."""
+
+    def __init__(self, release: Path) -> None:
+        super().__init__()
+        self._release = release
+        self.texts: list[str] = []
+
+    @property
+    def is_due(self) -> bool:
+        return True
+
+    def show(self, text: str) -> None:
+        self.texts.append(text)
+        self._release.touch()
+
+
+def test_the_work_is_seen_while_it_goes_on(spark: SparkSession, tmp_path: Path) -> None:
+    """How many tasks are done, of how many; whatever goes wrong is raised."""
+    release = str(tmp_path / "release")
+
+    def wait_for_release(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        wait_until(lambda: os.path.exists(release), "somebody sees the progress")
+        return batches
+
+    line = SeenLine(tmp_path / "release")
+    rows = spark.range(6, numPartitions=3).mapInArrow(wait_for_release, "id BIGINT")
+    assert with_progress(line, lambda: len(rows.collect())) == 6
+    assert line.texts[0] == "measuring frames: 0 of 3 tasks done"
+    with pytest.raises(ZeroDivisionError):
+        with_progress(line, lambda: 1 // 0)
+
+
+def test_a_large_file_is_many_tasks(spark: SparkSession, lake: Lake, monkeypatch: pytest.MonkeyPatch) -> None:
+    """So that there is progress to see, and every core has something to do; the figures are the same."""
+    monkeypatch.setattr(analytics, "BYTES_PER_TASK", lake.files()[-1].bytes // 2)
+    measured = analytics.measured_frames(lake, (10_000,))
+    assert len(measured.select("seq").collect()) == 118
+    assert measured.rdd.getNumPartitions() > len([file for file in lake.files() if file.stream_id == 10_000])
 
 
 def test_an_empty_lake_is_told_as_one(tmp_path: Path) -> None:

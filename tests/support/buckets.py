@@ -21,15 +21,15 @@ WAIT_S = 60.0
 
 
 @contextlib.contextmanager
-def bucket_server(log: Path) -> Iterator[dict[str, str]]:
+def bucket_server(log: Path, address: str = "127.0.0.1") -> Iterator[dict[str, str]]:
     """Runs the server; gives the environment with which clients find it."""
     with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
+        probe.bind((address, 0))
         port = probe.getsockname()[1]
     with open(log, "wb") as output:
-        command = [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", str(port)]
+        command = [sys.executable, "-m", "moto.server", "-H", address, "-p", str(port)]
         server = subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT)
-    endpoint = f"http://127.0.0.1:{port}"
+    endpoint = f"http://{address}:{port}"
     try:
         until_s = time.monotonic() + WAIT_S
         while not _answers(endpoint):
@@ -48,9 +48,9 @@ def bucket_server(log: Path) -> Iterator[dict[str, str]]:
         server.wait(10)
 
 
-def make_bucket(name: str) -> None:
-    """In the server that the environment names."""
-    request = urllib.request.Request(f"{os.environ['AWS_ENDPOINT_URL']}/{name}", method="PUT")
+def make_bucket(name: str, endpoint: str | None = None) -> None:
+    """In a server, by default in the one that the environment names."""
+    request = urllib.request.Request(f"{endpoint or os.environ['AWS_ENDPOINT_URL']}/{name}", method="PUT")
     with urllib.request.urlopen(request, timeout=10):
         pass
 

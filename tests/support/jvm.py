@@ -30,7 +30,8 @@ _TRAINING: Final = """
 import sys
 from tensorpool.spark import session
 
-spark = session("local[2]", **{"spark.driver.extraJavaOptions": sys.argv[1], "spark.log.level": "OFF"})
+spark = session("local[2]", **{"spark.driver.extraJavaOptions": sys.argv[1], "spark.log.level": "OFF",
+                               "spark.ui.enabled": "false"})
 spark.range(4).repartition(2).selectExpr("id % 2 AS k").groupBy("k").count().collect()
 rate = spark.readStream.format("rate").load().writeStream.format("noop").trigger(availableNow=True)
 rate.option("checkpointLocation", sys.argv[2] + "/checkpoint").start().awaitTermination()

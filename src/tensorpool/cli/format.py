@@ -78,6 +78,11 @@ def named(stream_id: int, name: str | None) -> str:
     return f"stream {stream_id}" if name is None else f'stream "{printable(name)}" ({stream_id})'
 
 
+def stream(stream_id: int, name: str | None) -> str:
+    """The same for a column of a table: the name, or without one the id."""
+    return str(stream_id) if name is None else printable(name)
+
+
 def printable(text: str) -> str:
     """Text of a peer, with every character escaped that a terminal would obey."""
     return "".join(letter if letter.isprintable() else letter.encode("unicode_escape").decode() for letter in text)

@@ -26,7 +26,7 @@ def ls(lake: Path, as_json: bool) -> None:
     from tensorpool.lake import Lake
 
     opened = Lake.open(lake)
-    names = {stream: name for name, ids in opened.names().items() for stream in ids}
+    names = opened.names_by_id()
     keys = sorted({(file.stream_id, file.epoch) for file in opened.files()})
     rows = [_epoch_row(opened, *key) | {"name": names.get(key[0])} for key in keys]
     if as_json:

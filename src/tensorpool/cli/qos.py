@@ -50,25 +50,28 @@ def command(
             from tensorpool.spark import analytics
             from tensorpool.spark.functions import consumer_lag
 
-            line.note(f"reading {opened.path}")
+            line.note(f"reading {opened.uri}")
             reports = analytics.frames_of(opened, streams, "qos").cache()
             rows = spark_options.rows_of(analytics.qos(reports, window))
             lags = spark_options.rows_of(consumer_lag(reports)) if plot is not None else []
     rows.sort(
         key=lambda row: (row["stream_id"], row["epoch"], row["kind"] != "producer", row["client_id"], row["start_ns"])
     )
-    drawn = None if plot is None else pictures.qos_timeline(lags, plot, title=f"{opened.path}")
+    known = opened.names_by_id()
+    for row in rows:
+        row["name"] = known.get(row["stream_id"])
+    drawn = None if plot is None else pictures.qos_timeline(lags, plot, title=opened.uri)
     if as_json:
-        click.echo(msgspec.json.encode({"lake": str(opened.path), "clients": rows}))
+        click.echo(msgspec.json.encode({"lake": opened.uri, "clients": rows}))
         return
-    _print(rows, str(opened.path), is_windowed=window is not None)
+    _print(rows, opened.uri, is_windowed=window is not None)
     if drawn is not None:
         click.echo(f"wrote {drawn}")
 
 
-def _print(rows: list[dict[str, Any]], path: str, *, is_windowed: bool) -> None:
+def _print(rows: list[dict[str, Any]], lake: str, *, is_windowed: bool) -> None:
     if not rows:
-        click.echo(f"{path} has no reports of producers or consumers")
+        click.echo(f"{lake} has no reports of producers or consumers")
         return
     names = ["stream", "epoch", "role", "client", *(["at"] if is_windowed else []), "reports", "over", "Hz"]
     names += ["lag mean", "lag max", "lag last", "drops gap", "drops late"]
@@ -77,7 +80,8 @@ def _print(rows: list[dict[str, Any]], path: str, *, is_windowed: bool) -> None:
     for row in rows:
         at = [f"{(row['start_ns'] - begin_ns) / 1e9:g} s"] if is_windowed else []
         table.add_row(
-            *(str(row[name]) for name in ("stream_id", "epoch", "kind", "client_id")),
+            format.stream(row["stream_id"], row["name"]),
+            *(str(row[name]) for name in ("epoch", "kind", "client_id")),
             *at,
             str(row["reports"]),
             f"{row['seconds']:.1f} s",

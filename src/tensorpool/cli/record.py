@@ -25,7 +25,12 @@ REPORT_EVERY_S: Final = 1.0
 @click.command(name="record")
 @click.argument("streams", nargs=-1, required=True, metavar="STREAM...")
 @click.option(
-    "--to", "lake", required=True, type=click.Path(path_type=Path), metavar="LAKE", help="The folder of the lake."
+    "--to",
+    "lake",
+    required=True,
+    type=click.Path(path_type=Path),
+    metavar="LAKE",
+    help="The lake: a folder, or s3://bucket/path.",
 )
 @click.option(
     "--name", metavar="NAME", help="Name of the recording, under which it can be resumed.  [default: from the streams]"

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
 SETTINGS: Final = {
     "spark.log.level": "ERROR",
+    "spark.ui.enabled": "false",
     # The jobs are short and do their work in Python: a JVM that compiles less starts in half the time.
     "spark.driver.extraJavaOptions": "-Xss16m -XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
 }
@@ -27,7 +28,7 @@ def spark_options[F: Callable[..., None]](command: F) -> F:
     """--master and --spark: where Spark runs, and how. See `started`."""
     for option in (
         click.option("--spark", "conf", metavar="KEY=VALUE", multiple=True, help="A setting of Spark."),
-        click.option("--master", default="local[*]", show_default=True, help="Where Spark runs."),
+        click.option("--master", default="local[*,4]", show_default=True, help="Where Spark runs."),
     ):
         command = option(command)
     return command

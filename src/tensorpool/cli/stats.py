@@ -71,14 +71,14 @@ def command(
     totals: list[dict[str, Any]] = []
     windows: list[dict[str, Any]] = []
     streams = opened.resolve(names, "--stream")
-    known = {stream_id: name for name, ids in opened.names().items() for stream_id in ids}
+    known = opened.names_by_id()
     if opened.files():
         totals, windows = _measure(opened, streams, window, full_scale, as_json, plot is not None, (master, conf))
     for row in (*totals, *windows):
         row["name"] = known.get(row["stream_id"])
     drawn = []
     if plot is not None:
-        drawn.append(pictures.timeline(windows, plot, title=f"{opened.path}"))
+        drawn.append(pictures.timeline(windows, plot, title=opened.uri))
     if contact_sheet is not None:
         drawn.append(
             pictures.contact_sheet(opened, contact_sheet, stream_id=streams[0] if streams else None, count=count)
@@ -106,14 +106,14 @@ def _measure(
 
         line.note(f"reading {lake.uri}")
         measured = analytics.measured_frames(lake, streams, full_scale=full_scale).cache()
-        totals = _sorted(_with_progress(line, lambda: spark_options.rows_of(analytics.stats(measured))))
+        totals = _sorted(with_progress(line, lambda: spark_options.rows_of(analytics.stats(measured))))
         chosen = window or (choose_window(totals) if is_plotted and totals else None)
         windows = _sorted(spark_options.rows_of(analytics.stats(measured, chosen))) if chosen else []
         measured.unpersist()
     return totals, windows
 
 
-def _with_progress[T](line: LiveLine, work: Callable[[], T]) -> T:
+def with_progress[T](line: LiveLine, work: Callable[[], T]) -> T:
     """The result of work that Spark does, with a line that says how much of it is done."""
     from pyspark import InheritableThread, SparkContext
 
@@ -198,7 +198,7 @@ def _print(
 
 def _totals(rows: list[dict[str, Any]]) -> Table:
     """A column for each stream: there are fewer streams than statistics."""
-    table = format.table("stream", *map(_stream, rows), left=["stream"])
+    table = format.table("stream", *(format.stream(row["stream_id"], row["name"]) for row in rows), left=["stream"])
     lines: list[tuple[str, Callable[[dict[str, Any]], str]]] = [
         ("frames", lambda row: str(row["frames"])),
         ("seconds", lambda row: format.number(row["seconds"])),
@@ -226,7 +226,7 @@ def _windows(rows: list[dict[str, Any]]) -> Table:
     begin_ns = min(row["start_ns"] for row in rows)
     for row in rows:
         table.add_row(
-            _stream(row),
+            format.stream(row["stream_id"], row["name"]),
             f"{(row['start_ns'] - begin_ns) / SECOND_NS:g} s",
             str(row["frames"]),
             format.number(row["hz"]),
@@ -236,11 +236,6 @@ def _windows(rows: list[dict[str, Any]]) -> Table:
             format.percent(row["saturated"]),
         )
     return table
-
-
-def _stream(row: Mapping[str, Any]) -> str:
-    """The name under which a stream was recorded; without one its id."""
-    return str(row["stream_id"]) if row["name"] is None else format.printable(row["name"])
 
 
 def _value(value: float | int | None) -> str:

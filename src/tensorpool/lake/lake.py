@@ -277,6 +277,10 @@ class Lake:
                 found.setdefault(row["name"], set()).add(row["stream_id"])
         return {name: sorted(ids) for name, ids in sorted(found.items())}
 
+    def names_by_id(self) -> dict[int, str]:
+        """Of each stream that has one, the name under which it was recorded."""
+        return {stream_id: name for name, ids in self.names().items() for stream_id in ids}
+
     def resolve(self, streams: Sequence[int | str], key: str = "streams") -> tuple[int, ...]:
         """The ids of recorded streams that are given by id or by name.
 

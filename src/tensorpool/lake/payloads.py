@@ -7,14 +7,14 @@ Needs neither Spark nor a JVM. BIT shows as its packed bytes, BYTES as uint8, a 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final
 
 import numpy as np
 import pyarrow as pa
 
 from tensorpool.errors import ConfigError, FrameOverwritten
-from tensorpool.lake.ring_reader import payload_of
+from tensorpool.lake.ring_reader import ReferencedFrame, payload_of, referenced
 from tensorpool.shm.arrays import Array, numpy_dtype
 from tensorpool.wire.control import Dtype
 
@@ -70,6 +70,39 @@ def arrays_of(batch: pa.RecordBatch) -> Iterator[Array | None]:
 
 def payloads_of(batch: pa.RecordBatch) -> Iterator[Array | None]:
     """The bytes of each row's payload, without a copy where the row holds them; None: overwritten by now."""
+    return (
+        piece if isinstance(piece, np.ndarray) else _fetched(piece, size, seq) for piece, size, seq in _pieces(batch)
+    )
+
+
+def over_payloads[T](batch: pa.RecordBatch, function: Callable[[int, Array], T]) -> list[T | None]:
+    """`function` of every row's number and the bytes of its payload; None: overwritten before the function was done.
+
+    The bytes of a row with a reference are a view of shared memory, not a copy: they last while the function runs, and
+    what it returns must not refer to them.
+    """
+    found: list[T | None] = []
+    for index, (piece, size, seq) in enumerate(_pieces(batch)):
+        if isinstance(piece, np.ndarray):
+            found.append(function(index, piece))
+            continue
+        frame = referenced(piece, seq)
+        found.append(None if frame is None or frame.nbytes != size else _of_view(frame, index, function))
+    return found
+
+
+def _of_view[T](frame: ReferencedFrame, index: int, function: Callable[[int, Array], T]) -> T | None:
+    try:
+        value = function(index, frame.array.ravel(order="K").view(np.uint8))
+    except Exception:
+        if frame.is_intact():
+            raise
+        return None  # it has seen what no producer wrote
+    return value if frame.is_intact() else None
+
+
+def _pieces(batch: pa.RecordBatch) -> Iterator[tuple[Array | bytes, int, int]]:
+    """What the rows hold, with nbytes and seq: an array is the payload, bytes are a reference to it."""
     missing = [name for name in WANTED if name not in batch.schema.names]
     if missing:
         raise ConfigError("columns", batch.schema.names, f"the columns of frames; {', '.join(missing)} are missing")
@@ -83,7 +116,7 @@ def payloads_of(batch: pa.RecordBatch) -> Iterator[Array | None]:
     return _slices(column, sizes, batch)
 
 
-def _slices(column: pa.Array, sizes: list[int], batch: pa.RecordBatch) -> Iterator[Array | None]:
+def _slices(column: pa.Array, sizes: list[int], batch: pa.RecordBatch) -> Iterator[tuple[Array | bytes, int, int]]:
     if not len(column):
         return
     width = np.int64 if pa.types.is_large_binary(column.type) else np.int32
@@ -91,11 +124,10 @@ def _slices(column: pa.Array, sizes: list[int], batch: pa.RecordBatch) -> Iterat
     ends = np.frombuffer(offsets, width)[column.offset : column.offset + len(column) + 1].tolist()
     whole: Array = np.empty(0, np.uint8) if data is None else np.frombuffer(data, np.uint8)
     whole.flags.writeable = False
-    for index, (lo, hi, size) in enumerate(zip(ends[:-1], ends[1:], sizes, strict=True)):
-        if hi - lo == size:
-            yield whole[lo:hi]
-        else:
-            yield _fetched(whole[lo:hi].tobytes(), size, batch.column("seq")[index].as_py())
+    seqs = batch.column("seq").to_pylist()
+    for lo, hi, size, seq in zip(ends[:-1], ends[1:], sizes, seqs, strict=True):
+        piece = whole[lo:hi]
+        yield (piece if hi - lo == size else piece.tobytes()), size, seq
 
 
 def _fetched(reference: bytes, nbytes: int, seq: int) -> Array | None:

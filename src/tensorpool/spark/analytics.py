@@ -33,7 +33,7 @@ from tensorpool.spark.functions import (
 type Source = DataFrame | Lake | Path | str
 
 SECOND_NS: Final = 1_000_000_000
-BYTES_PER_TASK: Final = 128 << 20
+BYTES_PER_TASK: Final = 32 << 20  # a second's work: few enough to start, small enough to see progress
 
 
 def stats(

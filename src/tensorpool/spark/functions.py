@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Functions over frames: DataFrames in, DataFrames out, for live streams and recordings alike.
 
-Payloads are looked at by the executors' Python in Arrow batches, as views of Arrow's buffers; everything else is plain
-Spark SQL. What Spark cannot do on a stream is refused with what to do instead.
+Payloads are looked at by the executors' Python in Arrow batches, as views of Arrow's buffers, or of shared memory where
+rows are references; everything else is plain Spark SQL. What Spark cannot do on a stream is refused with what to do
+instead.
 """
 
 from __future__ import annotations
@@ -21,9 +22,10 @@ from pyspark.sql.types import DataType, _parse_datatype_string
 
 from tensorpool.errors import ConfigError
 from tensorpool.lake.durations import parse_duration_ns
-from tensorpool.lake.payloads import arrays_of, dtype_named, frames_to_numpy, payloads_of
+from tensorpool.lake.payloads import array_of, arrays_of, dtype_named, frames_to_numpy, over_payloads
 from tensorpool.lake.pixels import Pixels, measure
 from tensorpool.shm.arrays import Array
+from tensorpool.spark.stateful import GAPS_DDL, LAG_COLUMNS, LAG_DDL, Gaps, Lag, with_state
 from tensorpool.wire.control import Dtype
 
 __all__ = [
@@ -79,8 +81,12 @@ class FrameFunction:
 
         def of_batch(*columns: pa.Array) -> pa.Array:
             batch = pa.RecordBatch.from_arrays(list(columns), list(PAYLOAD))
-            found = [None if array is None else _plain(function(array)) for array in arrays_of(batch)]
-            return pa.array(found, target)
+            kinds = [batch.column(name).to_pylist() for name in ("dtype", "shape", "order")]
+
+            def of_payload(index: int, payload: Array) -> Any:
+                return _plain(function(array_of(payload, *(kind[index] for kind in kinds))))
+
+            return pa.array(over_payloads(batch, of_payload), target)
 
         make: Any = arrow_udf  # whose overloads know no function of any number of columns
         made: Callable[..., Column] = make(of_batch, returns)
@@ -95,16 +101,21 @@ def frame_udf(return_type: DataType | str) -> Callable[[Callable[[Array], Any]],
     ...     return image.std() / image.mean()
     >>> frames.select("seq", contrast().alias("contrast"))            # doctest: +SKIP
 
-    The array is a read-only view of Arrow's memory, valid while the function runs: copy what you keep. Numpy's
-    scalars and arrays, numbers, text, lists and dicts may be returned; they must fit the type. Of rows that were read
-    with payload=reference, a frame that is overwritten by then gives null.
+    The array is a read-only view, valid while the function runs: copy what you keep. Numpy's scalars and arrays,
+    numbers, text, lists and dicts may be returned; they must fit the type. Of rows that were read with
+    payload=reference it is a view of shared memory, and a frame that is overwritten before the function is done gives
+    null.
     """
     return lambda function: FrameFunction(function, return_type)
 
 
 def _plain(value: Any) -> Any:
-    """Of numpy's own: what Arrow takes."""
-    return value.tolist() if isinstance(value, np.ndarray | np.generic) else value
+    """What Arrow takes, in place of numpy's own, which may be a view of a frame that goes."""
+    if isinstance(value, np.ndarray | np.generic):
+        return value.tolist()
+    if isinstance(value, dict):
+        return {key: _plain(one) for key, one in value.items()}
+    return [_plain(one) for one in value] if isinstance(value, list | tuple) else value
 
 
 # --- per frame
@@ -132,9 +143,11 @@ def stats_of(batch: pa.RecordBatch, full_scale: float | None) -> pa.RecordBatch:
     """The rows of `frame_stats` for a batch of frames."""
     shapes = batch.column("shape").to_pylist()
     names = batch.column("dtype").to_pylist()
-    found: list[Pixels] = []
-    for payload, name, shape in zip(payloads_of(batch), names, shapes, strict=True):
-        found.append(Pixels() if payload is None else measure(payload, name, math.prod(shape), full_scale))
+
+    def pixels(index: int, payload: Array) -> Pixels:
+        return measure(payload, names[index], math.prod(shapes[index]), full_scale)
+
+    found = [one or Pixels() for one in over_payloads(batch, pixels)]
     whole = pa.decimal128(20, 0)
     number, count = pa.float64(), pa.int64()
     own = [
@@ -251,31 +264,12 @@ def gaps(frames: DataFrame) -> DataFrame:
     _require("gaps", frames, *KEY)
     keys = frames.select(*KEY)
     if frames.isStreaming:
-        return keys.groupBy("stream_id", "epoch").applyInPandasWithState(
-            _gaps_of_batch,
-            "stream_id BIGINT, epoch BIGINT, lo BIGINT, hi BIGINT, frames BIGINT",
-            "next BIGINT",
-            "append",
-            "NoTimeout",
-        )
+        return with_state("gaps", keys, Gaps(), GAPS_DDL)
     order = Window.partitionBy("stream_id", "epoch").orderBy("seq")
     found = keys.withColumn("lo", fn.lag("seq").over(order) + 1).where("seq > lo")
     return found.select(
         "stream_id", "epoch", "lo", fn.col("seq").alias("hi"), (fn.col("seq") - fn.col("lo")).alias("frames")
     )
-
-
-def _gaps_of_batch(key: tuple[int, int], parts: Iterator[Any], state: Any) -> Iterator[Any]:
-    """The source hands out seqs in order from batch to batch, and in any order within one."""
-    import pandas as pd
-
-    seqs = np.sort(np.concatenate([part["seq"].to_numpy() for part in parts]))
-    if state.exists:
-        seqs = np.concatenate([[state.get[0] - 1], seqs])
-    state.update((int(seqs[-1]) + 1,))
-    at = np.flatnonzero(np.diff(seqs) > 1)
-    lo, hi = seqs[at] + 1, seqs[at + 1]
-    yield pd.DataFrame({"stream_id": key[0], "epoch": key[1], "lo": lo, "hi": hi, "frames": hi - lo})
 
 
 def consumer_lag(qos: DataFrame) -> DataFrame:
@@ -288,10 +282,8 @@ def consumer_lag(qos: DataFrame) -> DataFrame:
     _require("consumer_lag", qos, "received_ns", "kind", "stream_id", "client_id", "epoch", "seq")
     kept = qos.select(*_QOS)
     if qos.isStreaming:
-        return kept.groupBy("stream_id", "epoch").applyInPandasWithState(
-            _lag_of_batch, LAG_DDL, "producer_seq BIGINT", "append", "NoTimeout"
-        )
-    return with_lag(kept).where("kind = 'consumer'").select(*_LAG)
+        return with_state("consumer_lag", kept, Lag(), LAG_DDL)
+    return with_lag(kept).where("kind = 'consumer'").select(*LAG_COLUMNS)
 
 
 def with_lag(reports: DataFrame) -> DataFrame:
@@ -305,32 +297,6 @@ def with_lag(reports: DataFrame) -> DataFrame:
 
 
 _QOS: Final = ("received_ns", "kind", "stream_id", "client_id", "epoch", "seq", "drops_gap", "drops_late")
-_LAG: Final = (
-    "received_ns",
-    "stream_id",
-    "epoch",
-    "client_id",
-    "seq",
-    "producer_seq",
-    "lag",
-    "drops_gap",
-    "drops_late",
-)
-LAG_DDL: Final = ", ".join(f"{name} BIGINT" for name in _LAG)
-
-
-def _lag_of_batch(key: tuple[int, int], parts: Iterator[Any], state: Any) -> Iterator[Any]:
-    import pandas as pd
-
-    rows = pd.concat(parts).sort_values(["received_ns", "kind"], ascending=[True, False], kind="stable")
-    told = rows["seq"].where(rows["kind"] == "producer").cummax().ffill()
-    if state.exists:
-        told = told.fillna(state.get[0]).clip(lower=state.get[0])
-    if told.notna().any():
-        state.update((int(told.max()),))
-    rows["producer_seq"] = told.astype("Int64")
-    rows["lag"] = (rows["producer_seq"] - rows["seq"]).clip(lower=0)
-    yield rows.loc[rows["kind"] == "consumer", list(_LAG)]
 
 
 # --- what frames mean

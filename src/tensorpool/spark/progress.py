@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """How a streaming query is doing: frames, bytes, gaps and lag, out of Spark's own progress reports.
 
-Spark reports the offsets and the rows of every batch; the rest follows. Bytes are counted where `with_metrics` is used.
+Spark reports the offsets and the rows of every batch, and what our sources say is the latest offset; the rest follows.
+Bytes are counted where `with_metrics` is used. The same in a session of one's own and over Spark Connect.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ class Progress(msgspec.Struct, frozen=True):
 
     frames: int = 0  # delivered
     gaps: int = 0  # frames that should have been delivered and were lost
-    lag: int = 0  # frames that are published and not yet read
+    lag: int = 0  # frames that are published and not yet read; of a lake, commits
     nbytes: int | None = None  # of the payloads; None without `with_metrics`
     seconds: float = 0.0  # that the batches took
 
@@ -38,37 +39,53 @@ def with_metrics(frames: DataFrame) -> DataFrame:
     """Have Spark count bytes on the way: they appear in the progress of the query.
 
     >>> query = with_metrics(frames).writeStream.format("noop").start()     # doctest: +SKIP
-    >>> progress_of(query.lastProgress).nbytes                              # doctest: +SKIP
+    >>> progress_of(query).nbytes                                           # doctest: +SKIP
     """
     return frames.observe(
         METRICS,
-        sql.count(sql.lit(1)).alias("frames"),
         sql.coalesce(sql.sum("nbytes"), sql.lit(0)).alias("nbytes"),
         sql.coalesce(sql.sum("dropped_before"), sql.lit(0)).alias("dropped"),
     )
 
 
-def progress_of(report: Any) -> Progress:
-    """What a progress report of a query that reads frames says.
+def progress_of(query: Any) -> Progress:
+    """How a query that reads frames is doing: over all batches that Spark still remembers, or in one report of it.
 
-    >>> progress_of(query.lastProgress)                                     # doctest: +SKIP
+    >>> progress_of(query)                                                  # doctest: +SKIP
     Progress(frames=412, gaps=0, lag=3, nbytes=None, seconds=0.41)
+    >>> progress_of(query.lastProgress)                                     # doctest: +SKIP
 
-    Gaps are what lies between the offsets of the batch less the rows that came: exact, unless the query reads a batch
-    twice, as a sort or two actions in foreachBatch do. Those of a query with table "ranges" are in its rows, not here.
+    Gaps are what lies between the offsets of a batch less the rows that came: exact, unless the query reads a batch
+    twice, as a sort or two actions in foreachBatch do. Of the first batch, which has no start, and of lakes, gaps are
+    known with `with_metrics` only. Those of a query with table "ranges" are in its rows, not here.
     """
-    told: Mapping[str, Any] = report if isinstance(report, Mapping) else json.loads(report.json)
-    total = Progress(seconds=told.get("batchDuration", 0) / 1000)
-    for source in told["sources"]:
-        ends = {name: _offsets(source.get(name)) for name in ("startOffset", "endOffset", "latestOffset")}
-        start, end, latest = ends["startOffset"], ends["endOffset"], ends["latestOffset"]
-        if end is None:
-            continue
-        frames = source["numInputRows"]
-        lost = 0 if start is None else max(0, span(start, end) - frames)
-        total += Progress(frames, lost, 0 if latest is None else span(end, latest))
-    observed = told.get("observedMetrics", {}).get(METRICS)
-    return total if observed is None else msgspec.structs.replace(total, nbytes=_named(observed)["nbytes"])
+    if hasattr(query, "recentProgress"):
+        return total_of(query.recentProgress)
+    if query is None:  # the last progress of a query that has not had a batch yet
+        return Progress()
+    told: Mapping[str, Any] = query if isinstance(query, Mapping) else json.loads(query.json)
+    observed = _named(told.get("observedMetrics", {}).get(METRICS))
+    found = [_of_source(source, observed.get("dropped", 0)) for source in told["sources"]]
+    return Progress(
+        frames=sum(one.frames for one in found),
+        gaps=sum(one.gaps for one in found),
+        lag=sum(one.lag for one in found),
+        nbytes=observed.get("nbytes"),
+        seconds=told.get("batchDuration", 0) / 1000,
+    )
+
+
+def _of_source(source: Mapping[str, Any], dropped: int) -> Progress:
+    """Of one that is ours; of any other nothing. `dropped` is what the rows say."""
+    start, end, latest = (_decoded(source.get(name)) for name in ("startOffset", "endOffset", "latestOffset"))
+    frames = source["numInputRows"]
+    if _is_lake(end):
+        return Progress(frames, dropped, latest["commit"] - end["commit"] if _is_lake(latest) else 0)
+    if not _is_live(end):
+        return Progress()
+    until = Offsets.from_json(end)
+    lost = max(0, span(Offsets.from_json(start), until) - frames) if _is_live(start) else dropped
+    return Progress(frames, lost, span(until, Offsets.from_json(latest)) if _is_live(latest) else 0)
 
 
 def total_of(reports: Iterable[Any]) -> Progress:
@@ -81,15 +98,21 @@ def total_of(reports: Iterable[Any]) -> Progress:
 
 def _named(observed: Any) -> Mapping[str, Any]:
     """Observed metrics by name. Over Spark Connect a row of them comes as its values beside its schema."""
+    if observed is None:
+        return {}
     fields: Mapping[str, Any] = observed.asDict() if isinstance(observed, Row) else observed
     if fields.keys() == {"values", "schema"}:
         return dict(zip((field["name"] for field in fields["schema"]["fields"]), fields["values"], strict=True))
     return fields
 
 
-def _offsets(value: Any) -> Offsets | None:
-    data = json.loads(value) if isinstance(value, str) and value else value
-    if not isinstance(data, Mapping):
-        return None
-    is_ours = all(isinstance(position, dict) and "epoch" in position for position in data.values())
-    return Offsets.from_json(data) if is_ours else None
+def _decoded(offset: Any) -> Any:
+    return json.loads(offset) if isinstance(offset, str) and offset else offset
+
+
+def _is_live(offset: Any) -> bool:
+    return isinstance(offset, Mapping) and all(isinstance(it, dict) and "epoch" in it for it in offset.values())
+
+
+def _is_lake(offset: Any) -> bool:
+    return isinstance(offset, Mapping) and offset.keys() == {"commit"}

@@ -7,8 +7,10 @@ import contextlib
 import os
 import shutil
 import signal
+import socket
 import sys
 import threading
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final
 
@@ -20,6 +22,7 @@ from pyspark.sql import SparkSession
 from tensorpool.errors import ConfigError
 from tensorpool.spark.lake_source import LakeDataSource
 from tensorpool.spark.source import TensorpoolDataSource
+from tensorpool.spark.stateful import ROCKS_DB, STATE_STORE
 
 SETTINGS: Final = {
     "spark.sql.execution.arrow.maxRecordsPerBatch": "4096",
@@ -28,25 +31,34 @@ SETTINGS: Final = {
     "spark.python.daemon.module": "tensorpool.spark.daemon",  # workers are forked with everything loaded
     "spark.python.unix.domain.socket.enabled": "true",
     "spark.ui.showConsoleProgress": "false",
-    "spark.ui.enabled": "false",
     "spark.sql.shuffle.partitions": "4",
+    STATE_STORE: ROCKS_DB,  # the only one in which gaps and consumer_lag can remember anything
     "spark.driver.memory": "2g",
     # Spark looks for the end of a stopped query in its Python error with an expression that recurses for every letter.
     "spark.driver.extraJavaOptions": "-Xss16m",
 }
-LOCAL_SETTINGS: Final = {"spark.driver.bindAddress": "127.0.0.1", "spark.driver.host": "127.0.0.1"}
+LOOPBACK: Final = "127.0.0.1"
+LOCAL_SETTINGS: Final = {
+    "spark.driver.bindAddress": LOOPBACK,
+    "spark.driver.host": LOOPBACK,
+    "spark.ui.enabled": "true",
+}
+CLUSTER_SETTINGS: Final = {"spark.ui.enabled": "false"}  # which Spark would serve to the whole network
+LOCAL: Final = "local[*,4]"  # a task is tried four times, as on a cluster; local[*] ends a query at its first failure
 REMOTE: Final = "sc://"
+UI_PORT: Final = 4040
 
 
-def session(master: str = "local[*]", app_name: str = "tensorpool", **conf: str) -> SparkSession:
+def session(master: str = LOCAL, app_name: str = "tensorpool", **conf: str) -> SparkSession:
     """A session in which format("tensorpool") and format("tensorpool.lake") work.
 
     >>> spark = session()                                                                      # doctest: +SKIP
     >>> spark = session("spark://head:7077", **{"spark.executor.memory": "4g"})                # doctest: +SKIP
     >>> frames = spark.readStream.format("tensorpool").option("streams", "camera/front").load()   # doctest: +SKIP
 
-    `master` is Spark's, or the address of a Spark Connect server (sc://…). Raises ConfigError when no Java is found,
-    for a setting that is none of Spark's, and where a session with other settings runs already.
+    `master` is Spark's, or the address of a Spark Connect server (sc://…). Spark's pages of jobs and queries are at
+    `spark.sparkContext.uiWebUrl` where Spark runs on this machine. Raises ConfigError when no Java is found, for a
+    setting that is none of Spark's, and where a session with other settings runs already.
     """
     return _session(master, app_name, conf, keeps_interrupts=False)
 
@@ -67,9 +79,13 @@ def _session(master: str, app_name: str, conf: dict[str, str], *, keeps_interrup
     # Workers take the first python3 on PATH unless they are told; it need not have our packages.
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     os.environ.setdefault("PYSPARK_DRIVER_PYTHON", sys.executable)
-    own = SETTINGS | LOCAL_SETTINGS if master.startswith("local") else SETTINGS
+    is_local = master.startswith("local")
+    own = SETTINGS | (LOCAL_SETTINGS if is_local else CLUSTER_SETTINGS)
     wanted = {"spark.master": master, "spark.app.name": app_name} | own | conf
-    _launch(wanted)
+    if wanted["spark.ui.enabled"] == "true":
+        wanted.setdefault("spark.ui.port", str(ui_port()))
+    with _on_loopback() if is_local else contextlib.nullcontext():
+        _launch(wanted)
     at_interrupt = signal.getsignal(signal.SIGINT)
     SparkContext.getOrCreate(SparkConf().setAll(list(wanted.items())))
     if keeps_interrupts and threading.current_thread() is threading.main_thread():
@@ -98,6 +114,30 @@ def _launch(conf: dict[str, str]) -> None:
                     os.killpg(pid, signal.SIGKILL)
             raise
         SparkContext._ensure_initialized(gateway=gateway)
+
+
+@contextlib.contextmanager
+def _on_loopback() -> Iterator[None]:
+    """A JVM that is started here serves its pages to this machine only, unless the user says otherwise.
+
+    Spark binds them to all addresses, and has no setting for it but the environment.
+    """
+    is_chosen = "SPARK_LOCAL_IP" in os.environ
+    os.environ.setdefault("SPARK_LOCAL_IP", LOOPBACK)
+    try:
+        yield
+    finally:
+        if not is_chosen:
+            del os.environ["SPARK_LOCAL_IP"]
+
+
+def ui_port() -> int:
+    """Where Spark's pages usually are, or 0, any port that is free: Spark tries others too, with a warning for each."""
+    with socket.socket() as probe, contextlib.suppress(OSError):
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as Spark does
+        probe.bind(("", UI_PORT))
+        return UI_PORT
+    return 0
 
 
 def _children() -> set[int]:
@@ -137,7 +177,7 @@ def require_java() -> None:
 def _connected(url: str, app_name: str, conf: dict[str, str]) -> SparkSession:
     """Spark Connect: the JVM, the planner and the workers are the server's; only plans travel."""
     builder = SparkSession.builder.remote(url).appName(app_name)
-    for name, value in conf.items():
+    for name, value in ({STATE_STORE: ROCKS_DB} | conf).items():
         builder = builder.config(name, value)
     spark: SparkSession = builder.getOrCreate()
     register(spark)
