@@ -25,9 +25,9 @@ from tensorpool.channel import Endpoint
 from tensorpool.driver import DriverConfig
 from tensorpool.wire import DecodeError, Message, decode
 from tensorpool.wire.driver import ResponseCode, ShmAttachRequest, ShmAttachResponse, ShmDriverShutdown
-from tests.support.chaos import hostile_messages
 from tests.support.disc_client import Counted, raw_request
 from tests.support.driver_client import Lease
+from tests.support.hostile_messages import hostile_messages
 from tests.support.listener import Heard
 from tests.support.messages import consumer_config, hello
 

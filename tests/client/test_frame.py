@@ -19,7 +19,7 @@ from tensorpool.errors import FrameOverwritten, LocalProtocolError
 from tensorpool.shm import layout_for
 from tensorpool.wire.control import Dtype
 from tests.client.conftest import STREAM, Stream, taken
-from tests.client.test_descriptor_feed import NSLOTS, POOL_ID, VALUES_LEN
+from tests.client.descriptor_feed.conftest import NSLOTS, POOL_ID, VALUES_LEN
 from tests.shm.by_hand import mapped_files
 
 DTYPES = ["u1", "i1", "u2", "i2", "u4", "i4", "u8", "i8", "f4", "f8", "?"]

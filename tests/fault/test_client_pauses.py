@@ -20,8 +20,9 @@ import tensorpool as tp
 from tensorpool import aeron
 from tensorpool.client import Client, State, StateChange
 from tensorpool.clock import SystemClock
+from tests.support.frame_books import Book
 from tests.support.processes import Process, wait_until
-from tests.support.stream_processes import Book, Site, audit
+from tests.support.stream_processes import Site, audit
 
 STREAM = 43_000
 RATE_HZ = 500

@@ -14,7 +14,7 @@ from tensorpool import aeron
 from tensorpool._core import SlotFrame
 from tensorpool.wire.control import ShmPoolAnnounce
 from tensorpool.wire.driver import LeaseRevokeReason, ResponseCode, Role, ShmLeaseKeepalive, ShmLeaseRevoked
-from tests.support.chaos import LAYOUT, Nursery, frame, ring_of
+from tests.support.client_nursery import LAYOUT, Nursery, frame, ring_of
 from tests.support.driver_client import DriverClient, attach_request, deployed
 from tests.support.driver_process import NSLOTS, Deployment, path_of
 from tests.support.processes import wait_until

@@ -18,9 +18,11 @@ from tensorpool import aeron
 from tensorpool.wire.control import ConsumerConfig
 from tensorpool.wire.driver import LeaseRevokeReason, ResponseCode, Role, ShmAttachResponse, ShmLeaseRevoked
 from tests.levels import SEED, SOAK
-from tests.support.chaos import TOKEN, Listener, Nursery, end, events_of, hostile_messages, write_messages
+from tests.support.chaos import TOKEN, end, events_of
+from tests.support.client_nursery import Listener, Nursery
 from tests.support.driver_client import DriverClient, Lease, attach_request, new_client_id
 from tests.support.driver_process import Deployment, DriverProcess
+from tests.support.hostile_messages import hostile_messages, write_messages
 from tests.support.messages import consumer_config, hello
 from tests.support.processes import own_bytes
 

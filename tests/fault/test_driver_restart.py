@@ -14,7 +14,8 @@ from tensorpool import aeron
 from tensorpool.errors import TransportError
 from tensorpool.wire.control import ShmPoolAnnounce
 from tensorpool.wire.driver import LeaseRevokeReason, ResponseCode, Role, ShmAttachResponse, ShmLeaseRevoked
-from tests.support.chaos import TOKEN, Listener, end, events_of, ring_of, start_logged
+from tests.support.chaos import TOKEN, end, events_of, start_logged
+from tests.support.client_nursery import Listener, ring_of
 from tests.support.driver_client import DriverClient, Lease, attach_request
 from tests.support.driver_process import Deployment, DriverProcess
 from tests.support.processes import media_driver, wait_until
