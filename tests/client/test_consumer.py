@@ -269,16 +269,18 @@ class Answers:
         self._outsider = outsider
         self._consumer = consumer
         self._requested = spec
-        self._nobody = itertools.count(700_000)
+        self._strangers = itertools.count(700_000)
 
     def after(self, override: ConsumerConfig) -> list[ConsumerConfig]:
         """The next three, from one on that was sent after the override was received."""
         self._outsider.say("control", override)
-        nobody = hello(next(self._nobody), override.stream_id, descriptor_stream_id=31_000)
+        stranger = hello(next(self._strangers), override.stream_id, descriptor_stream_id=31_000)
         if not self._requested.stream_id:
-            nobody = msgspec.structs.replace(nobody, descriptor_stream_id=0, descriptor_channel=self._requested.channel)
-        self._outsider.say("control", nobody)
-        self._outsider.wait_for(ConsumerConfig, lambda it: it.consumer_id == nobody.consumer_id)
+            stranger = msgspec.structs.replace(
+                stranger, descriptor_stream_id=0, descriptor_channel=self._requested.channel
+            )
+        self._outsider.say("control", stranger)
+        self._outsider.wait_for(ConsumerConfig, lambda it: it.consumer_id == stranger.consumer_id)
         self._outsider.received.clear()
 
         def is_ours(message: ConsumerConfig) -> bool:

@@ -192,8 +192,8 @@ def test_no_override_makes_another_layout_readable() -> None:
     other = {"expected_layout_version": 2}
     assert answers.to(**other) == config(use_shm=False)
     answers.override(use_shm=True, mode=Mode.RATE_LIMITED, payload_fallback_uri="bridge://lab")
-    told = config(use_shm=False, mode=Mode.RATE_LIMITED, payload_fallback_uri="bridge://lab")
-    assert answers.to(**other) == told
+    expected = config(use_shm=False, mode=Mode.RATE_LIMITED, payload_fallback_uri="bridge://lab")
+    assert answers.to(**other) == expected
 
 
 def test_only_so_many_consumers_are_known_at_once() -> None:

@@ -523,9 +523,9 @@ def test_a_consumer_that_closes_is_gone_at_once(patient: tp.Local) -> None:
 def test_a_rate_cap_leaves_room_for_so_many_frames() -> None:
     """A second has room for ten, evenly; a pause earns no burst; without a cap there is always room."""
     stream = PrivateStream(Endpoint("aeron:ipc", 1), None, 10)  # type: ignore[arg-type]
-    told = [at_ms for at_ms in range(5_000, 6_000, 7) if stream.is_due(at_ms * MS)]
-    assert len(told) == 10
-    assert all(95 <= later - earlier <= 107 for earlier, later in itertools.pairwise(told))
+    due_ms = [at_ms for at_ms in range(5_000, 6_000, 7) if stream.is_due(at_ms * MS)]
+    assert len(due_ms) == 10
+    assert all(95 <= later - earlier <= 107 for earlier, later in itertools.pairwise(due_ms))
     assert [stream.is_due(at_ms * MS) for at_ms in (9_000, 9_001, 9_002, 9_100, 9_101)] == [
         *[True, False, False, True, False]
     ]

@@ -48,8 +48,8 @@ def test_a_new_source_epoch_is_a_new_local_epoch(reception: Reception) -> None:
     assert new.seq < old.seq
     paths = {epoch: set(reception.mapped(epoch).paths.values()) for epoch in (old.epoch, new.epoch)}
     assert not paths[old.epoch] & paths[new.epoch]
-    requests = reception.consumer.heard(ShmAttachRequest, since, stream_id=reception.dest_stream_id)
-    assert {heard.message.role for heard in requests} == {Role.PRODUCER}
+    requests = reception.consumer.received(ShmAttachRequest, since, stream_id=reception.dest_stream_id)
+    assert {received.message.role for received in requests} == {Role.PRODUCER}
     epochs = [descriptor.epoch for descriptor in reception.published(since)]
     assert epochs == sorted(epochs)
 
@@ -173,10 +173,10 @@ def test_the_sources_announce_is_not_told_to_local_consumers(reception: Receptio
     sender.announce()
     sender.new_epoch()
     reception.wait_through()
-    announces = [heard.message for heard in reception.consumer.heard(ShmPoolAnnounce)]
+    announces = [received.message for received in reception.consumer.received(ShmPoolAnnounce)]
     assert {announce.stream_id for announce in announces} >= {reception.dest_stream_id}
     assert sender.stream_id not in {announce.stream_id for announce in announces}
     uris = [announce.header_region_uri for announce in announces if announce.stream_id == reception.dest_stream_id]
     assert not [uri for uri in uris if "elsewhere" in uri]
-    described = {heard.message.stream_id for heard in reception.consumer.heard(FrameDescriptor)}
+    described = {received.message.stream_id for received in reception.consumer.received(FrameDescriptor)}
     assert sender.stream_id not in described

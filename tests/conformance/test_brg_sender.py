@@ -68,8 +68,8 @@ def test_a_frame_leaves_in_chunks_that_fit(sending: Sending, array: NDArray[Any]
     sizes = [(chunk.chunk_offset, chunk.chunk_length) for chunk in frame.chunks]
     assert sizes == cut(frame.payload)
     assert [chunk.chunk_index for chunk in frame.chunks] == list(range(len(sizes)))
-    heard = sending.receiver.heard(BridgeFrameChunk, seq=frame.seq)
-    assert all(len(it.data) <= MTU - OVERHEAD for it in heard)
+    received = sending.receiver.received(BridgeFrameChunk, seq=frame.seq)
+    assert all(len(it.data) <= MTU - OVERHEAD for it in received)
 
 
 @pytest.mark.spec("BRG-5.2-01")
@@ -108,8 +108,8 @@ def test_chunks_have_the_size_that_is_configured(
         frame = sending.meet().carry(noise(20_000))
         sizes = [(chunk.chunk_offset, chunk.chunk_length) for chunk in frame.chunks]
         assert sizes == cut(frame.payload, first, others)
-        heard = sending.receiver.heard(BridgeFrameChunk, seq=frame.seq)
-        assert all(len(it.data) <= mtu - OVERHEAD for it in heard)
+        received = sending.receiver.received(BridgeFrameChunk, seq=frame.seq)
+        assert all(len(it.data) <= mtu - OVERHEAD for it in received)
 
 
 @pytest.mark.spec("BRG-5.2-02")

@@ -276,16 +276,16 @@ def test_a_commander_puts_references_into_their_fields(deployment: Deployment) -
     config = ControlConfig(**new_endpoints())
     client = aeron.connect(deployment.aeron_dir)
     try:
-        heard: list[bytes] = []
+        received: list[bytes] = []
         listener = client.add_subscription(config.control_channel, config.control_stream_id)
         Commander(client, config).send(TAG, "show", Ref(10_000, 7, 8), until="sent", timeout=30)
-        wait_until(lambda: listener.poll(lambda data, _: heard.append(data), 10) or heard, "the command is heard")
+        wait_until(lambda: listener.poll(lambda data, _: received.append(data), 10) or received, "the command is heard")
     finally:
         client.close()
-    message = decode(heard[0])
+    message = decode(received[0])
     assert isinstance(message, EventMessage)
     expected = raw_event(format=15, ref=(10_000, 7, 8), tag=TAG.encode(), key=b"show")
-    assert (heard[0][:8], heard[0][24:]) == (expected[:8], expected[24:])  # all but timestamp and correlation id
+    assert (received[0][:8], received[0][24:]) == (expected[:8], expected[24:])  # all but timestamp and correlation id
 
 
 @pytest.mark.spec("CTL-5.2-03", "CTL-5.2-04")

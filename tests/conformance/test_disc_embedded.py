@@ -147,9 +147,9 @@ def test_leases_and_discovery_share_a_stream_and_are_not_confused(client: Driver
     peer.send(struct.pack("<4H", 32, 1, 901, 1) + body[8:])
     client.fence()
     peer.fence()
-    assert client.heard(ShmAttachResponse, since, correlation_id=attach_id) == []
-    assert peer.heard(DiscoveryResponse, request_id=request_id) == []
-    assert client.heard(DiscoveryResponse, since) == []
+    assert client.received(ShmAttachResponse, since, correlation_id=attach_id) == []
+    assert peer.received(DiscoveryResponse, request_id=request_id) == []
+    assert client.received(DiscoveryResponse, since) == []
     lease = client.attach(PLAIN)
     assert peer.answer(body, request_id).message.results[0].stream_id == PLAIN
     assert client.detach(lease).message.code is ResponseCode.OK
@@ -162,7 +162,7 @@ def test_answers_of_a_driver_do_not_go_to_its_control_stream(client: DriverClien
     since = len(client.transcript)
     peer.ask(stream_id=PLAIN)
     client.fence()
-    assert client.heard(DiscoveryResponse, since) == []
+    assert client.received(DiscoveryResponse, since) == []
     peer.ask(stream_id=PLAIN, response_channel=channel, response_stream_id=stream_id)
     client.wait_for(DiscoveryResponse, since)
 
@@ -183,7 +183,7 @@ def test_asking_for_a_stream_gives_no_lease_on_it(client: DriverClient, peer: Di
     )
     client.send(lease.detach(client_id=stranger))
     client.fence()
-    assert client.heard(ShmLeaseRevoked, since, lease_id=lease.lease_id) == []
+    assert client.received(ShmLeaseRevoked, since, lease_id=lease.lease_id) == []
     assert client.detach(lease).message.code is ResponseCode.OK
 
 

@@ -75,7 +75,7 @@ class DriverModel(RuleBasedStateMachine):
         self.used_ns: dict[int, int] = {}  # when a client last had a lease
         self.idle_ns: dict[int, int] = {}  # when an announce found a dynamic stream without use
         self.lent: dict[tuple[str, tuple[int, int]], int] = {}
-        self.heard_ns: dict[tuple[int, int], int] = {}
+        self.renewed_ns: dict[tuple[int, int], int] = {}
         self.announced_ns = self.now_ns - PERIOD_NS  # when the cadence last came round
         self.exit_ns: int | None = None
         self.has_ended = False
@@ -232,8 +232,8 @@ class DriverModel(RuleBasedStateMachine):
     def check_ends(self, notices: list[object], ended: list[Held], reason: LeaseRevokeReason) -> None:
         """Exactly these leases were revoked, and a producer's end has ordered the next epoch."""
         assert all(isinstance(notice, ShmLeaseRevoked) and notice.reason is reason for notice in notices)
-        told = [notice.lease_id for notice in notices if isinstance(notice, ShmLeaseRevoked)]
-        assert sorted(told) == sorted(lease.lease_id for lease in ended)
+        revoked = [notice.lease_id for notice in notices if isinstance(notice, ShmLeaseRevoked)]
+        assert sorted(revoked) == sorted(lease.lease_id for lease in ended)
         assert all(lease.stream_id in self.orders for lease in ended if lease.role is Role.PRODUCER)
 
     def check_unused_streams(self, in_the_making: set[int]) -> None:
@@ -259,10 +259,10 @@ class DriverModel(RuleBasedStateMachine):
         assert lent.setdefault(owner, number) == number
         assert len(set(lent.values())) == len(lent)
         self.lent[kind, owner] = number
-        self.heard_ns[owner] = self.now_ns
+        self.renewed_ns[owner] = self.now_ns
 
     def forget_owner(self, owner: tuple[int, int]) -> None:
-        self.heard_ns.pop(owner, None)
+        self.renewed_ns.pop(owner, None)
         for kind in LENDABLE:
             self.lent.pop((kind, owner), None)
 

@@ -159,8 +159,8 @@ class DriverMachine(DriverModel):
         owner = stream_id, consumer_id = owners[pick % len(owners)]
         answers = self.perform(self.life.on_consumer_hello(hello(consumer_id, stream_id, kinds), self.now_ns))
         assert len(answers) == bool(kinds)
-        if owner in self.heard_ns:
-            self.heard_ns[owner] = self.now_ns
+        if owner in self.renewed_ns:
+            self.renewed_ns[owner] = self.now_ns
         for answer in answers:
             assert isinstance(answer, ConsumerConfig)
             assert (answer.stream_id, answer.consumer_id) == owner
@@ -194,7 +194,7 @@ class DriverMachine(DriverModel):
             self.check_unused_streams(in_the_making)
             assert Counter(announces) == Counter(self.ready.keys())
             self.announced_ns = self.now_ns
-            for owner in [o for o, heard_ns in self.heard_ns.items() if self.now_ns - heard_ns > STALE_NS]:
+            for owner in [o for o, renewed_ns in self.renewed_ns.items() if self.now_ns - renewed_ns > STALE_NS]:
                 self.forget_owner(owner)
         assert is_due or not announces or self.has_ended
 
@@ -208,7 +208,7 @@ class DriverMachine(DriverModel):
             if not lease.is_forgiven:
                 lease.is_forgiven = True
                 lease.expiry_ns = max(lease.expiry_ns, self.now_ns + LEASE_NS)
-        self.heard_ns = dict.fromkeys(self.heard_ns, self.now_ns)
+        self.renewed_ns = dict.fromkeys(self.renewed_ns, self.now_ns)
         self.tick(0)
 
     @precondition(lambda self: (self.held or self.dead) and not self.has_ended)
@@ -255,7 +255,7 @@ class DriverMachine(DriverModel):
 
     @precondition(lambda self: self.waiting and not self.has_ended)
     @rule(pick=picks, is_made=st.booleans())
-    def finish_what_somebody_waits_for(self, pick: int, is_made: bool) -> None:
+    def finish_what_a_client_waits_for(self, pick: int, is_made: bool) -> None:
         self.finish(self.waiting[pick % len(self.waiting)].stream_id, is_made)
 
     def finish(self, stream_id: int, is_made: bool, step: int = 1) -> None:

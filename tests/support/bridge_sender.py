@@ -150,7 +150,7 @@ class BridgeSender:
     def close(self) -> None:
         self._client.close()
 
-    def is_heard(self, *endpoints: Endpoint) -> bool:
+    def is_connected(self, *endpoints: Endpoint) -> bool:
         """Whether these have subscribers, by default those of frames and announces."""
         return all(self._publications[it].has_room for it in endpoints or self.link[:2])
 

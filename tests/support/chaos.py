@@ -146,8 +146,8 @@ class Chaos:
     def _observe(self) -> None:
         """What was said since the last time, in order."""
         self._observer.poll()
-        for heard in self._observer.transcript:
-            message = heard.message
+        for received in self._observer.transcript:
+            message = received.message
             match message:
                 case ShmPoolAnnounce():
                     self._advance(message.stream_id, message.epoch)

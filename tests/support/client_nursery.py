@@ -42,7 +42,7 @@ from tests.support import driver_client
 from tests.support.driver_client import DriverClient, Lease, attach_request
 from tests.support.driver_process import Deployment
 from tests.support.hostile_messages import read_messages
-from tests.support.listener import Heard
+from tests.support.listener import ReceivedMessage
 from tests.support.processes import Process, wait_until, whole_lines
 
 ANSWER_WITHIN_S: Final = 1.0  # then a holder asks anew
@@ -96,8 +96,8 @@ class Listener(DriverClient):
         if key in _ANSWERS and code != ResponseCode.OK and correlation_id not in self.asked:
             return
         with contextlib.suppress(DecodeError):
-            heard = Heard(decode(data), data, time.monotonic_ns(), len(self.transcript), info.stream_id)
-            self.transcript.append(heard)
+            received = ReceivedMessage(decode(data), data, time.monotonic_ns(), len(self.transcript), info.stream_id)
+            self.transcript.append(received)
 
 
 def ring_of(lease: Lease, base_dir: Path, *, writable: bool = False) -> shm.MappedRing:
@@ -133,8 +133,8 @@ class Nursery:
         self.pids: set[int] = set()
         self._diary = deployment.folder / f"diary-{time.monotonic_ns()}"
         self._diary.touch()
-        told = {"aeron_dir": deployment.aeron_dir, "folder": str(deployment.folder), "tables": deployment.tables}
-        self._process = Process("-m", __name__, json.dumps(told), str(self._diary))
+        settings = {"aeron_dir": deployment.aeron_dir, "folder": str(deployment.folder), "tables": deployment.tables}
+        self._process = Process("-m", __name__, json.dumps(settings), str(self._diary))
         assert self._process.read_line() == "ready"
 
     def hold(self, role: Role, stream_id: int, *, stubborn: bool = False) -> int:
@@ -215,9 +215,9 @@ def zombies_below(pid: int) -> list[int]:
     return found
 
 
-def _serve(told: str, diary: str) -> None:
+def _serve(settings: str, diary: str) -> None:
     """The warm process: forks on command. It has no Aeron client and no thread itself."""
-    deployment = _deployment(json.loads(told))
+    deployment = _deployment(json.loads(settings))
     actions = {"hold": _hold, "flood": _flood}
     print("ready", flush=True)
     for line in sys.stdin:
@@ -231,7 +231,7 @@ def _serve(told: str, diary: str) -> None:
             continue
         try:
             os.close(0)
-            _be_somebody_else()
+            _take_own_ids()
             actions[action](deployment, _Diary(diary), *arguments)
         except BaseException:
             _Diary(diary).enter("failed", text=traceback.format_exc())
@@ -239,15 +239,15 @@ def _serve(told: str, diary: str) -> None:
             os._exit(1)
 
 
-def _be_somebody_else() -> None:
+def _take_own_ids() -> None:
     """Ids of the child's own: it inherited those that its parent would give next."""
     driver_client._correlation_ids = itertools.count(secrets.randbits(62))
     driver_client._client_ids = itertools.count(1_000_000 + secrets.randbits(24) * 64)
 
 
-def _deployment(told: dict[str, Any]) -> Deployment:
-    deployment = Deployment(Path(told["folder"]), told["aeron_dir"])
-    deployment.tables = told["tables"]
+def _deployment(settings: dict[str, Any]) -> Deployment:
+    deployment = Deployment(Path(settings["folder"]), settings["aeron_dir"])
+    deployment.tables = settings["tables"]
     return deployment
 
 
@@ -281,10 +281,10 @@ def _attached(client: DriverClient, diary: _Diary, role: Role, stream_id: int) -
         request = attach_request(stream_id, role)
         sent_ns = client.send(request)
         until_s = time.monotonic() + ANSWER_WITHIN_S
-        answers: list[Heard[ShmAttachResponse]] = []
+        answers: list[ReceivedMessage[ShmAttachResponse]] = []
         while not answers and time.monotonic() < until_s:
             client.poll()
-            answers = client.heard(ShmAttachResponse, correlation_id=request.correlation_id)
+            answers = client.received(ShmAttachResponse, correlation_id=request.correlation_id)
             time.sleep(0.002)
         if not answers:
             diary.enter("unanswered", stream_id=stream_id)
@@ -302,19 +302,19 @@ def _use(deployment: Deployment, client: DriverClient, lease: Lease, ring: shm.M
     window_ns = 3 * int(deployment.tables["policies"]["announce_period_ms"]) * 1_000_000
     client.kept[:] = [lease]
     client.transcript.clear()
-    heard_ns = time.monotonic_ns()
+    announced_ns = time.monotonic_ns()
     reason = ""
     while not reason:
         for _ in range(20):
             if writer is not None:
                 writer.write(writer.next_seq, LAYOUT, frame(lease.client_id, writer.next_seq))
         client.poll()
-        for heard in client.transcript:
-            reason = reason or _end_of(lease, heard.message)
-            if isinstance(heard.message, ShmPoolAnnounce) and heard.message.stream_id == lease.stream_id:
-                heard_ns = heard.received_ns
+        for received in client.transcript:
+            reason = reason or _end_of(lease, received.message)
+            if isinstance(received.message, ShmPoolAnnounce) and received.message.stream_id == lease.stream_id:
+                announced_ns = received.received_ns
         client.transcript.clear()
-        if time.monotonic_ns() - heard_ns > window_ns:
+        if time.monotonic_ns() - announced_ns > window_ns:
             reason = "silence"
         if stubborn:
             reason = ""

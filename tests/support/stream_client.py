@@ -193,7 +193,7 @@ def _loop(consumer: Consumer, book: Book, journal: Journal, nap_s: float) -> Non
         elif frame.dropped_before < seq - last[1] - 1:
             journal.write("miscounted", last=last, epoch=epoch, seq=seq, dropped=frame.dropped_before)
         elif frame.dropped_before > seq - last[1] - 1:  # the same epoch, mapped again after another
-            journal.write("told late", epoch=epoch, seq=seq, dropped=frame.dropped_before - (seq - last[1] - 1))
+            journal.write("reported late", epoch=epoch, seq=seq, dropped=frame.dropped_before - (seq - last[1] - 1))
         last = epoch, seq
         if nap_s and seq % 64 == 0:
             time.sleep(nap_s)

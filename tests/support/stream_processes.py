@@ -38,8 +38,16 @@ class ClientProcess(DriverProcess):
         Book(book, "w+")
         self.book = Book(book, "r")
         deployment = site.deployment
-        told = [str(deployment.config_path), deployment.aeron_dir, str(stream_id), str(book), str(self._journal_path)]
-        super().__init__("-X", "faulthandler", "-m", "tests.support.stream_client", kind, *told, json.dumps(options))
+        arguments = [
+            str(deployment.config_path),
+            deployment.aeron_dir,
+            str(stream_id),
+            str(book),
+            str(self._journal_path),
+        ]
+        super().__init__(
+            "-X", "faulthandler", "-m", "tests.support.stream_client", kind, *arguments, json.dumps(options)
+        )
 
     @property
     def has_ended(self) -> bool:
@@ -368,15 +376,15 @@ def audit(consumer: Consuming, truth: Truth, ended: dict[str, Any]) -> None:
     assert sum(received.values()) == consumer.total
     assert ended["received"] == consumer.total - consumer.book[Book.SPOILT]  # K3: those count as late
 
-    untold = 0
+    unreported = 0
     for step in consumer.journal("crossed"):
         (epoch, seq), (next_epoch, next_seq) = step["from"], step["to"]
         between = [number for number in mapped if epoch < number < next_epoch]
         lost = truth.of_epochs([epoch, *between]).stop - 1 + next_seq - seq - 1
-        untold += lost - step["dropped"]
-        assert untold >= 0, (consumer.name, step, lost, between)
-    untold -= sum(step["dropped"] for step in consumer.journal("told late"))
-    assert untold >= 0, consumer.name
+        unreported += lost - step["dropped"]
+        assert unreported >= 0, (consumer.name, step, lost, between)
+    unreported -= sum(step["dropped"] for step in consumer.journal("reported late"))
+    assert unreported >= 0, consumer.name
 
     if not mapped:
         return

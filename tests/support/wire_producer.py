@@ -339,8 +339,8 @@ class WireProducer(WireServer):
             self.send(grant.response)
         else:
             self.ended.append(grant)
-            told = lie(grant.response)
-            for said in [told] if isinstance(told, (Message, bytes)) else told:
+            answers = lie(grant.response)
+            for said in [answers] if isinstance(answers, (Message, bytes)) else answers:
                 self.send(said)
         return grant
 

@@ -117,7 +117,10 @@ def own_id(session: Session) -> int:
 
 def requests_of(peer: WireProducer, role: Role, since: int = 0) -> list[ShmAttachRequest]:
     """Each once, however often it was repeated for want of an answer."""
-    found = {heard.message: None for heard in peer.heard(ShmAttachRequest, since, stream_id=peer.stream_id, role=role)}
+    found = {
+        received.message: None
+        for received in peer.received(ShmAttachRequest, since, stream_id=peer.stream_id, role=role)
+    }
     return list(found)
 
 
@@ -126,9 +129,9 @@ def fence(session: Session, peer: WireProducer) -> None:
     if isinstance(session, Consumer):
         peer.fence(session)
         return
-    nobody, since = new_client_id(), peer.now
-    peer.send(hello(peer.stream_id, nobody, descriptor_stream_id=31_000))
-    peer.wait_for(ConsumerConfig, since, consumer_id=nobody)
+    stranger, since = new_client_id(), peer.now
+    peer.send(hello(peer.stream_id, stranger, descriptor_stream_id=31_000))
+    peer.wait_for(ConsumerConfig, since, consumer_id=stranger)
 
 
 def queue_frames(session: Session, peer: WireProducer) -> None:
@@ -148,7 +151,7 @@ def assert_idle(session: Session, peer: WireProducer) -> None:
         with session.claim((4,), np.uint8) as slot:
             slot.array[:] = 1
         assert slot.seq is None
-        assert peer.heard(FrameDescriptor, since) == []
+        assert peer.received(FrameDescriptor, since) == []
     else:
         peer.publish(FRAME)
         assert session.poll(0.05) is None

@@ -23,21 +23,21 @@ from tests.support.wire_producer import WireProducer, altered
 
 
 def _lie(**changed: Any) -> Callable[[WireProducer, ShmAttachResponse], Said]:
-    def told(peer: WireProducer, honest: ShmAttachResponse) -> Said:
+    def falsified(peer: WireProducer, honest: ShmAttachResponse) -> Said:
         return replace(honest, **changed)
 
-    return told
+    return falsified
 
 
 def _pool(**changed: Any) -> Callable[[WireProducer, ShmAttachResponse], Said]:
     """False in the last pool."""
 
-    def told(peer: WireProducer, honest: ShmAttachResponse) -> Said:
+    def falsified(peer: WireProducer, honest: ShmAttachResponse) -> Said:
         *others, last = honest.payload_pools
         changes = {name: value(last) if callable(value) else value for name, value in changed.items()}
         return replace(honest, payload_pools=(*others, replace(last, **changes)))
 
-    return told
+    return falsified
 
 
 def _bytes(offset: int, data: bytes) -> Callable[[WireProducer, ShmAttachResponse], Said]:
@@ -106,7 +106,7 @@ def test_an_ok_that_is_not_as_it_must_be_is_dropped_and_asked_again(
         peer.wait_for(ShmLeaseKeepalive, since, lease_id=session.lease_id)
     assert len(peer.mapped_at_attach) - asked >= 2
     assert peer.mapped_at_attach[asked + 1] == []
-    assert peer.heard(ShmLeaseKeepalive, since, lease_id=dropped.lease_id) == []
+    assert peer.received(ShmLeaseKeepalive, since, lease_id=dropped.lease_id) == []
 
 
 @pytest.mark.spec("DRV-4.2-34", "DRV-9-05", "WIRE-15.22-15", "DRV-4.7a-01")
@@ -156,14 +156,14 @@ def test_answers_that_are_not_for_us_are_ignored(shared: tuple[WireProducer, Cli
     """E3: with another correlation id, or ours but for another stream, they neither attach nor disturb."""
     peer, client = shared
 
-    def told(honest: ShmAttachResponse) -> Iterable[Said]:
+    def falsified(honest: ShmAttachResponse) -> Iterable[Said]:
         stranger = _lie(correlation_id=honest.correlation_id + 1, lease_id=1)
         other_stream = _lie(stream_id=peer.stream_id + 1, lease_id=2)
         refusal = ShmAttachResponse(correlation_id=honest.correlation_id - 1, code=ResponseCode.INVALID_PARAMS)
         return [stranger(peer, honest), refusal, other_stream(peer, honest), honest]
 
     since = peer.now
-    peer.lies.append(told)
+    peer.lies.append(falsified)
     with start(client, peer, role) as session:
         peer.grants.append(peer.ended.pop())
         wait_works(session, peer)

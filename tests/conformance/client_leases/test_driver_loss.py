@@ -62,7 +62,7 @@ def test_a_shutdown_notice_ends_every_lease_at_once(
     assert session.lease_id not in (None, lease_id)
     fenced = peer.now
     peer.wait_for(ShmLeaseKeepalive, fenced, lease_id=session.lease_id)
-    assert peer.heard(ShmLeaseKeepalive, fenced, lease_id=lease_id) == []
+    assert peer.received(ShmLeaseKeepalive, fenced, lease_id=lease_id) == []
 
 
 @pytest.mark.spec("DRV-4.12-03", "DRV-4.13-13")
@@ -74,7 +74,7 @@ def test_a_request_that_was_under_way_at_a_shutdown_is_made_anew(bench: Bench, p
     client = bench.connect()
 
     def later() -> list[ShmAttachRequest]:
-        asked = [heard.message for heard in peer.heard(ShmAttachRequest, since, stream_id=peer.stream_id)]
+        asked = [received.message for received in peer.received(ShmAttachRequest, since, stream_id=peer.stream_id)]
         return [it for it in asked if it.correlation_id != first.correlation_id]
 
     with ThreadPoolExecutor(1) as pool:

@@ -26,7 +26,7 @@ from tests.conformance.client_leases.conftest import (
     wait_works,
     works,
 )
-from tests.support.listener import Heard
+from tests.support.listener import ReceivedMessage
 from tests.support.processes import wait_until
 from tests.support.wire_producer import WireProducer
 
@@ -43,7 +43,7 @@ def test_a_lease_is_not_used_after_its_deadline(bench: Bench, peer: WireProducer
     wait_works(session, peer, client)
     lease_id = session.lease_id
     peer.wait_for(ShmLeaseKeepalive, lease_id=lease_id)
-    last = peer.heard(ShmLeaseKeepalive, lease_id=lease_id)[-1]  # the conductor gets no more turns
+    last = peer.received(ShmLeaseKeepalive, lease_id=lease_id)[-1]  # the conductor gets no more turns
     wait_until(lambda: time.monotonic_ns() > last.received_ns + 2 * lease_ns, "the deadline is over")
     assert not works(session, peer)
     wait_works(session, peer, client)
@@ -63,13 +63,13 @@ def test_keepalives_come_before_each_deadline(
     session = start(client, peer, role)
     wait_works(session, peer)
 
-    def keepalives() -> list[Heard[ShmLeaseKeepalive]]:
+    def keepalives() -> list[ReceivedMessage[ShmLeaseKeepalive]]:
         """Of the lease that it has: a machine that stands still for longer than a lease ends it."""
-        return peer.heard(ShmLeaseKeepalive, lease_id=session.lease_id)
+        return peer.received(ShmLeaseKeepalive, lease_id=session.lease_id)
 
     wait_until(lambda: len(keepalives()) >= 5, "five keepalives of one lease")
     kept = keepalives()
-    sent = [heard.message.client_timestamp_ns for heard in kept]
+    sent = [received.message.client_timestamp_ns for received in kept]
     granted = peer.grant_of(own_id(session)).response.lease_expiry_timestamp_ns
     assert granted is not None
     assert sent[0] < granted
@@ -88,8 +88,8 @@ def test_a_lease_without_deadline_is_kept_alive_until_it_is_revoked(
     session = start(bench.connect(), peer, role)
     wait_works(session, peer)
     grant = peer.grant_of(own_id(session))
-    wait_until(lambda: len(peer.heard(ShmLeaseKeepalive, lease_id=grant.lease_id)) >= 8, "eight keepalives")
-    times = [heard.received_ns for heard in peer.heard(ShmLeaseKeepalive, lease_id=grant.lease_id)]
+    wait_until(lambda: len(peer.received(ShmLeaseKeepalive, lease_id=grant.lease_id)) >= 8, "eight keepalives")
+    times = [received.received_ns for received in peer.received(ShmLeaseKeepalive, lease_id=grant.lease_id)]
     gaps = sorted(later - earlier for earlier, later in itertools.pairwise(times))
     assert KEEPALIVE_MS * 500_000 < gaps[len(gaps) // 2] < KEEPALIVE_MS * 5_000_000  # half the default at most
     assert session.lease_id == grant.lease_id

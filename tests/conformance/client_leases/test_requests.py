@@ -29,13 +29,13 @@ def test_a_session_begins_with_an_attach_request(shared: tuple[WireProducer, Cli
     opened: list[Session] = []
     thread = threading.Thread(target=lambda: opened.append(start(client, peer, role)))
     thread.start()
-    heard = peer.wait_for(ShmAttachRequest, since, stream_id=peer.stream_id)
+    received = peer.wait_for(ShmAttachRequest, since, stream_id=peer.stream_id)
     assert opened == []
-    assert peer.heard(FrameDescriptor, since) == []
-    message = heard.message
+    assert peer.received(FrameDescriptor, since) == []
+    message = received.message
     fields = (message.correlation_id, peer.stream_id, message.client_id, role)
     expected = {struct.pack("<4H q I I B I B B B", 24, 1, 901, 1, *fields, version, 0, 1, 0) for version in (0, 1)}
-    assert heard.data in expected  # 0 is any layout, 1 the only one there is
+    assert received.data in expected  # 0 is any layout, 1 the only one there is
     assert message.client_id not in (0, 2**32 - 1)
     peer.answer_held()
     thread.join()
@@ -53,7 +53,7 @@ def test_every_lease_has_a_client_id_of_its_own(bench: Bench, peer: WireProducer
     for client in clients * 2:
         with start(client, peer, Role.PRODUCER) as producer, start(client, peer, Role.CONSUMER) as consumer:
             ids += [own_id(producer), own_id(consumer)]
-    asked = [heard.message.client_id for heard in peer.heard(ShmAttachRequest)]
+    asked = [received.message.client_id for received in peer.received(ShmAttachRequest)]
     assert len(set(ids)) == len(ids) == 8
     assert set(asked) == set(ids)
 
@@ -69,7 +69,7 @@ def test_attaches_of_one_stream_and_role_come_one_after_the_other(bench: Bench, 
     for thread in threads:
         thread.start()
     try:
-        wait_until(lambda: len(peer.heard(ShmAttachRequest)) >= 2, "the request is repeated")
+        wait_until(lambda: len(peer.received(ShmAttachRequest)) >= 2, "the request is repeated")
         assert len(requests_of(peer, role)) == 1
     finally:
         peer.announces = False  # a producer that learns that the other took its place asks again
@@ -89,12 +89,12 @@ def test_without_an_answer_there_is_no_session(bench: Bench, peer: WireProducer,
         start(client, peer, role, timeout=2)
     assert caught.value.channel == peer.endpoints.control[0]
     assert caught.value.waited_ns >= 2_000_000_000
-    times = [heard.received_ns for heard in peer.heard(ShmAttachRequest)]
+    times = [received.received_ns for received in peer.received(ShmAttachRequest)]
     gaps = [later - earlier for earlier, later in itertools.pairwise(times)]
     assert len(gaps) >= 2
     assert gaps[-1] > 1.3 * gaps[0]
     assert len(requests_of(peer, role)) == 1
-    assert peer.heard(FrameDescriptor) == []
+    assert peer.received(FrameDescriptor) == []
     assert peer.mapped_at_attach
     assert not any(peer.mapped_at_attach)
 
@@ -110,7 +110,7 @@ def test_a_driver_that_takes_long_gets_one_request_until_it_answers(bench: Bench
     thread.start()
     try:
         wait_until(
-            lambda: any(heard.received_ns > begin_ns + 6 * 10**9 for heard in peer.heard(ShmAttachRequest)),
+            lambda: any(received.received_ns > begin_ns + 6 * 10**9 for received in peer.received(ShmAttachRequest)),
             "the request is repeated after six seconds",
         )
         (request,) = requests_of(peer, Role.PRODUCER)
@@ -152,17 +152,17 @@ def test_a_caller_that_comes_again_goes_on_with_its_request(bench: Bench, peer: 
     with pytest.raises(tp.DriverUnreachable):
         start(client, peer, role, timeout=0.2)
     opened: list[Session] = []
-    since = len(peer.heard(ShmAttachRequest))
+    since = len(peer.received(ShmAttachRequest))
     thread = threading.Thread(target=lambda: opened.append(start(client, peer, role, timeout=60)), daemon=True)
     thread.start()
     try:
-        wait_until(lambda: len(peer.heard(ShmAttachRequest)) > since, "the request is repeated")
+        wait_until(lambda: len(peer.received(ShmAttachRequest)) > since, "the request is repeated")
     finally:
         peer.answer_held()
         thread.join()
     assert len(requests_of(peer, role)) == 1
     (session,) = opened
-    assert not peer.heard(ShmDetachRequest)
+    assert not peer.received(ShmDetachRequest)
     wait_works(session, peer)
 
 

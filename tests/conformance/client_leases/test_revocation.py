@@ -60,7 +60,7 @@ def test_a_revoked_lease_is_not_used_and_another_one_asked_for(
     assert session.lease_id != grant.lease_id
     fenced = peer.now
     peer.wait_for(ShmLeaseKeepalive, fenced, lease_id=session.lease_id)
-    assert peer.heard(ShmLeaseKeepalive, fenced, lease_id=grant.lease_id) == []
+    assert peer.received(ShmLeaseKeepalive, fenced, lease_id=grant.lease_id) == []
 
 
 @pytest.mark.spec("DRV-4.9-21", "DRV-4.9-09")
@@ -140,7 +140,9 @@ def test_one_revoked_lease_leaves_the_others_alone(bench: Bench, peer: WireProdu
         assert works(two, peer) or works(two, peer)
         assert works(producer, other)
         peer.wait_for(ShmAttachRequest, since)
-        assert len(peer.heard(ShmAttachRequest, since)) == len(peer.heard(ShmAttachRequest, since, role=Role.CONSUMER))
+        assert len(peer.received(ShmAttachRequest, since)) == len(
+            peer.received(ShmAttachRequest, since, role=Role.CONSUMER)
+        )
         peer.answer_held()
         wait_works(one, peer)
         assert leases == (two.lease_id, producer.lease_id)
@@ -159,7 +161,7 @@ def test_after_the_end_of_its_producer_a_consumer_waits_for_the_next_epoch(bench
     wait_until(lambda: not consumer.is_active, "the revocation is heard")
     other = peer.make_regions(peer.epoch + 1)
     peer.say(ShmPoolAnnounce, **other.layout | {"stream_id": peer.stream_id + 1})
-    wait_until(lambda: len(peer.heard(ShmPoolAnnounce, since, epoch=peer.epoch)) > 3, "the epoch is announced again")
+    wait_until(lambda: len(peer.received(ShmPoolAnnounce, since, epoch=peer.epoch)) > 3, "the epoch is announced again")
     fence(consumer, peer)
     assert_idle(consumer, peer)
     assert not consumer.is_active
@@ -181,11 +183,13 @@ def test_a_consumer_does_not_wait_for_ever_for_the_next_epoch(bench: Bench, peer
     fence(consumer, peer)
     since, lease_id = peer.now, consumer.lease_id
     said_ns = peer.say(ShmLeaseRevoked)
-    heard = peer.wait_for(ShmAttachRequest, since, stream_id=peer.stream_id)
-    assert heard.message == peer.grant_of(own_id(consumer)).request, "E40: the same request, for the lease that it has"
-    assert heard.received_ns - said_ns >= 2.5 * SHORT_PERIOD_MS * 1_000_000
-    announces = [announce for announce in peer.heard(ShmPoolAnnounce, since) if announce.index < heard.index]
+    received = peer.wait_for(ShmAttachRequest, since, stream_id=peer.stream_id)
+    assert received.message == peer.grant_of(own_id(consumer)).request, (
+        "E40: the same request, for the lease that it has"
+    )
+    assert received.received_ns - said_ns >= 2.5 * SHORT_PERIOD_MS * 1_000_000
+    announces = [announce for announce in peer.received(ShmPoolAnnounce, since) if announce.index < received.index]
     assert len(announces) < 6 * SHORT_PERIOD_MS / 1e3 / ANNOUNCE_EVERY_S
     wait_works(consumer, peer)
     assert consumer.lease_id == lease_id
-    assert peer.heard(ShmDetachRequest, since, stream_id=peer.stream_id) == []
+    assert peer.received(ShmDetachRequest, since, stream_id=peer.stream_id) == []

@@ -82,20 +82,20 @@ def mapped(peer: WireConsumer, producer: Producer) -> MappedStream:
 
 def fence(peer: WireConsumer, producer: Producer) -> None:
     """Return when the producer does as the hellos ask: it declined a request that came after them."""
-    nobody = new_client_id()
-    peer.say_hello(producer.stream_id, consumer_id=nobody, descriptor_stream_id=31_000)
-    peer.wait_for(ConsumerConfig, consumer_id=nobody)
+    stranger = new_client_id()
+    peer.say_hello(producer.stream_id, consumer_id=stranger, descriptor_stream_id=31_000)
+    peer.wait_for(ConsumerConfig, consumer_id=stranger)
 
 
 def descriptors(peer: WireConsumer, producer: Producer, last: int | None) -> list[FrameDescriptor]:
     """The producer's, up to a seq, on the shared stream."""
     shared = peer.endpoints["descriptor"]
 
-    def heard() -> list[FrameDescriptor]:
-        return [it for it in peer.heard_on(shared, FrameDescriptor) if it.stream_id == producer.stream_id]
+    def received() -> list[FrameDescriptor]:
+        return [it for it in peer.received_on(shared, FrameDescriptor) if it.stream_id == producer.stream_id]
 
-    peer.wait_until(lambda: any(it.seq == last for it in heard()), f"the descriptor of {last}")
-    return heard()
+    peer.wait_until(lambda: any(it.seq == last for it in received()), f"the descriptor of {last}")
+    return received()
 
 
 def busy_until(now_ns: int) -> None:
@@ -107,18 +107,18 @@ def progress_of(peer: WireConsumer, producer: Producer, last: int) -> list[Frame
     """On the shared control stream, once the descriptor of `last` and all before it were received."""
     descriptors(peer, producer, last)
     peer.wait_for(FrameProgress, stream_id=producer.stream_id, seq=last, state=COMPLETE)
-    return [heard.message for heard in peer.heard(FrameProgress, stream_id=producer.stream_id)]
+    return [received.message for received in peer.received(FrameProgress, stream_id=producer.stream_id)]
 
 
 def fill(producer: Producer, *, step: int = 4096, pause_us: int = 600) -> tuple[int, list[int]]:
     """A frame of 256 rows of 1 KiB, reported row by row or in larger steps; its seq and the steps."""
-    told = []
+    sent = []
     with producer.claim((256, 1024), np.uint8, progress="rows") as slot:
         assert slot.seq is not None
         for rows in range(step // 1024, 257, step // 1024):
             slot.array[:rows] = slot.seq % 251
             busy_until(time.monotonic_ns() + pause_us * 1000)
             slot.progress(rows=rows)
-            told.append(rows * 1024)
+            sent.append(rows * 1024)
     assert slot.seq is not None
-    return slot.seq, told
+    return slot.seq, sent

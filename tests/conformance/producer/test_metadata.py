@@ -27,11 +27,11 @@ from tests.support.wire_consumer import MappedStream, WireConsumer
 def test_qos_tells_who_produces_and_how_far_it_is(peer: WireConsumer, producer: Producer) -> None:
     """stream, producer, epoch and the last committed seq, byte for byte, again and again."""
     last = [producer.publish(np.zeros(3)) for _ in range(5)][-1]
-    heard = peer.wait_for(QosProducer, stream_id=producer.stream_id, current_seq=last)
+    received = peer.wait_for(QosProducer, stream_id=producer.stream_id, current_seq=last)
     names = (producer.stream_id, producer.producer_id, producer.epoch)
-    assert heard.data == struct.pack("<4H I I Q Q I", 28, 6, 900, 1, *names, last, 2**32 - 1)
-    assert heard.stream_id == peer.endpoints["qos"][1]
-    peer.wait_for(QosProducer, heard.index + 1, stream_id=producer.stream_id, current_seq=last)
+    assert received.data == struct.pack("<4H I I Q Q I", 28, 6, 900, 1, *names, last, 2**32 - 1)
+    assert received.stream_id == peer.endpoints["qos"][1]
+    peer.wait_for(QosProducer, received.index + 1, stream_id=producer.stream_id, current_seq=last)
 
 
 @pytest.mark.spec("WIRE-10.3.1-02")
@@ -44,16 +44,16 @@ def test_metadata_is_told_on_change_and_again_and_frames_name_its_version(
     for exposure in (4, 5):
         version = producer.set_metadata({"camera": "front", "exposure_ms": exposure, "mask": b"\x01\x02"}, tags=["lab"])
         versions.append(version)
-        heard = peer.wait_for(DataSourceMeta, stream_id=producer.stream_id, meta_version=version)
-        found = {it.key: (it.format, it.value) for it in heard.message.attributes}
+        received = peer.wait_for(DataSourceMeta, stream_id=producer.stream_id, meta_version=version)
+        found = {it.key: (it.format, it.value) for it in received.message.attributes}
         assert found["camera"] == ("text/plain", b"front")
         assert found["exposure_ms"] == ("application/json", str(exposure).encode())
         assert found["mask"][1] == b"\x01\x02"
         assert "tags" in found
-        peer.wait_for(DataSourceMeta, heard.index + 1, stream_id=producer.stream_id, meta_version=version)
-        announce = peer.wait_for(DataSourceAnnounce, heard.index, stream_id=producer.stream_id, meta_version=version)
+        peer.wait_for(DataSourceMeta, received.index + 1, stream_id=producer.stream_id, meta_version=version)
+        announce = peer.wait_for(DataSourceAnnounce, received.index, stream_id=producer.stream_id, meta_version=version)
         assert (announce.message.producer_id, announce.message.epoch) == (producer.producer_id, producer.epoch)
-        assert {heard.stream_id, announce.stream_id} == {peer.endpoints["metadata"][1]}
+        assert {received.stream_id, announce.stream_id} == {peer.endpoints["metadata"][1]}
         seq = producer.publish(np.zeros(3))
         assert seq is not None
         assert mapped.slot(seq).meta_version == version
@@ -75,13 +75,13 @@ def test_a_blob_is_cut_into_chunks_that_cover_it(
     names: dict[str, Any] = {"stream_id": producer.stream_id, "meta_version": version}
     announce = peer.wait_for(MetaBlobAnnounce, **names)
     complete = peer.wait_for(MetaBlobComplete, announce.index, **names)
-    chunks = [it for it in peer.heard(MetaBlobChunk, announce.index, **names) if it.index < complete.index]
+    chunks = [it for it in peer.received(MetaBlobChunk, announce.index, **names) if it.index < complete.index]
     assert (announce.message.total_len, announce.message.blob_type) == (length, 5)
     data = b""
-    for heard in chunks:
-        assert heard.message.chunk_offset == len(data)
-        assert 0 < len(heard.message.chunk_bytes) <= 65_536
-        data += heard.message.chunk_bytes
+    for received in chunks:
+        assert received.message.chunk_offset == len(data)
+        assert 0 < len(received.message.chunk_bytes) <= 65_536
+        data += received.message.chunk_bytes
     assert data == blob
     assert announce.message.checksum == complete.message.checksum
     assert (announce.message.checksum != 0) == (checksum and length > 0)

@@ -56,11 +56,11 @@ def test_streams_of_its_own_are_granted_as_asked(peer: WireConsumer, producer: P
     seqs = [producer.publish(np.zeros(3)) for _ in range(20)]
     seqs.append(fill(producer)[0])
     producer.set_metadata({"a": 1})
-    peer.wait_until(lambda: peer.heard_on(own, FrameDescriptor)[-1:] != [], "a private descriptor")
-    peer.wait_until(lambda: peer.heard_on(own, FrameDescriptor)[-1].seq == seqs[-1], "the last private descriptor")
+    peer.wait_until(lambda: peer.received_on(own, FrameDescriptor)[-1:] != [], "a private descriptor")
+    peer.wait_until(lambda: peer.received_on(own, FrameDescriptor)[-1].seq == seqs[-1], "the last private descriptor")
     peer.wait_for(DataSourceMeta, stream_id=producer.stream_id)
     fence(peer, producer)
-    assert [it.seq for it in peer.heard_on(own, FrameDescriptor)] == seqs
+    assert [it.seq for it in peer.received_on(own, FrameDescriptor)] == seqs
     assert all(isinstance(it.message, FrameDescriptor) for it in peer.transcript if it.stream_id == own[1])
     progress = [it.message for it in peer.transcript if it.stream_id == control[1]]
     assert [it.state for it in progress][:1] == [STARTED]
@@ -80,7 +80,7 @@ def test_half_a_request_is_declined(peer: WireConsumer, producer: Producer, kind
         assert config.use_shm
     nothing = peer.say_hello(producer.stream_id, consumer_id=new_client_id())
     fence(peer, producer)
-    for answer in peer.heard(ConsumerConfig, consumer_id=nothing.consumer_id):
+    for answer in peer.received(ConsumerConfig, consumer_id=nothing.consumer_id):
         assert (assigned(answer.message), assigned(answer.message, "control")) == (("", 0), ("", 0))
     whole = peer.say_hello(producer.stream_id, consumer_id=new_client_id(), **asked((channel, stream_id), kind))
     assert assigned(config_of(peer, whole), kind) == (channel, stream_id)
@@ -176,9 +176,9 @@ def test_a_rate_caps_a_private_stream_and_never_the_shared_one(peer: WireConsume
         peer.poll()
     elapsed_s = (time.monotonic_ns() - start_ns) / 1e9
     assert [it.seq for it in descriptors(peer, producer, seqs[-1])] == seqs
-    peer.wait_until(lambda: len(peer.heard_on(unlimited, FrameDescriptor)) == 100, "the unlimited one has them all")
-    assert [it.seq for it in peer.heard_on(unlimited, FrameDescriptor)] == seqs
-    assert 0.3 * 50 / 2 <= len(peer.heard_on(limited, FrameDescriptor)) <= elapsed_s * 50 + 2
+    peer.wait_until(lambda: len(peer.received_on(unlimited, FrameDescriptor)) == 100, "the unlimited one has them all")
+    assert [it.seq for it in peer.received_on(unlimited, FrameDescriptor)] == seqs
+    assert 0.3 * 50 / 2 <= len(peer.received_on(limited, FrameDescriptor)) <= elapsed_s * 50 + 2
 
 
 @pytest.mark.spec("WIRE-5-03", "WIRE-10.1.3-11", "WIRE-10.1.2-02")
@@ -250,7 +250,7 @@ def test_a_hello_for_another_stream_is_not_answered(peer: WireConsumer, producer
     stranger = new_client_id()
     peer.say_hello(producer.stream_id + 1_000, consumer_id=stranger, **asked(own))
     fence(peer, producer)
-    assert peer.heard(ConsumerConfig, consumer_id=stranger) == []
+    assert peer.received(ConsumerConfig, consumer_id=stranger) == []
 
 
 def test_another_layout_version_is_told_not_to_use_shared_memory(peer: WireConsumer, producer: Producer) -> None:

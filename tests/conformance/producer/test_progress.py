@@ -39,14 +39,14 @@ def test_a_frame_is_started_makes_progress_and_is_complete(
     second, _ = fill(producer)
     assert second == first + 1
     for seq in (first, second):
-        heard = [it for it in progress_of(peer, producer, second) if it.seq == seq]
-        states = [it.state for it in heard]
-        filled = [it.payload_bytes_filled for it in heard]
-        assert states == [STARTED, *[PROGRESS] * (len(heard) - 2), COMPLETE]
-        assert len(heard) >= 3
+        received = [it for it in progress_of(peer, producer, second) if it.seq == seq]
+        states = [it.state for it in received]
+        filled = [it.payload_bytes_filled for it in received]
+        assert states == [STARTED, *[PROGRESS] * (len(received) - 2), COMPLETE]
+        assert len(received) >= 3
         assert filled == sorted(filled)
         assert (filled[0], filled[-1]) == (0, 256 * 1024)
-        assert all(it.epoch == producer.epoch for it in heard)
+        assert all(it.epoch == producer.epoch for it in received)
         assert all(later - earlier >= 65_536 for earlier, later in itertools.pairwise(filled[:-1]))
         assert mapped.slot(seq).seq == seq
         assert mapped.slot(seq).progress_unit == 1
@@ -118,7 +118,7 @@ def test_without_anybody_who_wants_it_no_progress_is_told(peer: WireConsumer, pr
     seq, _ = fill(producer)
     assert [it.seq for it in descriptors(peer, producer, seq)] == [seq]
     fence(peer, producer)
-    assert peer.heard(FrameProgress, stream_id=producer.stream_id) == []
+    assert peer.received(FrameProgress, stream_id=producer.stream_id) == []
 
 
 @pytest.mark.spec("WIRE-10.1.2-14", "WIRE-10.2.2-22", "WIRE-10.2.2-19", "WIRE-10.1.2-06", "WIRE-10.1.2-07")
@@ -141,9 +141,9 @@ def test_the_most_eager_wish_counts_above_the_floor(
         peer.say_hello(producer.stream_id, consumer_id=new_client_id(), supports_progress=True, **hint)
     fence(peer, producer)
     seq, offered = fill(producer)
-    told = [it.payload_bytes_filled for it in progress_of(peer, producer, seq) if it.state is PROGRESS]
+    sent = [it.payload_bytes_filled for it in progress_of(peer, producer, seq) if it.state is PROGRESS]
     expected = [filled for filled in offered if filled % smallest == 0]
-    assert told == expected
+    assert sent == expected
 
 
 @pytest.mark.spec("WIRE-10.2.2-19", "WIRE-10.2.2-20", "WIRE-10.2.2-22")
@@ -158,8 +158,8 @@ def test_progress_is_told_at_most_once_an_interval(
     start_ns = time.monotonic_ns()
     seq, offered = fill(producer, step=1024, pause_us=100)
     elapsed_us = (time.monotonic_ns() - start_ns) // 1000
-    told = [it for it in progress_of(peer, producer, seq) if it.state is PROGRESS]
-    assert 1 <= len(told) <= min(elapsed_us // shortest_us + 1, elapsed_us // 500 + BURST)
+    sent = [it for it in progress_of(peer, producer, seq) if it.state is PROGRESS]
+    assert 1 <= len(sent) <= min(elapsed_us // shortest_us + 1, elapsed_us // 500 + BURST)
     assert len(offered) == 256
 
 
@@ -178,13 +178,13 @@ def test_small_frames_do_not_flood_the_control_stream(peer: WireConsumer, produc
     with producer.claim((4, 4), np.uint8, progress="rows") as slot:
         assert slot.seq is not None
         peer.wait_for(FrameProgress, stream_id=producer.stream_id, seq=slot.seq, state=STARTED)
-    told = progress_of(peer, producer, slot.seq)
-    assert 2 < len(told) - 2 <= elapsed_us // 500 + BURST
+    sent = progress_of(peer, producer, slot.seq)
+    assert 2 < len(sent) - 2 <= elapsed_us // 500 + BURST
     states: dict[int, list[FrameProgressState]] = {}
-    for it in told:
+    for it in sent:
         states.setdefault(it.seq, []).append(it.state)
     assert set(map(tuple, states.values())) == {(STARTED, COMPLETE)}
-    assert count > len(told), "the cap was needed"
+    assert count > len(sent), "the cap was needed"
 
 
 @pytest.mark.spec("WIRE-10.2.2-20")
@@ -198,5 +198,7 @@ def test_an_update_that_came_too_early_is_sent_when_the_interval_is_over(
     with producer.claim((256, 1024), np.uint8, progress="rows") as slot:
         for rows in (10, 20, 30):
             slot.progress(rows=rows)
-        heard = peer.wait_for(FrameProgress, stream_id=producer.stream_id, seq=slot.seq, payload_bytes_filled=30 * 1024)
-    assert heard.message.state is PROGRESS
+        received = peer.wait_for(
+            FrameProgress, stream_id=producer.stream_id, seq=slot.seq, payload_bytes_filled=30 * 1024
+        )
+    assert received.message.state is PROGRESS

@@ -34,7 +34,7 @@ from tests.conformance.producer.conftest import (
     progress_of,
 )
 from tests.support.driver_process import Deployment
-from tests.support.listener import Heard
+from tests.support.listener import ReceivedMessage
 from tests.support.processes import wait_until
 from tests.support.region_bytes import DTYPES, committed
 from tests.support.wire_consumer import MappedStream, WireConsumer
@@ -62,7 +62,7 @@ def test_each_frame_has_one_descriptor_and_both_name_its_seq(
     assert [it.seq for it in descriptors(peer, producer, seq)] == list(range(first, first + 2 * NSLOTS + 3))
     names = (producer.stream_id, producer.epoch, seq)
     expected = struct.pack("<4H I Q Q Q I Q", 40, 4, 900, 1, *names, 2**64 - 1, 2**32 - 1, 0)
-    assert peer.heard(FrameDescriptor, seq=seq)[0].data == expected
+    assert peer.received(FrameDescriptor, seq=seq)[0].data == expected
     assert first == 1, "the first frame of an epoch, which the fixture published, is 0"
 
 
@@ -123,8 +123,8 @@ def test_nothing_is_told_of_a_frame_before_its_bytes_are_there(
     described, completed = set(), set()
     wrong: list[Any] = []
 
-    def judge(heard: Heard[Any]) -> None:
-        message = heard.message
+    def judge(received: ReceivedMessage[Any]) -> None:
+        message = received.message
         if isinstance(message, FrameDescriptor) and message.stream_id == producer.stream_id:
             described.add(message.seq)
             if mapped.word(message.seq) != committed(message.seq):

@@ -78,11 +78,11 @@ def reasons(consumer: Consumer, before: dict[DropReason, int]) -> dict[DropReaso
 
 
 @pytest.fixture
-def private(connected: Client, peer: WireProducer, told: list[Progress]) -> Consumer:
+def private(connected: Client, peer: WireProducer, reported: list[Progress]) -> Consumer:
     """A consumer that asked for streams of its own and was not answered yet."""
     first = peer.endpoints.control[1]
     endpoints: dict[str, Any] = {
         "private_descriptors": Endpoint(IPC, first + 7),
         "private_control": Endpoint(IPC, first + 8),
     }
-    return warm(peer, connected.consumer(peer.stream_id, on_progress=told.append, **endpoints))
+    return warm(peer, connected.consumer(peer.stream_id, on_progress=reported.append, **endpoints))

@@ -210,12 +210,12 @@ def test_all_messages_may_share_one_stream(shared_media_driver: aeron.MediaDrive
     ):
         consumer = warm(peer, client.consumer(peer.stream_id))
 
-        def is_heard() -> bool:
+        def is_received() -> bool:
             peer.say(DataSourceMeta, meta_version=2)
             return consumer.metadata(2) is not None
 
-        wait_until(is_heard, "metadata is heard")
+        wait_until(is_received, "metadata is heard")
         peer.wait_for(QosConsumer, consumer_id=consumer.consumer_id)
-        assert peer.heard(ShmPoolAnnounce)
+        assert peer.received(ShmPoolAnnounce)
         seqs = [peer.publish(FRAME) for _ in range(3)]
         assert [frame.seq for frame in received(peer, consumer)] == seqs

@@ -77,14 +77,14 @@ def test_with_a_stream_of_its_own_the_shared_descriptors_are_not_heard(peer: Wir
 
 @pytest.mark.spec("WIRE-5-11", "WIRE-5-12")
 def test_with_a_control_stream_of_its_own_progress_comes_there_and_the_rest_where_it_was(
-    peer: WireProducer, private: Consumer, told: list[Progress]
+    peer: WireProducer, private: Consumer, reported: list[Progress]
 ) -> None:
     """FrameProgress on the private stream is received, and an announce of a new epoch on the shared one is obeyed."""
     _, control = grant(peer, private)
     peer.begin(peer.next_seq, FRAME)
     peer.say(FrameProgress, on=control, seq=peer.next_seq, payload_bytes_filled=0, state=FrameProgressState.STARTED)
-    wait_until(lambda: private.poll(0.01) is None and told, "progress is told")
-    assert told[-1].seq == peer.next_seq
+    wait_until(lambda: private.poll(0.01) is None and reported, "progress is told")
+    assert reported[-1].seq == peer.next_seq
     regions = peer.new_epoch()
     wait_until(lambda: private.poll() is None and private.epoch == regions.epoch, "the new epoch is mapped")
 

@@ -34,13 +34,13 @@ def test_qos_tells_what_was_seen_missed_and_late(peer: WireProducer, brisk: Clie
     peer.publish(FRAME, slot={"word": committed(peer.next_seq + NSLOTS)})
     received(peer, consumer)
     last = peer.next_seq - 1
-    heard = peer.wait_for(QosConsumer, consumer_id=consumer.consumer_id, last_seq_seen=last)
-    assert heard.stream_id == peer.endpoints.qos[1]
+    arrived = peer.wait_for(QosConsumer, consumer_id=consumer.consumer_id, last_seq_seen=last)
+    assert arrived.stream_id == peer.endpoints.qos[1]
     names = (peer.stream_id, consumer.consumer_id, peer.epoch)
-    assert heard.data == struct.pack("<4H I I Q Q Q Q B", 41, 5, 900, 1, *names, last, 3, 1, 1)
+    assert arrived.data == struct.pack("<4H I I Q Q Q Q B", 41, 5, 900, 1, *names, last, 3, 1, 1)
     assert (consumer.stats.drops_gap, consumer.stats.drops_late) == (3, 1)
-    peer.wait_for(QosConsumer, heard.index + 1, consumer_id=consumer.consumer_id)  # and again, though nothing changed
-    peer.wait_for(ConsumerHello, heard.index + 1, consumer_id=consumer.consumer_id)
+    peer.wait_for(QosConsumer, arrived.index + 1, consumer_id=consumer.consumer_id)  # and again, though nothing changed
+    peer.wait_for(ConsumerHello, arrived.index + 1, consumer_id=consumer.consumer_id)
 
 
 @pytest.mark.spec("WIRE-10.4.1-04", "WIRE-15.18-02")
@@ -58,10 +58,10 @@ def test_qos_counts_a_frame_as_late_that_was_overwritten_after_its_delivery(peer
     assert not frame.is_intact()
     with pytest.raises(tp.FrameOverwritten), frame:
         pass
-    heard = peer.wait_for(QosConsumer, consumer_id=consumer.consumer_id, drops_late=late + 1).message
+    arrived = peer.wait_for(QosConsumer, consumer_id=consumer.consumer_id, drops_late=late + 1).message
     after = consumer.stats
     assert (after.received, after.drops_late) == (before.received - 1, before.drops_late + 1)
-    assert heard.drops_gap == after.drops_gap == before.drops_gap
+    assert arrived.drops_gap == after.drops_gap == before.drops_gap
 
 
 # --- hello
@@ -114,11 +114,11 @@ def test_a_consumer_says_hello_when_it_starts(
 ) -> None:
     """On the control stream, with what it can do and wants, byte for byte; nothing asked for is 0, null or empty."""
     consumer = brisk.consumer(peer.stream_id, **options)
-    heard = peer.wait_for(ConsumerHello, consumer_id=consumer.consumer_id)
-    assert heard.stream_id == peer.endpoints.control[1]
+    arrived = peer.wait_for(ConsumerHello, consumer_id=consumer.consumer_id)
+    assert arrived.stream_id == peer.endpoints.control[1]
     golden = {packed_hello(peer, consumer, layout_version=version, **expected) for version in (0, 1)}
-    assert heard.data in golden  # 0 is any version, 1 the only one there is
-    wait_until(lambda: len(peer.heard(ConsumerHello, consumer_id=consumer.consumer_id)) > 1, "it says hello again")
+    assert arrived.data in golden  # 0 is any version, 1 the only one there is
+    wait_until(lambda: len(peer.received(ConsumerHello, consumer_id=consumer.consumer_id)) > 1, "it says hello again")
 
 
 @pytest.mark.spec("WIRE-10.1.2-10", "WIRE-10.1.2-11", "WIRE-10.1.3-08")
@@ -133,6 +133,6 @@ def test_half_a_request_for_a_private_stream_is_never_sent(
         connected.consumer(peer.stream_id, **half)
     consumer = connected.consumer(peer.stream_id)
     peer.wait_for(ConsumerHello, consumer_id=consumer.consumer_id)
-    for heard in peer.heard(ConsumerHello):
-        assert (heard.message.descriptor_stream_id, heard.message.descriptor_channel) == (0, "")
-        assert (heard.message.control_stream_id, heard.message.control_channel) == (0, "")
+    for arrived in peer.received(ConsumerHello):
+        assert (arrived.message.descriptor_stream_id, arrived.message.descriptor_channel) == (0, "")
+        assert (arrived.message.control_stream_id, arrived.message.control_channel) == (0, "")
