@@ -111,7 +111,7 @@ def test_an_epoch_that_is_not_announced_yet_ends_the_one_before(reception: Recep
 
 
 @pytest.mark.spec("BRG-8-03", "BRG-8-01")
-def test_a_source_whose_epochs_begin_anew_is_heard_again(host: Host, link: Link) -> None:
+def test_a_source_whose_epochs_begin_anew_is_received_again(host: Host, link: Link) -> None:
     """G17: once the higher epoch has been silent for three announce periods."""
     with Reception(host, link=link.again(), sender={"epoch": 77}, announce_period_ms=400) as reception:
         old = reception.meet().deliver(b"old").descriptor
@@ -167,7 +167,7 @@ def test_a_restarted_receiver_has_a_higher_local_epoch(reception: Reception) -> 
 
 
 @pytest.mark.spec("BRG-7.2-03", "BRG-4-08")
-def test_the_sources_announce_is_not_told_to_local_consumers(reception: Reception) -> None:
+def test_the_sources_announce_is_not_forwarded_to_local_consumers(reception: Reception) -> None:
     """On no stream of the host: what is announced here is the local driver's memory."""
     sender = reception.sender
     sender.announce()

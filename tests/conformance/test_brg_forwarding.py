@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """What a bridge carries beside frames: announces, metadata, QoS and progress, each where it belongs and rewritten.
 
-Bridge §7, §7.1, §7.2, §9; decisions G6, G7, G10-G13. The receiving half is told by a test sender, the sending half is
-heard by a test receiver.
+Bridge §7, §7.1, §7.2, §9; decisions G6, G7, G10-G13. A test sender sends to the receiving half, and a
+test receiver receives from the sending half.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ def wait_qos(reception: Reception, since: int) -> QosProducer:
 
 
 @pytest.mark.spec("BRG-7.1-01", "BRG-7.1-03", "BRG-7.1-04", "BRG-7.1-05")
-def test_metadata_are_told_to_local_consumers_under_the_destinations_id(reception: Reception, host: Host) -> None:
+def test_metadata_are_forwarded_to_local_consumers_under_the_destinations_id(reception: Reception, host: Host) -> None:
     """G12: with the local epoch and producer; version, name, summary and attributes are the source's."""
     descriptor = reception.deliver(b"frame").descriptor
     since = reception.now
@@ -131,7 +131,7 @@ def test_without_a_metadata_channel_frames_come_without_metadata(host: Host, lin
 
 
 @pytest.mark.spec("BRG-9-03", "BRG-9-06", "BRG-9-07", "BRG-9-08", "BRG-7.2-05")
-def test_progress_is_told_under_the_destinations_id(reception: Reception) -> None:
+def test_progress_is_forwarded_under_the_destinations_id(reception: Reception) -> None:
     """G6: epoch, seq, bytes and state are the source's, also of a frame whose chunks are still to come (G7)."""
     states = [FrameProgressState.STARTED, FrameProgressState.PROGRESS, FrameProgressState.COMPLETE]
     for filled, state in enumerate(states):
@@ -151,7 +151,7 @@ def test_progress_is_told_under_the_destinations_id(reception: Reception) -> Non
 
 
 @pytest.mark.spec("BRG-9-09", "BRG-9-10")
-def test_progress_that_is_nobodys_is_dropped(reception: Reception) -> None:
+def test_progress_of_an_unknown_stream_or_epoch_is_dropped(reception: Reception) -> None:
     """Of an unknown stream, another epoch, and a frame that is published already; the one behind them comes."""
     sender = reception.sender
     done = reception.fence()
@@ -179,7 +179,7 @@ def test_progress_alone_makes_no_frame(reception: Reception) -> None:
 
 
 @pytest.mark.spec("BRG-9-01", "BRG-9-02")
-def test_qos_of_the_source_is_told_on_the_mappings_control_stream(reception: Reception) -> None:
+def test_qos_of_the_source_is_forwarded_on_the_mappings_control_stream(reception: Reception) -> None:
     since = reception.now
     said = reception.sender.qos(current_seq=4711, watermark=3)
     received = wait_qos(reception, since)

@@ -164,13 +164,13 @@ CHUNK_LIES = [
         "a header that is 255 in chunk 1", mark.spec("BRG-5.2-18"), "chunks.malformed", one_with(1, header_included=255)
     ),
     case(
-        "a byte less than told",
+        "a byte less than stated",
         mark.spec("BRG-5.2-21"),
         "chunks.length",
         lambda it: one_with(1, payload_bytes=it[1]["payload_bytes"][:-1])(it),
     ),
     case(
-        "a byte more than told",
+        "a byte more than stated",
         mark.spec("BRG-5.2-21"),
         "chunks.length",
         lambda it: one_with(1, payload_bytes=it[1]["payload_bytes"] + b"+")(it),
@@ -474,7 +474,7 @@ def test_a_refused_frame_leaves_no_trace_in_memory(reception: Reception) -> None
 
 
 @pytest.mark.spec("BRG-10-24", "BRG-3-04")
-def test_messages_are_told_apart_by_their_schema(reception: Reception) -> None:
+def test_messages_are_distinguished_by_their_schema(reception: Reception) -> None:
     """Template 1 is an announce, a chunk or an attach, by its schema; each counts only where it belongs."""
     sender, control = reception.sender, reception.link.control
     (chunk,) = sender.frame(b"not here")

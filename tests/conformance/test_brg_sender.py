@@ -235,7 +235,7 @@ def test_no_chunk_leaves_before_the_announce_did(
 
 
 @pytest.mark.spec("BRG-7.2-01", "BRG-8-01")
-def test_frames_of_an_epoch_that_nobody_announced_stay_at_home(
+def test_frames_of_an_epoch_that_was_not_announced_are_not_sent(
     shared_media_driver: aeron.MediaDriver, shm_dir: Path, link: Link
 ) -> None:
     """G16: the sender reads the new epoch already; its first chunk follows the announce, once there is one."""
@@ -274,7 +274,9 @@ def test_every_epoch_that_has_chunks_is_announced(sending: Sending) -> None:
 
 
 @pytest.mark.spec("BRG-7.2-01")
-def test_a_receiver_that_comes_later_is_told_too(shared_media_driver: aeron.MediaDriver, sending: Sending) -> None:
+def test_a_receiver_that_connects_later_gets_the_announce_too(
+    shared_media_driver: aeron.MediaDriver, sending: Sending
+) -> None:
     """As often as the driver announces."""
     receiver = sending.receiver
     for _ in range(3):

@@ -96,7 +96,7 @@ def test_a_destination_is_chosen_from_the_range(host: Host, link: Link) -> None:
 
 
 @pytest.mark.spec("BRG-4-07", "BRG-4-08")
-def test_nobody_gets_a_stream_of_his_own(host: Host, link: Link) -> None:
+def test_no_consumer_gets_a_private_stream(host: Host, link: Link) -> None:
     """A consumer that asks a bridge for private streams is declined, and finds frames where all do."""
     with Reception(host, link=link.again()) as reception:
         reception.meet()
@@ -205,7 +205,7 @@ def test_receivers_of_a_multicast_judge_each_for_itself(host: Host, link: Link) 
 
 
 @pytest.mark.spec("BRG-2-02", "BRG-10-01")
-def test_the_command_bridges_until_it_is_told_to_end(host: Host, link: Link) -> None:
+def test_the_command_bridges_until_it_is_stopped(host: Host, link: Link) -> None:
     """It says when its mappings are set up, and in the end what became of everything."""
     with Reception(host, link=link.again(), runs=BridgeProcess) as reception:
         ready = reception.bridge.wait_for("ready")

@@ -208,7 +208,7 @@ def test_a_stream_is_found_and_read_by_the_name_that_its_producer_gave_it(deploy
 
 
 @pytest.mark.spec("DISC-4.2-03", "DISC-13-02")
-def test_a_driver_that_is_told_nothing_has_discovery_on_its_control_endpoint(deployment: Deployment) -> None:
+def test_a_driver_without_a_setting_has_discovery_on_its_control_endpoint(deployment: Deployment) -> None:
     """F4: its channel verbatim, so that the terms of the shared stream agree."""
     arguments = ["driver", "--config", str(deployment.config_path), "--check", "--json"]
     with DriverProcess("-m", "tensorpool", *arguments) as process:
@@ -221,7 +221,7 @@ def test_a_driver_that_is_told_nothing_has_discovery_on_its_control_endpoint(dep
 
 
 @pytest.mark.spec("DRV-4.11-02")
-def test_an_embedded_driver_whose_control_endpoint_nobody_knows_is_found_by_discovery() -> None:
+def test_an_embedded_driver_with_an_unknown_control_endpoint_is_found_by_discovery() -> None:
     """At discovery's own endpoint, which is configured; the one that it names grants leases."""
     found_at = (IPC, METADATA[1] + 4)
     overrides = {

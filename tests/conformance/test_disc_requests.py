@@ -143,7 +143,7 @@ HOPELESS_CHANNELS = [
 
 
 @pytest.mark.parametrize("channel", HOPELESS_CHANNELS, ids=lambda channel: channel[:40])
-def test_a_response_channel_that_leads_nowhere_holds_nobody_up(peer: DiscoveryPeer, channel: str) -> None:
+def test_a_response_channel_that_leads_nowhere_delays_no_other_client(peer: DiscoveryPeer, channel: str) -> None:
     """F11: whatever it is, the request after it is answered."""
     peer.unanswered(*[peer.request(response_channel=channel) for _ in range(3)])
 
@@ -415,7 +415,7 @@ def test_who_asks_makes_no_difference_without_access_control(peer: DiscoveryPeer
 # --- floods
 
 
-def test_a_thousand_endpoints_that_nobody_listens_at_cost_little(fleet: Fleet, peer: DiscoveryPeer) -> None:
+def test_a_thousand_endpoints_without_a_subscriber_cost_little(fleet: Fleet, peer: DiscoveryPeer) -> None:
     """F11: requests after them are answered, and the provider's memory does not grow with them."""
     peer.fence()
     before_kib = _resident_kib(fleet.process.pid)

@@ -207,7 +207,7 @@ def test_no_match_is_ok_with_no_results(peer: DiscoveryPeer) -> None:
 
 
 @pytest.mark.spec("DISC-5.2-23", "DISC-5.2-25", "DISC-12-02", "DISC-5.2-03", "DISC-8-01")
-def test_a_stream_that_may_not_be_seen_cannot_be_told_from_one_that_is_not_there(guarded: Fleet) -> None:
+def test_a_stream_that_may_not_be_seen_looks_like_one_that_is_not_there(guarded: Fleet) -> None:
     """NOT_FOUND, byte for byte the same, for hidden, unknown and filtered-out streams alike."""
     driver, peer = guarded.driver, guarded.peer
     unnamed = driver.announce()

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Attach and detach requests, and the bytes of their answers. Driver Model §4.2, §4.3, §4.4a, §4.5, §4.6, §4.8, §5.
 
-The driver is a process of its own; everything is asked and heard over Aeron. Expected bytes are packed here by hand.
+The driver is a process of its own; every request and answer goes over Aeron. Expected bytes are packed here by hand.
 """
 
 from __future__ import annotations
@@ -168,7 +168,7 @@ def test_answers_have_the_version_of_the_request_and_the_control_stream(
 
 
 @pytest.mark.spec("DRV-5-01", "DRV-4.6-04", "DRV-4.2-18")
-def test_a_second_producer_is_refused_and_told_who_holds_the_stream(client: DriverClient, stream_id: int) -> None:
+def test_a_second_producer_is_refused_by_a_text_that_names_the_first(client: DriverClient, stream_id: int) -> None:
     """One producer at a time; the refusal names the holder's client and lease, and the stream is free afterwards."""
     first = client.attach(stream_id, Role.PRODUCER)
     refusal = client.refused(attach_request(stream_id, Role.PRODUCER))
@@ -268,7 +268,7 @@ def test_a_provisioned_stream_needs_no_particular_publish_mode(client: DriverCli
 @pytest.mark.parametrize("publish_mode", [None, *PublishMode])
 @pytest.mark.parametrize("role", list(Role))
 @pytest.mark.parametrize("stream_id", [0, MISSING])
-def test_a_stream_that_nobody_configured_is_rejected(
+def test_a_stream_that_is_not_configured_is_rejected(
     client: DriverClient, deployment: Deployment, stream_id: int, role: Role, publish_mode: PublishMode | None
 ) -> None:
     """No mode brings a stream into being where dynamic streams are off, and nothing is left of the attempt."""

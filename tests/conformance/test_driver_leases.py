@@ -184,7 +184,7 @@ def test_keepalives_with_a_wrong_field_extend_nothing(client: DriverClient, stre
 
 
 @pytest.mark.spec("DRV-4.9-01", "DRV-4.9-05", "DRV-4.9-15", "DRV-4.7-03", "DRV-6-04")
-def test_a_producers_detach_is_answered_then_told_then_announced(client: DriverClient, stream_id: int) -> None:
+def test_a_producers_detach_is_answered_then_published_then_announced(client: DriverClient, stream_id: int) -> None:
     """On the wire: the response, the notice with reason DETACHED, the announce of a higher epoch without producer."""
     lease = client.attach(stream_id, Role.PRODUCER)
     response = client.detach(lease)
@@ -202,7 +202,7 @@ def test_a_producers_detach_is_answered_then_told_then_announced(client: DriverC
 
 
 @pytest.mark.spec("DRV-4.9-01", "DRV-4.9-06", "DRV-6-07")
-def test_a_consumers_detach_is_told_and_bumps_nothing(client: DriverClient, stream_id: int) -> None:
+def test_a_consumers_detach_is_published_and_begins_no_epoch(client: DriverClient, stream_id: int) -> None:
     """Response, then notice; attach and detach of consumers leave the epoch as it was."""
     epoch = client.next_announce(stream_id).message.epoch
     lease = client.attach(stream_id)
@@ -305,7 +305,7 @@ def test_an_embedded_driver_is_like_any_other(
 
 
 @pytest.mark.spec("DRV-17-38", "DRV-4.13-02")
-def test_without_a_configured_token_nobody_can_end_the_driver(client: DriverClient, stream_id: int) -> None:
+def test_without_a_configured_token_no_client_can_end_the_driver(client: DriverClient, stream_id: int) -> None:
     """The empty token of the configuration is not a token that an empty request matches."""
     for token in ("", "\0", "token"):
         client.send(shutdown_request(token))

@@ -86,7 +86,7 @@ class Desk(NamedTuple):
             self.report(consumer_id, behind)
             return bool(self.peer.received(ConsumerConfig, since, consumer_id=consumer_id, **fields))
 
-        wait_until(is_sent, f"consumer {consumer_id} is told")
+        wait_until(is_sent, f"consumer {consumer_id} gets an override")
         return self.peer.received(ConsumerConfig, since, consumer_id=consumer_id, **fields)[0].message
 
 
@@ -182,7 +182,7 @@ def test_announces_metadata_qos_and_health_make_one_view(desk: Desk) -> None:
     ]
 
 
-def test_what_changes_is_told_line_by_line(desk: Desk) -> None:
+def test_changes_are_printed_line_by_line(desk: Desk) -> None:
     """With --json: the time of day, the kind, and a text."""
     change: dict[str, Any] = {}
     while change.get("stream_id") != desk.peer.stream_id:
@@ -229,7 +229,7 @@ def test_a_fallback_is_an_aeron_channel_or_a_bridge(tmp_path: Path, uri: str, is
 
 
 @pytest.mark.spec("WIRE-15.14-01", "WIRE-15.14-06")
-def test_memory_that_nobody_refreshes_is_dead_after_four_periods_until_a_new_epoch(desk: Desk) -> None:
+def test_memory_that_no_driver_refreshes_is_dead_after_four_periods_until_a_new_epoch(desk: Desk) -> None:
     """However often it is announced: no sooner, and what is looked at afterwards is the new epoch's file."""
     peer = desk.peer
     desk.wait_stream(lambda it: it["state"] != "stale" and it["activity_age_ns"] is not None, "it is alive")

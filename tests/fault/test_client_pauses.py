@@ -113,7 +113,7 @@ def test_a_stopped_consumer_holds_up_a_short_descriptor_log_for_a_moment_only(sh
             audit(consumer, truth, drops[consumer.name])
         produced = producer.end()
         lost = drops[other.name]["drops"]
-        assert lost.get("GAP", 0) == produced["lost"], "what could not be told is all that is missing"
+        assert lost.get("GAP", 0) == produced["lost"], "only frames whose descriptors were lost are missing"
         print(f"{produced['lost']} descriptors lost: {produced['lost'] / rate_hz * 1e3:.0f} ms")
         assert produced["lost"] / rate_hz < STALL_S + SLACK_S
         assert producer.book[Book.LONGEST_NS] < (STALL_S + SLACK_S) * 1e9, "publish never waits"

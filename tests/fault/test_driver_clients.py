@@ -88,7 +88,7 @@ def test_a_killed_producer_expires_within_the_grace_and_makes_room(
     ]
 
 
-def test_a_killed_consumer_expires_and_nobody_else_notices(
+def test_a_killed_consumer_expires_and_no_other_client_notices(
     deployment: Deployment, client: DriverClient, nursery: Nursery, stream_id: int
 ) -> None:
     """After kill -9 of one of two consumers: its lease alone expires, the epoch stays, the producer goes on."""

@@ -190,7 +190,7 @@ def ended(client: DriverClient, lease_ids: set[int | None]) -> list[int]:
     return [revoke.message.lease_id for revoke in received if revoke.message.lease_id in lease_ids]
 
 
-def test_a_flood_of_hellos_keeps_nobody_waiting(
+def test_a_flood_of_hellos_keeps_no_client_waiting(
     deployment: Deployment, process: DriverProcess, client: Listener, nursery: Nursery, log: Path
 ) -> None:
     """Twice as many strangers ask for streams of their own as there are ids: attaches and keepalives still pass."""
@@ -230,7 +230,7 @@ def test_a_channel_that_cannot_be_answered_is_declined(
 
 
 @pytest.mark.parametrize("has_lease", [False, True])
-def test_a_fallback_too_long_for_any_answer_costs_nobody_anything(
+def test_a_fallback_too_long_for_any_answer_costs_other_clients_nothing(
     deployment: Deployment, process: DriverProcess, log: Path, has_lease: bool
 ) -> None:
     """A hello, a ConsumerConfig with 600 kB, a hello again: others attach, and SIGTERM ends the driver."""

@@ -149,7 +149,7 @@ def test_a_killed_driver_with_its_media_driver_is_started_again_at_once(shm_dir:
 
 
 @pytest.mark.parametrize("kind", [DriverClient, Listener], ids=["shared log", "log of its own"])
-def test_what_the_last_driver_was_told_is_not_told_to_the_next(
+def test_requests_to_the_last_driver_are_not_handled_by_the_next(
     shared_media_driver: aeron.MediaDriver, shm_dir: Path, kind: type[DriverClient]
 ) -> None:
     """Attaches and the order to end are still in the clients' logs when the next driver comes: it passes them over."""
@@ -182,7 +182,7 @@ def stop_and_go(process: DriverProcess, client: DriverClient, duration_ns: int) 
     return woken_ns
 
 
-def test_a_driver_that_is_stopped_for_longer_than_a_lease_expires_nobody(
+def test_a_driver_that_is_stopped_for_longer_than_a_lease_expires_no_lease(
     shared_media_driver: aeron.MediaDriver, shm_dir: Path
 ) -> None:
     """Keepalives that waited in the log count; a client that fell silent meanwhile gets its full grace, then ends."""
@@ -200,7 +200,7 @@ def test_a_driver_that_is_stopped_for_longer_than_a_lease_expires_nobody(
         assert_served(client, leases)
 
 
-def test_a_driver_that_stops_with_its_media_driver_expires_nobody(shm_dir: Path) -> None:
+def test_a_driver_that_stops_with_its_media_driver_expires_no_lease(shm_dir: Path) -> None:
     """For less than Aeron's timeout: clients send on into the logs, and everything is served afterwards."""
     deployment = Deployment(shm_dir, str(shm_dir / "aeron"), streams=STREAMS, policies=PATIENT)
     with deployment.start() as process:

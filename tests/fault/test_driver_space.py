@@ -153,7 +153,7 @@ def test_the_same_attach_succeeds_once_there_is_space(
     assert_whole(deployment)
 
 
-def test_two_epochs_that_fit_only_one_by_one_harm_nobody(
+def test_two_epochs_that_fit_only_one_by_one_harm_no_other_client(
     deployment: Deployment, client: DriverClient, mount: Path
 ) -> None:
     """Asked for at the same moment, when each would fit: at most one is granted, nothing is left of the other."""
@@ -217,7 +217,7 @@ PERIOD_NS = 50_000_000
 BOUND_NS = 1_500_000_000  # or half the creation, where everything takes longer; blocked it would be all of it
 
 
-def test_making_two_gibibytes_holds_up_nobody(shared_media_driver: aeron.MediaDriver, shm_dir: Path) -> None:
+def test_creating_two_gibibytes_delays_no_other_client(shared_media_driver: aeron.MediaDriver, shm_dir: Path) -> None:
     """While a producer's epoch is reserved and prefaulted, and later let go and removed, others are served as ever.
 
     Announces keep their cadence, attaches are answered, and a lease that is kept alive stays.

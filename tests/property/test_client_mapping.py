@@ -3,7 +3,7 @@
 
 nothing is mapped without a lease                    after its producer's end, only a later epoch, or the driver's word
 unmapped before another is mapped, one at a time     a replayed announce never displaces a live epoch
-what was refused stays unmapped until told again     good news in the end, and the announced epoch is mapped in time
+what was refused stays unmapped until announced      good news in the end, and the announced epoch is mapped in time
 """
 
 from __future__ import annotations
@@ -128,7 +128,7 @@ class MappingMachine(RuleBasedStateMachine):
         self.now_ns += duration_ns
         is_over = self.state.on_tick(self.now_ns)
         if self.waits_beyond is not None:
-            assert is_over == (self.now_ns >= self.waits_beyond[1]), "the wait has an end, and it is told"
+            assert is_over == (self.now_ns >= self.waits_beyond[1]), "the wait has an end, and it is reported"
         else:
             assert not is_over
         if is_over and self.waits_beyond is not None:

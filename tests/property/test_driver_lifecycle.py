@@ -5,7 +5,7 @@ The machine plays the clients, the clock, the operator and the memory, and belie
 messages, in the order of the effects. From them it keeps its own books of who holds what, until when, on which epoch.
 
     one producer per stream, granted or promised          one lease per client, no lease id twice, also across restarts
-    an epoch of its own for each producer and each end    every end told once, a producer's before the next announce
+    an epoch of its own for each producer and each end    every end sent once, a producer's before the next announce
     no epoch for a consumer, no stream lost in use        no keepalive for the dead, none with a wrong field
     one answer to each request, in the end                only the newest ready epoch announced, with its producer or 0
 """

@@ -51,8 +51,8 @@ class Chaos:
     """Kills clients and their driver at random moments and starts others in their place.
 
     Every stream has a producer and two consumers, the first one also a rival who wants to be its producer. An observer
-    listens all the time: epochs only grow, no lease id comes twice, no end is told twice. `settle` then looks at what
-    is left of it all.
+    listens all the time: epochs only grow, no lease id comes twice, no end is published twice. `settle` then checks
+    what is left.
     """
 
     def __init__(self, deployment: Deployment, stream_ids: Sequence[int], seed: int) -> None:

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """A client of any discovery provider that knows nothing but the wire: the codec, Aeron, and bytes.
 
-It keeps a transcript of its response endpoint, of the stream that requests go to and of whatever else it is told to
+It keeps a transcript of its response endpoint, of the stream that requests go to and of whatever else it is asked to
 listen to. Requests may be messages or bytes that no codec would write. A provider reads one client's requests in order,
 so that an answer to a later one proves that an earlier one got none.
 """

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """A discovery provider made of the codec and Aeron: it answers what the test wants answered, with any lie in it.
 
-Honest unless told otherwise: it returns `results`, filtered as the request asks, to the endpoint that is asked for.
+Honest unless a test falsifies it: it returns `results`, filtered as requested, to the endpoint of the request.
 `lies` are what it makes of the next answers: a message, bytes, several of both, or nothing. Requests are kept as they
 came over the wire, and nothing else.
 """

@@ -364,8 +364,8 @@ def audit(consumer: Consuming, truth: Truth, ended: dict[str, Any]) -> None:
     """produced = received + dropped, over all epochs that a consumer mapped.
 
     Between two frames of an epoch `dropped_before` is exact, which the consumer checks itself. From epoch to epoch it
-    may be late: a producer that hears of its epoch's end after the consumer did has published a few frames more, which
-    are counted, and told with a later frame. It is never too much.
+    may be late: a producer that learns of its epoch's end after the consumer did has published a few frames more, which
+    are counted, and reported with a later frame. It is never too much.
     """
     mapped = consumer.mapped_epochs
     assert mapped == sorted(mapped), mapped

@@ -95,7 +95,7 @@ def test_the_expiry_may_be_by_either_clock(bench: Bench, by: str) -> None:
 
 
 @pytest.mark.spec("DRV-4.2-32")
-def test_a_lease_without_deadline_lasts_while_the_driver_is_heard(bench: Bench) -> None:
+def test_a_lease_without_deadline_lasts_while_the_driver_announces(bench: Bench) -> None:
     """Until it is revoked; keepalives go on all the same."""
     bench.attach(lease_ns=None)
     now_ns = T0
@@ -109,7 +109,7 @@ def test_a_lease_without_deadline_lasts_while_the_driver_is_heard(bench: Bench) 
 
 
 @pytest.mark.spec("DRV-4.4-06")
-def test_nobody_listening_for_more_than_an_interval_is_the_end(bench: Bench) -> None:
+def test_a_lease_ends_when_no_driver_listens_for_more_than_an_interval(bench: Bench) -> None:
     """E7: counted from the first failure, forgotten when one gets through."""
     bench.attach(lease_ns=None)
     fail = bench.attachment.on_keepalive_failed
@@ -117,7 +117,7 @@ def test_nobody_listening_for_more_than_an_interval_is_the_end(bench: Bench) -> 
     assert fail(is_connected=False, now_ns=T0 + KEEPALIVE_NS) == []
     bench.attachment.on_keepalive_sent(T0 + KEEPALIVE_NS)
     assert fail(is_connected=False, now_ns=T0 + 2 * KEEPALIVE_NS) == []
-    assert fail(is_connected=True, now_ns=T0 + 2 * KEEPALIVE_NS + 1) == []  # somebody listens again: back pressure
+    assert fail(is_connected=True, now_ns=T0 + 2 * KEEPALIVE_NS + 1) == []  # the driver listens again: back pressure
     assert fail(is_connected=False, now_ns=T0 + 3 * KEEPALIVE_NS) == []
     assert fail(is_connected=False, now_ns=T0 + 4 * KEEPALIVE_NS) == []
     assert lost(fail(is_connected=False, now_ns=T0 + 4 * KEEPALIVE_NS + 1)).reason is LossReason.DRIVER_GONE

@@ -211,7 +211,7 @@ def test_starting_twice_asks_once(bench: Bench) -> None:
 
 @pytest.mark.spec("DRV-4.12-01")
 def test_an_ok_is_a_lease(bench: Bench) -> None:
-    """It is told with all that it carries, and the lease is kept from then on."""
+    """It is reported with all that it carries, and the lease is kept from then on."""
     response = bench.attach()
     attachment = bench.attachment
     assert attachment.phase is Phase.ATTACHED
@@ -238,7 +238,7 @@ def test_answers_without_a_question_are_ignored(bench: Bench) -> None:
     first = bench.start()
     assert attachment.on_attach_response(granted(first.correlation_id + 1), T0, WALL) == []
     assert attachment.on_attach_response(refused(first.correlation_id + 1), T0, WALL) == []
-    assert bench.answer(stream_id=STREAM + 1) == []  # somebody else's, who chose the same number
+    assert bench.answer(stream_id=STREAM + 1) == []  # of another client that chose the same number
     assert attachment.phase is Phase.ATTACHING
     bench.answer(code=ResponseCode.REJECTED)
     assert attachment.on_attach_response(granted(first.correlation_id), T0, WALL) == []
@@ -253,7 +253,7 @@ def test_answers_without_a_question_are_ignored(bench: Bench) -> None:
 
 @pytest.mark.spec("DRV-4.12-02", "WIRE-15.17-02")
 @pytest.mark.parametrize("code", [code for code in ResponseCode if code is not ResponseCode.OK])
-def test_a_refusal_is_told_in_the_drivers_words_and_asked_again(bench: Bench, code: ResponseCode) -> None:
+def test_a_refusal_carries_the_drivers_text_and_is_asked_again(bench: Bench, code: ResponseCode) -> None:
     """After a while, as a new series."""
     request = bench.start()
     effects = bench.attachment.on_attach_response(refused(request.correlation_id, code, "stream 7 is taken"), T0, WALL)
@@ -330,7 +330,7 @@ FLAWS: dict[str, dict[str, Any]] = {
 @pytest.mark.spec("DRV-4.2-34", "DRV-4.7a-01")
 @pytest.mark.parametrize("flaw", FLAWS.values(), ids=FLAWS.keys())
 def test_an_ok_that_is_not_complete_is_given_back_and_asked_again(bench: Bench, flaw: dict[str, Any]) -> None:
-    """Fail closed: no lease is told; E18: what the driver granted is freed, else it would block the next attempt."""
+    """Fail closed: no lease is reported; E18: the driver's grant is freed, else it would block the next attempt."""
     request = bench.start()
     effects = bench.answer(T0, **flaw)
     assert not any(isinstance(effect, Attached) for effect in effects)
@@ -350,7 +350,7 @@ def test_an_ok_that_is_not_complete_is_given_back_and_asked_again(bench: Bench, 
 
 
 def test_the_words_of_a_flaw_say_what_is_wrong(bench: Bench) -> None:
-    """Expected and found, for whoever has to look for it."""
+    """The text says what was expected and what was found."""
     bench.start()
     loss = bench.answer(T0, header_slot_bytes=255)[-1]
     assert isinstance(loss, Lost)

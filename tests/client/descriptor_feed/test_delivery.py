@@ -87,8 +87,8 @@ def test_what_was_published_before_the_epoch_was_mapped_is_unmapped(stream: Stre
 
 
 @pytest.mark.spec("WIRE-10.4.1-03")
-def test_seqs_that_nobody_described_are_gaps(stream: Stream) -> None:
-    """Counted when the next one comes, and told with the next frame."""
+def test_seqs_without_a_descriptor_are_gaps(stream: Stream) -> None:
+    """Counted when the next one comes, and reported with the next frame."""
     feed = stream.feed()
     stream.publish()
     stream.write()
@@ -129,7 +129,7 @@ SLOT_LIES: dict[str, tuple[DropReason, int, bytes]] = {
 def test_a_slot_that_lies_is_dropped_for_its_own_reason(
     stream: Stream, reason: DropReason, offset: int, data: bytes
 ) -> None:
-    """Neither late nor a gap, told with the next frame; the frames around it are not concerned."""
+    """Neither late nor a gap, reported with the next frame; the frames around it are not concerned."""
     feed = stream.feed()
     stream.publish(FRAME)
     lying = stream.write(FRAME)
@@ -145,7 +145,7 @@ def test_a_slot_that_lies_is_dropped_for_its_own_reason(
 
 @pytest.mark.spec("WIRE-10.4.1-04", "WIRE-15.18-02", "WIRE-15.21-03", "WIRE-8.3-08")
 def test_a_slot_that_does_not_hold_the_frame_is_late(stream: Stream) -> None:
-    """Not yet, no longer, not at all: each under its name, all of them late; nobody waits."""
+    """Not yet, no longer, not at all: each under its name, all of them late; the feed does not wait."""
     feed = stream.feed(expected=0)
     stream.publish()
     stream.begin(1)
@@ -268,7 +268,7 @@ def test_frames_before_one_that_goes_back_are_delivered(stream: Stream) -> None:
 
 
 def test_during_a_switch_seqs_that_are_not_higher_are_passed_over(stream: Stream) -> None:
-    """B34: the other stream may repeat what the first has told; the first higher one ends the switch."""
+    """B34: the other stream may repeat descriptors of the first; the first higher one ends the switch."""
     feed = stream.feed()
     for _ in range(4):
         stream.publish()
@@ -285,7 +285,7 @@ def test_during_a_switch_seqs_that_are_not_higher_are_passed_over(stream: Stream
 
 
 def test_a_switch_to_another_subscription_loses_nothing(stream: Stream) -> None:
-    """What waits in the queue of the old one is still delivered, what both have told counts once."""
+    """What waits in the queue of the old one is still delivered, what both describe counts once."""
     feed = stream.feed()
     stream.publish()
     assert seqs(feed, stream) == [0]

@@ -39,7 +39,7 @@ def test_the_next_feed_of_the_epoch_goes_on_where_the_last_one_was(stream: Strea
 
 
 @pytest.mark.parametrize("expected", [None, 0, 2])
-def test_a_feed_that_heard_nothing_is_where_it_began(stream: Stream, expected: int | None) -> None:
+def test_a_feed_that_received_nothing_is_where_it_began(stream: Stream, expected: int | None) -> None:
     """Whatever the ring holds."""
     for _ in range(3):
         stream.write()
@@ -49,8 +49,8 @@ def test_a_feed_that_heard_nothing_is_where_it_began(stream: Stream, expected: i
 
 
 @pytest.mark.spec("WIRE-15.21-10")
-def test_what_was_told_while_nothing_was_mapped_is_discarded(stream: Stream) -> None:
-    """§15.21: dropped, even if it could be read by now; it is missing before the first that is told later."""
+def test_descriptors_that_came_while_nothing_was_mapped_are_discarded(stream: Stream) -> None:
+    """§15.21: dropped, even if it could be read by now; it is missing before the first frame that comes later."""
     for _ in range(3):
         stream.publish()
     feed = stream.feed(expected=0)
@@ -64,7 +64,7 @@ def test_what_was_told_while_nothing_was_mapped_is_discarded(stream: Stream) -> 
 
 
 def test_a_frame_that_is_not_to_be_believed_is_dropped_after_all(stream: Stream) -> None:
-    """Counted once, under its reason, and told with the next one together with what was lost before it."""
+    """Counted once, under its reason, and reported with the next one together with what was lost before it."""
     feed = stream.feed()
     stream.publish()
     assert seqs(feed, stream) == [0]
@@ -85,7 +85,7 @@ def test_a_frame_that_is_not_to_be_believed_is_dropped_after_all(stream: Stream)
     assert total(feed) == 5
 
 
-def test_losses_of_the_epoch_before_are_told_with_the_first_frame(stream: Stream) -> None:
+def test_losses_of_the_epoch_before_are_reported_with_the_first_frame(stream: Stream) -> None:
     """They are added to its own."""
     feed = stream.feed(expected=0)
     feed.carry_lost(5)
@@ -97,7 +97,7 @@ def test_losses_of_the_epoch_before_are_told_with_the_first_frame(stream: Stream
     assert feed.lost == 0
 
 
-def test_reasons_are_told_by_name() -> None:
+def test_reasons_are_reported_by_name() -> None:
     """As the wire reports them: late, gap, or neither."""
     late = {DropReason.NOT_COMMITTED, DropReason.OVERWRITTEN, DropReason.STALE}
     gap = {DropReason.GAP, DropReason.RESYNC}

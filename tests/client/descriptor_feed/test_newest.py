@@ -35,7 +35,7 @@ def test_too_far_behind_means_on_to_the_newest(stream: Stream) -> None:
 
 
 def test_after_a_large_frame_what_came_meanwhile_is_looked_at(shm_dir: Path, transport: aeron.Client) -> None:
-    """Whoever reads much takes long: the frame that is next in line may be about to go."""
+    """A reader of large frames takes long: the frame that is next in line may be about to go."""
     stream = Stream(shm_dir, transport, pools=((1, 1 << 19),))
     feed, frame = stream.feed(max_outstanding=4), np.zeros(1 << 18, np.uint8)
     for _ in range(2):
@@ -120,7 +120,7 @@ def test_a_throttled_stream_has_no_gaps(stream: Stream) -> None:
 
 
 def test_the_newest_frame_is_there_right_after_joining(stream: Stream) -> None:
-    """From the ring itself: its descriptor was told before anybody listened."""
+    """From the ring itself: its descriptor was sent before the feed subscribed."""
     feed = stream.feed()
     assert feed.latest(stream.subscription) is None
     stream.write()
@@ -183,7 +183,7 @@ def test_late_descriptors_of_frames_that_were_skipped_are_no_step_back(stream: S
     assert total(feed) == 5
 
 
-def test_losses_before_the_newest_frame_are_told_with_it(stream: Stream) -> None:
+def test_losses_before_the_newest_frame_are_reported_with_it(stream: Stream) -> None:
     """Gaps are; what it skipped itself is not a loss."""
     feed = stream.feed()
     stream.publish()
@@ -213,7 +213,7 @@ def test_a_newest_frame_that_is_being_overwritten_gives_way_to_another(stream: S
 
 
 def test_a_rate_does_not_keep_the_newest_frame_back(stream: Stream) -> None:
-    """Whoever asks for it by hand gets it."""
+    """A caller that asks for the newest frame gets it."""
     feed = stream.feed()
     feed.set_min_interval_ns(3600 * SECOND_NS)
     stream.publish()

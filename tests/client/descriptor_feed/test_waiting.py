@@ -40,7 +40,7 @@ def test_the_end_of_a_publisher_asks_for_attention(stream: Stream) -> None:
 
 
 def test_two_threads_in_one_feed_are_refused(stream: Stream) -> None:
-    """One at a time: the second is told, the first goes on."""
+    """One at a time: the second gets an error, the first goes on."""
     feed = stream.feed()
     stream.publish()
     assert seqs(feed, stream) == [0]

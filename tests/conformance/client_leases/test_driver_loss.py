@@ -51,7 +51,7 @@ def test_a_shutdown_notice_ends_every_lease_at_once(
     peer.answers = False
     since = peer.now
     peer.shut_down(reason)
-    wait_until(lambda: not session.is_active, "the notice is heard")
+    wait_until(lambda: not session.is_active, "the client has received the notice")
     peer.announces = peer.breathes = False
     assert_idle(session, peer)
     peer.wait_for(ShmAttachRequest, since, stream_id=peer.stream_id, role=role)

@@ -169,7 +169,7 @@ def test_a_caller_that_comes_again_goes_on_with_its_request(bench: Bench, peer: 
 @pytest.mark.spec("DRV-4.12-02", "WIRE-15.17-02")
 @both_roles
 @pytest.mark.parametrize("code", [ResponseCode.REJECTED, ResponseCode.INTERNAL_ERROR], ids=lambda it: it.name)
-def test_a_refusal_is_told_in_the_drivers_words_or_overcome(
+def test_a_refusal_carries_the_drivers_text_or_is_overcome(
     shared: tuple[WireProducer, Client], role: Role, code: ResponseCode
 ) -> None:
     """Refused for as long as the caller would wait: AttachRefused; refused once: the next attempt succeeds."""

@@ -50,7 +50,7 @@ def test_a_revoked_lease_is_not_used_and_another_one_asked_for(
     peer.answers = False
     since = peer.now
     peer.revoke(grant, reason)
-    wait_until(lambda: not session.is_active, "the revocation is heard")
+    wait_until(lambda: not session.is_active, "the client has received the revocation")
     assert_idle(session, peer)
     again = peer.wait_for(ShmAttachRequest, since, stream_id=peer.stream_id, role=role).message
     assert again.correlation_id != grant.request.correlation_id
@@ -134,7 +134,7 @@ def test_one_revoked_lease_leaves_the_others_alone(bench: Bench, peer: WireProdu
         peer.answers = False
         since = peer.now
         peer.revoke(peer.grant_of(own_id(one)))
-        wait_until(lambda: not one.is_active, "the revocation is heard")
+        wait_until(lambda: not one.is_active, "the client has received the revocation")
         assert two.is_active
         assert producer.is_active
         assert works(two, peer) or works(two, peer)
@@ -158,7 +158,7 @@ def test_after_the_end_of_its_producer_a_consumer_waits_for_the_next_epoch(bench
     for _ in range(3):
         peer.publish(FRAME)
     peer.say(ShmLeaseRevoked)
-    wait_until(lambda: not consumer.is_active, "the revocation is heard")
+    wait_until(lambda: not consumer.is_active, "the client has received the revocation")
     other = peer.make_regions(peer.epoch + 1)
     peer.say(ShmPoolAnnounce, **other.layout | {"stream_id": peer.stream_id + 1})
     wait_until(lambda: len(peer.received(ShmPoolAnnounce, since, epoch=peer.epoch)) > 3, "the epoch is announced again")

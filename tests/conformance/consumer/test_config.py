@@ -68,7 +68,7 @@ def descriptors_of(consumer: Consumer, peer: WireProducer, name: str = "descript
 
 
 @pytest.mark.spec("WIRE-10.1.3-04")
-def test_a_consumer_without_a_rate_that_is_told_to_limit_it_takes_the_configured_one(
+def test_a_consumer_without_a_rate_that_must_limit_it_takes_the_configured_one(
     peer: WireProducer, consumer: Consumer
 ) -> None:
     """E26: 10 frames a second by the frames' own time, unless configured otherwise; STREAM delivers all again."""

@@ -398,7 +398,7 @@ def test_a_pid_that_changes_within_an_epoch_is_a_second_writer(peer: WireProduce
 
 
 @pytest.mark.spec("WIRE-7.1-06", "WIRE-15.1-10", "WIRE-15.14-01", "WIRE-15.21-10")
-def test_regions_that_nobody_refreshes_are_let_go(connected: Connect, peer: WireProducer) -> None:
+def test_regions_that_no_driver_refreshes_are_unmapped(connected: Connect, peer: WireProducer) -> None:
     """Announced all the while: a stale activity stamp alone ends the mapping; what comes until it is fresh is lost."""
     consumer = connected(SHORT_PERIOD_MS).consumer(peer.stream_id)
     deliver(peer, consumer)

@@ -75,7 +75,7 @@ def test_every_version_of_quick_changes_reaches_the_wire_in_order_and_a_late_joi
 
 
 @pytest.mark.spec("WIRE-10.3.2-03")
-def test_our_own_producers_that_follow_each_other_are_told_apart() -> None:
+def test_our_own_producers_that_follow_each_other_are_distinguished() -> None:
     """A real driver, two producers of one process one after the other, four quick versions each."""
     with tp.local() as pool, pool.connect() as client:
         for value in ("old", "new"):

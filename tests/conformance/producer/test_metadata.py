@@ -36,7 +36,7 @@ def test_qos_tells_who_produces_and_how_far_it_is(peer: WireConsumer, producer: 
 
 @pytest.mark.spec("WIRE-10.3.1-02")
 @pytest.mark.spec("WIRE-10.3.1-03", "WIRE-10.3.2-01", "WIRE-10.3.2-03", "WIRE-10.3.1-01")
-def test_metadata_is_told_on_change_and_again_and_frames_name_its_version(
+def test_metadata_is_sent_on_change_and_again_and_frames_name_its_version(
     peer: WireConsumer, producer: Producer, mapped: MappedStream
 ) -> None:
     """Every change has a higher version; slot and descriptor name the one that applies; announces show the newest."""

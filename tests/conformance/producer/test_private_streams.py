@@ -253,7 +253,7 @@ def test_a_hello_for_another_stream_is_not_answered(peer: WireConsumer, producer
     assert peer.received(ConsumerConfig, consumer_id=stranger) == []
 
 
-def test_another_layout_version_is_told_not_to_use_shared_memory(peer: WireConsumer, producer: Producer) -> None:
+def test_a_consumer_of_another_layout_version_may_not_use_shared_memory(peer: WireConsumer, producer: Producer) -> None:
     """C20: expected_layout_version 2 cannot be served; 0 is any."""
     hello = peer.say_hello(producer.stream_id, expected_layout_version=2)
     assert not config_of(peer, hello).use_shm

@@ -111,7 +111,7 @@ def test_impossible_progress_is_refused(peer: WireConsumer, producer: Producer) 
 
 
 @pytest.mark.spec("WIRE-10.2.2-01", "WIRE-10.2.2-21", "WIRE-10.2.2-04")
-def test_without_anybody_who_wants_it_no_progress_is_told(peer: WireConsumer, producer: Producer) -> None:
+def test_without_a_consumer_that_wants_it_no_progress_is_sent(peer: WireConsumer, producer: Producer) -> None:
     """A consumer that does not support it gets none; the descriptor alone ends each frame."""
     peer.say_hello(producer.stream_id, supports_progress=False)
     fence(peer, producer)
@@ -148,7 +148,7 @@ def test_the_most_eager_wish_counts_above_the_floor(
 
 @pytest.mark.spec("WIRE-10.2.2-19", "WIRE-10.2.2-20", "WIRE-10.2.2-22")
 @pytest.mark.parametrize(("asked_us", "shortest_us"), [(20_000, 20_000), (1, 200)], ids=["as asked", "the most"])
-def test_progress_is_told_at_most_once_an_interval(
+def test_progress_is_sent_at_most_once_an_interval(
     peer: WireConsumer, producer: Producer, asked_us: int, shortest_us: int
 ) -> None:
     """However often it is offered: no more than the frame's time allows, and after a burst 2000 a second at most."""

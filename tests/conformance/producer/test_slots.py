@@ -113,7 +113,7 @@ def test_padded_rows_are_published_with_their_strides(producer: Producer, mapped
 
 
 @pytest.mark.spec("WIRE-10.2.1-06", "WIRE-8.3-16", "WIRE-8.2-08")
-def test_nothing_is_told_of_a_frame_before_its_bytes_are_there(
+def test_nothing_is_sent_of_a_frame_before_its_bytes_are_written(
     peer: WireConsumer, producer: Producer, mapped: MappedStream
 ) -> None:
     """At a descriptor the slot is committed, at a COMPLETE too and the payload is whole, unless it is overwritten."""
@@ -216,7 +216,7 @@ def test_slots_carry_the_time_of_capture(peer: WireConsumer, producer: Producer,
 
 
 @pytest.mark.spec("WIRE-10.2.1-12", "WIRE-10.2.1-13")
-def test_a_trace_is_told_with_its_frame_and_its_parents(peer: WireConsumer, producer: Producer) -> None:
+def test_a_trace_is_sent_with_its_frame_and_its_parents(peer: WireConsumer, producer: Producer) -> None:
     """trace_id in the descriptor, 0 where there is none; the parents of a traced frame in a TraceLinkSet."""
     plain = producer.publish(np.zeros(3))
     traced = producer.publish(np.zeros(3), trace_id=77, parents=[5, 6])

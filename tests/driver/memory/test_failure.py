@@ -65,7 +65,7 @@ def test_what_regions_are_backed_by_is_found_out(shm_dir: Path, clock: ManualClo
         assert memory.is_hugepages
 
 
-# Runs as nobody, who may lock 4 KB.
+# Runs as the user nobody, who may lock 4 KB.
 LOCKING = """
 import os, resource, sys, time
 from tensorpool.clock import SystemClock
@@ -114,7 +114,7 @@ def test_another_failure_is_not_fatal_though_memory_is_to_be_locked(shm_dir: Pat
         gc.collect()
 
 
-# Runs as nobody, who may lock 4 KB; the configuration needs two MiB.
+# Runs as the user nobody, who may lock 4 KB; the configuration needs two MiB.
 REFUSED_LOCKING = """
 import os, resource, sys
 from tensorpool.clock import SystemClock

@@ -27,7 +27,7 @@ def test_metadata_is_known_by_its_version(peer: WireProducer, consumer: Consumer
     attributes = (
         Attribute(key="camera", format="text/plain", value=b"front"),
         Attribute(key="exposure", format="application/json", value=b'{"ms": 4}'),
-        Attribute(key="never-heard-of", format="sbe:77.3", value=b"\x00\xff"),
+        Attribute(key="unknown", format="sbe:77.3", value=b"\x00\xff"),
     )
 
     def is_known() -> bool:
@@ -39,7 +39,7 @@ def test_metadata_is_known_by_its_version(peer: WireProducer, consumer: Consumer
     wait_until(is_known, "the metadata is known")
     known = consumer.metadata(3)
     assert known is not None
-    assert known.attributes == {"camera": "front", "exposure": {"ms": 4}, "never-heard-of": b"\x00\xff"}
+    assert known.attributes == {"camera": "front", "exposure": {"ms": 4}, "unknown": b"\x00\xff"}
     wait_until(lambda: (it := consumer.metadata()) and it.meta_version == 4, "the last one is the newest")
     newest = consumer.metadata()
     assert newest is not None

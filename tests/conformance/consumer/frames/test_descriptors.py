@@ -77,7 +77,9 @@ def test_a_slot_that_holds_another_seq_is_a_late_drop(
 
 
 @pytest.mark.spec("WIRE-15.18-02", "WIRE-11-01", "WIRE-10.4.1-04")
-def test_a_slot_in_progress_is_a_late_drop_and_nobody_waits_for_it(peer: WireProducer, consumer: Consumer) -> None:
+def test_a_slot_in_progress_is_a_late_drop_and_the_consumer_does_not_wait(
+    peer: WireProducer, consumer: Consumer
+) -> None:
     """Described too early, it is dropped at once; committed afterwards, it does not come back."""
     before, late = drops(consumer), consumer.stats.drops_late
     seq = peer.next_seq
@@ -202,7 +204,7 @@ def test_what_the_ring_overwrote_is_lost_and_counted(connected: Client, peer: Wi
 
 @pytest.mark.spec("WIRE-5-15")
 def test_all_messages_may_share_one_stream(shared_media_driver: aeron.MediaDriver, shm_dir: Path) -> None:
-    """Descriptors, announces, QoS and metadata on the control stream: told apart by their template."""
+    """Descriptors, announces, QoS and metadata on the control stream: distinguished by their template."""
     one, aeron_dir = Endpoints.unused().control, shared_media_driver.aeron_dir
     with (
         WireProducer(shm_dir, aeron_dir, endpoints=Endpoints(one, one, one, one)) as peer,
@@ -214,7 +216,7 @@ def test_all_messages_may_share_one_stream(shared_media_driver: aeron.MediaDrive
             peer.say(DataSourceMeta, meta_version=2)
             return consumer.metadata(2) is not None
 
-        wait_until(is_received, "metadata is heard")
+        wait_until(is_received, "metadata is received")
         peer.wait_for(QosConsumer, consumer_id=consumer.consumer_id)
         assert peer.received(ShmPoolAnnounce)
         seqs = [peer.publish(FRAME) for _ in range(3)]

@@ -57,7 +57,7 @@ def grant(peer: WireProducer, consumer: Consumer) -> tuple[tuple[str, int], tupl
 
 
 @pytest.mark.spec("WIRE-5-02")
-def test_with_a_stream_of_its_own_the_shared_descriptors_are_not_heard(peer: WireProducer, private: Consumer) -> None:
+def test_with_a_stream_of_its_own_a_consumer_ignores_shared_descriptors(peer: WireProducer, private: Consumer) -> None:
     """Different seqs on both: only those of the private stream surface, and none twice."""
     descriptor, _ = grant(peer, private)
     peer.publish(FRAME, seq=peer.next_seq + 1, on=descriptor)
@@ -83,7 +83,7 @@ def test_with_a_control_stream_of_its_own_progress_comes_there_and_the_rest_wher
     _, control = grant(peer, private)
     peer.begin(peer.next_seq, FRAME)
     peer.say(FrameProgress, on=control, seq=peer.next_seq, payload_bytes_filled=0, state=FrameProgressState.STARTED)
-    wait_until(lambda: private.poll(0.01) is None and reported, "progress is told")
+    wait_until(lambda: private.poll(0.01) is None and reported, "progress is reported")
     assert reported[-1].seq == peer.next_seq
     regions = peer.new_epoch()
     wait_until(lambda: private.poll() is None and private.epoch == regions.epoch, "the new epoch is mapped")

@@ -38,7 +38,7 @@ def received_progress(peer: WireProducer, consumer: Consumer, reported: list[Pro
     peer.next_seq += 1
     peer.begin(mark, FRAME)
     peer.say(FrameProgress, seq=mark, payload_bytes_filled=0, state=FrameProgressState.STARTED)
-    wait_until(lambda: consumer.poll(0.01) is None and any(it.seq == mark for it in reported), "the mark is told")
+    wait_until(lambda: consumer.poll(0.01) is None and any(it.seq == mark for it in reported), "the mark is reported")
     peer.next_seq = seq
     found = [it for it in reported if it.seq != mark]
     reported.clear()
