@@ -50,7 +50,7 @@ def report(observed: Any) -> dict[str, Any]:
 @pytest.mark.parametrize("observed", [METRICS, OVER_CONNECT], ids=["own session", "over Connect"])
 @pytest.mark.parametrize("as_spark_does", [dict, StreamingQueryProgress.fromJson], ids=["JSON", "object"])
 def test_bytes_are_found_wherever_the_report_comes_from(observed: Any, as_spark_does: Any) -> None:
-    told = as_spark_does(report(observed))
+    reported = as_spark_does(report(observed))
     expected = Progress(frames=5, gaps=1, lag=2, nbytes=320, seconds=2.402)
-    assert progress_of(told) == expected
-    assert total_of([told, told]).nbytes == 640
+    assert progress_of(reported) == expected
+    assert total_of([reported, reported]).nbytes == 640

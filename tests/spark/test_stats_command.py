@@ -86,7 +86,7 @@ def test_qos_as_table_json_and_picture(spark: SparkSession, lake: Lake, tmp_path
     assert (tmp_path / "q.png").read_bytes()[:4] == b"\x89PNG"
 
 
-def test_an_empty_lake_is_told_as_one(tmp_path: Path) -> None:
+def test_an_empty_lake_is_reported_as_empty(tmp_path: Path) -> None:
     """No frames, and no reports; nothing is started for that."""
     empty = make_lake(tmp_path / "empty", [])
     assert "has no frames" in run("stats", empty.path).stdout

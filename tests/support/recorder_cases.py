@@ -112,7 +112,7 @@ def test_a_recording_goes_on_with_fewer_streams(
     assert max(found[left_out]) < ends[second] - 1
 
 
-def test_whoever_gives_up_draining_is_told_what_is_left(
+def test_a_caller_that_gives_up_draining_learns_what_is_left(
     record: Callable[..., RecorderBase], client: Client, caplog: pytest.LogCaptureFixture
 ) -> None:
     stream = new_stream("deep")
