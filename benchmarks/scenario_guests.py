@@ -25,10 +25,10 @@ from tensorpool.channel import Endpoint
 from tensorpool.driver import DriverConfig
 from tensorpool.wire import DecodeError, Message, decode
 from tensorpool.wire.driver import ResponseCode, ShmAttachRequest, ShmAttachResponse, ShmDriverShutdown
-from tests.support.chaos import hostile_messages
 from tests.support.disc_client import Counted, raw_request
 from tests.support.driver_client import Lease
-from tests.support.listener import Heard
+from tests.support.hostile_messages import hostile_messages
+from tests.support.listener import ReceivedMessage
 from tests.support.messages import consumer_config, hello
 
 MESSAGES_PER_S: Final = 200
@@ -62,7 +62,7 @@ class Eavesdropper:
     def _note(self, answer: ShmAttachResponse, data: bytes) -> None:
         asked = self._asked.pop(answer.correlation_id, None)
         if asked is not None and answer.stream_id in self._streams:  # and not one of our own inventions
-            received = Heard(answer, data, 0, 0, 0)
+            received = ReceivedMessage(answer, data, 0, 0, 0)
             self.leases = [*self.leases[1 - KNOWN_LEASES :], Lease(asked.client_id, asked.role, answer, 0, received)]
 
 

@@ -36,7 +36,7 @@ def test_importing_tensorpool_loads_nothing_heavy() -> None:
 
 
 def test_services_and_questions_need_no_numpy() -> None:
-    """Whoever serves memory or only asks what is there starts without arrays; a name loads what it needs."""
+    """A process that serves memory or only asks what is there starts without arrays; a name loads what it needs."""
     script = """
 import sys, tensorpool.client.client, tensorpool.cli.driver, tensorpool.cli.ls, tensorpool.driver, tensorpool.discovery
 print("numpy" in sys.modules)

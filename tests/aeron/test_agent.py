@@ -66,7 +66,7 @@ def test_a_runner_starts_works_and_closes_on_its_own_thread() -> None:
 
 
 def test_an_error_goes_to_the_handler_and_the_agent_goes_on() -> None:
-    """With on_error, an exception of a turn is told once and the next turn follows."""
+    """With on_error, an exception of a turn is reported once and the next turn follows."""
     errors: list[Exception] = []
     agent = Recorder(ValueError("first"), 1)
     with aeron.AgentRunner(agent, on_error=errors.append):

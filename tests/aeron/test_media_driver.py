@@ -48,7 +48,7 @@ def test_a_killed_driver_is_replaced_although_its_heartbeat_is_recent(shm_dir: P
 
 
 def test_of_drivers_that_start_at_once_one_wins_and_stays_whole(shm_dir: Path) -> None:
-    """Over what a killed one left: whoever finds it first replaces it, the others are refused."""
+    """Over the files of a killed one: the first to find them replaces them, the others are refused."""
     directory = str(shm_dir / "aeron")
     with Process("-m", "tensorpool", "media-driver", "--aeron-dir", directory) as killed:
         assert killed.read_line() == f"media driver at {directory}"

@@ -116,7 +116,7 @@ def test_offers_say_why_they_were_not_accepted(client: aeron.Client, stream_id: 
 
 @pytest.mark.parametrize("exclusive", [False, True])
 def test_room_is_where_a_message_would_go(client: aeron.Client, stream_id: int, exclusive: bool) -> None:
-    """Not where nobody reads, and not in a full log; a reader that comes and reads makes room."""
+    """Not without a subscriber, and not in a full log; a reader that comes and reads makes room."""
     publication = client.add_publication(IPC, stream_id, exclusive)
     assert not publication.has_room
     subscription = client.add_subscription(IPC, stream_id)
@@ -191,16 +191,16 @@ def test_message_info_names_the_session_and_the_position(pair: Pair) -> None:
 
 
 def test_image_events_come_on_the_polling_thread_with_their_join_time(client: aeron.Client, stream_id: int) -> None:
-    """An image that comes and goes is told once each, in order, with the monotonic time at which Aeron saw it."""
+    """Beginning and end of an image are reported once each, in order, with the monotonic time when Aeron saw it."""
     events: list[aeron.ImageEvent] = []
     before = time.monotonic_ns()
     subscription = client.add_subscription(IPC, stream_id, events.append)
     publication = client.add_publication(IPC, stream_id)
     wait_until(lambda: publication.has_room, "connected")
     assert events == []
-    wait_until(lambda: subscription.poll(lambda *_: None) < 0 or events, "the image is told")
+    wait_until(lambda: subscription.poll(lambda *_: None) < 0 or events, "the image is reported")
     publication.close()
-    wait_until(lambda: subscription.poll(lambda *_: None) < 0 or len(events) == 2, "its end is told")
+    wait_until(lambda: subscription.poll(lambda *_: None) < 0 or len(events) == 2, "its end is reported")
     came, went = events
     assert (came.available, went.available) == (True, False)
     assert came.session_id == went.session_id == publication.session_id
@@ -218,7 +218,7 @@ def test_an_image_listener_that_raises_reaches_the_caller(client: aeron.Client, 
     wait_until(lambda: publication.has_room, "connected")
     assert publication.offer(b"kept")
     with pytest.raises(RuntimeError, match="no images"):
-        wait_until(lambda: subscription.poll(lambda *_: None) < 0, "the image is told")
+        wait_until(lambda: subscription.poll(lambda *_: None) < 0, "the image is reported")
     assert receive(subscription, 1) == [b"kept"]
 
 

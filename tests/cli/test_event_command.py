@@ -107,7 +107,7 @@ def test_watch_shows_commands_and_what_became_of_them(shell: Shell, clerk: Servi
         assert send(shell, TAG, "sing")[0] == 1
         code, output = lines.finish()
         assert code == 0
-        told = [json.loads(rows.read_line()) for _ in range(5)]
+        printed = [json.loads(rows.read_line()) for _ in range(5)]
         rows.send(signal.SIGTERM)
         assert rows.finish()[0] == 0
     stories = [re.split(r"  +", line)[1:] for line in output.splitlines()]
@@ -116,7 +116,7 @@ def test_watch_shows_commands_and_what_became_of_them(shell: Shell, clerk: Servi
     assert kinds.index("accepted") < kinds.index("result") < kinds.index("rejected")
     accepted = stories[kinds.index("accepted")]
     assert (accepted[1], accepted[2]) == (TAG, r"say = a\nb")
-    found = {row["event"]: row for row in told}
+    found = {row["event"]: row for row in printed}
     assert found.keys() == {"command", "accepted", "result", "rejected"}
     assert (found["accepted"]["value"], found["accepted"]["format"]) == ("a\nb", "STRING")
     assert found["accepted"]["correlation_id"] == found["result"]["correlation_id"]

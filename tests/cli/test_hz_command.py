@@ -157,7 +157,10 @@ def test_a_foreign_producer_is_measured_without_a_lease(
         last = json.loads(output.splitlines()[-1])
         assert (last["name"], last["epoch"], last["window"]) == (None, peer.epoch, 20)
         assert peer.grants == []
-        assert {type(heard.message).__name__ for heard in peer.transcript} <= {"ShmPoolAnnounce", "FrameDescriptor"}
+        assert {type(received.message).__name__ for received in peer.transcript} <= {
+            "ShmPoolAnnounce",
+            "FrameDescriptor",
+        }
 
 
 def test_a_live_stream_is_not_called_abandoned_before_its_first_announce() -> None:

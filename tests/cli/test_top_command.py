@@ -154,8 +154,8 @@ def crowd(streams: int = 3, consumers: int = 4) -> View:
     view = View(SupervisorConfig.load(environ={}))
     for second in range(5):
         for stream_id in range(1, streams + 1):
-            told = announce(stream_id, producer_id=7, epoch=EPOCH, announce_timestamp_ns=second * S, pools={})
-            view.on_message(told, second * S)
+            message = announce(stream_id, producer_id=7, epoch=EPOCH, announce_timestamp_ns=second * S, pools={})
+            view.on_message(message, second * S)
             named = DataSourceAnnounce(
                 stream_id=stream_id,
                 producer_id=7,

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Consumers for asyncio: the loop goes on while they wait, and whoever is cancelled leaves no thread and no lease."""
+"""Consumers for asyncio: the loop goes on while they wait, and a cancelled task leaves no thread and no lease."""
 
 from __future__ import annotations
 

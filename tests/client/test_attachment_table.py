@@ -10,8 +10,8 @@ import pytest
 
 from tensorpool.client.attachment import LEASELESS_TRANSITIONS, TRANSITIONS, Event, Phase
 from tensorpool.wire.driver import ResponseCode, ShmDetachResponse
+from tests.client.attachment.conftest import T0, Bench
 from tests.client.conftest import refused
-from tests.client.test_attachment import T0, Bench
 
 PAGE = Path(__file__).parents[2] / "docs/protocol/sequences.md"
 

@@ -188,7 +188,7 @@ def test_an_option_that_cannot_be_is_refused_by_name(shared_client: Client, opti
 @pytest.mark.parametrize("name", ["private_descriptors", "private_control"])
 @pytest.mark.spec("WIRE-10.1.2-10", "WIRE-10.1.2-11")
 def test_an_id_of_a_drivers_choosing_needs_a_driver_that_has_some(pool: tp.Local, name: str) -> None:
-    """E22: without a range nobody would answer."""
+    """E22: without a range no driver would answer."""
     overrides = {**SMALL, "driver.descriptor_stream_id_range": [], "driver.control_stream_id_range": []}
     config = DriverConfig.load(environ={}, overrides=overrides | {"shm.base_dir": str(pool.config.shm.base_dir)})
     with tp.connect(pool.aeron_dir, config=config) as client, pytest.raises(LocalProtocolError, match=name):
@@ -214,7 +214,7 @@ def test_a_stream_is_found_by_its_name(client: Client, shared_client: Client) ->
 
 
 def test_two_names_with_one_place_are_two_streams(client: Client, shared_client: Client) -> None:
-    """The second goes to the next id that is nobody's, and each is found by its name."""
+    """The second goes to the next id that is free, and each is found by its name."""
     ids = client.config.driver.stream_id_range
     places: dict[int, str] = {}
     for number in itertools.count():
@@ -229,14 +229,14 @@ def test_two_names_with_one_place_are_two_streams(client: Client, shared_client:
             assert consumer.stream_id == two.stream_id
 
 
-def test_a_name_that_nobody_has_is_told(shared_client: Client) -> None:
+def test_an_error_names_the_stream_that_no_producer_announces(shared_client: Client) -> None:
     """With the name, and where to look."""
     with pytest.raises(TensorPoolError, match="no producer announces the name 'nobody/here'"):
         shared_client.consumer("nobody/here", timeout=0.2)
 
 
 def test_a_name_that_two_streams_have_is_ambiguous(shared_client: Client, outsider: Outsider) -> None:
-    """Both ids are told; either of them can be given."""
+    """The error names both ids; either of them can be given."""
     name, is_over = new_name(), threading.Event()
 
     def announce() -> None:
@@ -248,7 +248,7 @@ def test_a_name_that_two_streams_have_is_ambiguous(shared_client: Client, outsid
                 )
 
     thread = threading.Thread(target=announce)
-    with shared_client.consumer(STREAM):  # somebody listens
+    with shared_client.consumer(STREAM):  # a consumer listens
         thread.start()
         with pytest.raises(TensorPoolError, match=r"20980, 20981|20981, 20980"):
             shared_client.consumer(name, timeout=2)
@@ -257,7 +257,7 @@ def test_a_name_that_two_streams_have_is_ambiguous(shared_client: Client, outsid
 
 
 def test_a_consumer_waits_for_a_producer_of_that_name(client: Client, shared_client: Client) -> None:
-    """As long as it was told to."""
+    """A consumer waits up to its timeout until a producer announces the name."""
     name = new_name()
     found: list[Consumer] = []
     waiter = threading.Thread(target=lambda: found.append(shared_client.consumer(name, timeout=30)))

@@ -160,7 +160,7 @@ def test_one_stream_for_control_and_announces_is_received_once(streams: ClientSt
     assert received == [b"x"]
 
 
-def test_a_listener_that_stops_polling_holds_nobody_up(streams: ClientStreams, settings: DriverConfig) -> None:
+def test_a_listener_that_stops_polling_holds_no_other_up(streams: ClientStreams, settings: DriverConfig) -> None:
     """The log is full, and goes on without it to those who listen."""
     idle, publication = streams.subscribe(settings.driver.qos), streams.qos
     received: list[bytes] = []

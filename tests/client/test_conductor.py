@@ -51,7 +51,7 @@ def test_a_kick_is_kept_until_it_is_waited_for() -> None:
 
 
 def test_a_kick_survives_an_exception_in_the_middle_of_it() -> None:
-    """As a signal handler raises it: whoever waits is not locked out for good."""
+    """As a signal handler raises it: a thread that waits is not locked out for good."""
     code, output = run_script(
         """
 import signal, threading, time
@@ -88,7 +88,7 @@ print(thread.is_alive(), seen > 0)
     assert (code, output.split()) == (0, ["False", "True"])
 
 
-def test_a_message_and_an_order_that_raise_cost_nobody_else_a_turn(client: Client, outsider: Outsider) -> None:
+def test_a_message_and_an_order_that_raise_cost_no_other_session_a_turn(client: Client, outsider: Outsider) -> None:
     """They are counted; sessions and messages after them are served."""
     pair = paired(client)
     conductor = client._conductor
@@ -108,7 +108,7 @@ def test_a_message_and_an_order_that_raise_cost_nobody_else_a_turn(client: Clien
 
 
 def test_private_streams_are_opened_within_a_budget_of_time(client: Client) -> None:
-    """Whoever asks for ever new streams is declined until the conductor has had time for others."""
+    """A consumer that asks for ever new streams is declined until the conductor has had time for others."""
     pair = paired(client)
     session = pair.producer._session
 

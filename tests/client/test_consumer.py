@@ -102,7 +102,7 @@ def test_a_rate_limited_consumer_gets_fewer(shared_client: Client) -> None:
     pair.producer.close()
 
 
-def test_partial_frames_are_told_to_those_who_asked(client: Client) -> None:
+def test_partial_frames_are_reported_to_consumers_that_asked(client: Client) -> None:
     """STARTED, complete rows, COMPLETE; each prefix is what was written, and whole afterwards."""
     reports: list[tuple[Progress, Any]] = []
     producer = client.producer(new_name(), create=True)
@@ -112,7 +112,7 @@ def test_partial_frames_are_told_to_those_who_asked(client: Client) -> None:
         progress_bytes_delta=4096,
         progress_interval_us=1,
     )
-    wait_until(lambda: producer._session.consumers.fan_out.policy, "the producer knows that somebody asked")
+    wait_until(lambda: producer._session.consumers.fan_out.policy, "the producer knows that a consumer asked")
     with producer.claim((16, 4096), np.uint8, progress="rows") as slot:
         for row in range(16):
             slot.array[row] = row + 1
@@ -138,12 +138,12 @@ def test_partial_frames_are_told_to_those_who_asked(client: Client) -> None:
     assert progress.columns is None
 
 
-def test_partial_frames_are_told_also_to_one_that_always_has_whole_ones(client: Client) -> None:
+def test_partial_frames_are_reported_also_to_a_consumer_that_always_has_whole_ones(client: Client) -> None:
     """A poll that finds a frame has looked for progress too."""
     reports: list[Progress] = []
     producer = client.producer(new_name(), create=True)
     consumer = client.consumer(producer.stream_id, on_progress=reports.append)
-    wait_until(lambda: producer._session.consumers.fan_out.progress, "the producer knows that somebody asked")
+    wait_until(lambda: producer._session.consumers.fan_out.progress, "the producer knows that a consumer asked")
     assert producer.wait_for_consumers(1, 20)
     producer.publish(FRAME)
     with producer.claim((16, 4096), np.uint8, progress="rows") as slot:
@@ -263,22 +263,24 @@ def test_a_private_stream_is_throttled_as_asked(client: Client) -> None:
 
 
 class Answers:
-    """What is said to a consumer by whoever answers its hellos: the producer, or the driver."""
+    """What the producer or the driver answers to a consumer's hellos."""
 
     def __init__(self, outsider: Outsider, consumer: Consumer, spec: Endpoint) -> None:
         self._outsider = outsider
         self._consumer = consumer
         self._requested = spec
-        self._nobody = itertools.count(700_000)
+        self._strangers = itertools.count(700_000)
 
     def after(self, override: ConsumerConfig) -> list[ConsumerConfig]:
         """The next three, from one on that was sent after the override was received."""
         self._outsider.say("control", override)
-        nobody = hello(next(self._nobody), override.stream_id, descriptor_stream_id=31_000)
+        stranger = hello(next(self._strangers), override.stream_id, descriptor_stream_id=31_000)
         if not self._requested.stream_id:
-            nobody = msgspec.structs.replace(nobody, descriptor_stream_id=0, descriptor_channel=self._requested.channel)
-        self._outsider.say("control", nobody)
-        self._outsider.wait_for(ConsumerConfig, lambda it: it.consumer_id == nobody.consumer_id)
+            stranger = msgspec.structs.replace(
+                stranger, descriptor_stream_id=0, descriptor_channel=self._requested.channel
+            )
+        self._outsider.say("control", stranger)
+        self._outsider.wait_for(ConsumerConfig, lambda it: it.consumer_id == stranger.consumer_id)
         self._outsider.received.clear()
 
         def is_ours(message: ConsumerConfig) -> bool:
@@ -356,7 +358,7 @@ def test_an_answer_to_a_hello_repeats_the_override(brisk: tuple[Client, Outsider
 def test_a_consumer_that_is_reported_not_to_use_shared_memory_falls_back(
     client: Client, outsider: Outsider, uri: str
 ) -> None:
-    """And comes back when it is reports otherwise; schemes that nobody defined are no fallback."""
+    """And comes back when it is reports otherwise; unknown schemes are no fallback."""
     seen: list[StateChange] = []
     producer = client.producer(new_name(), create=True)
     consumer = client.consumer(producer.stream_id, on_state=seen.append)
@@ -364,7 +366,9 @@ def test_a_consumer_that_is_reported_not_to_use_shared_memory_falls_back(
     pair = Pair(producer, consumer)
     pair.publish()
     reports = consumer_config(consumer.stream_id, consumer.consumer_id, use_shm=False, payload_fallback_uri=uri)
-    outsider.say("control", msgspec.structs.replace(reports, consumer_id=reports.consumer_id ^ 1))  # for somebody else
+    outsider.say(
+        "control", msgspec.structs.replace(reports, consumer_id=reports.consumer_id ^ 1)
+    )  # for another consumer
     outsider.say("control", msgspec.structs.replace(reports, stream_id=reports.stream_id + 1))
     outsider.say("control", msgspec.structs.replace(reports, use_shm=True, mode=Mode.RATE_LIMITED))
     wait_until(lambda: consumer.mode is Mode.RATE_LIMITED, "the messages before were received")

@@ -19,7 +19,7 @@ from tensorpool.errors import FrameOverwritten, LocalProtocolError
 from tensorpool.shm import layout_for
 from tensorpool.wire.control import Dtype
 from tests.client.conftest import STREAM, Stream, taken
-from tests.client.test_descriptor_feed import NSLOTS, POOL_ID, VALUES_LEN
+from tests.client.descriptor_feed.conftest import NSLOTS, POOL_ID, VALUES_LEN
 from tests.shm.by_hand import mapped_files
 
 DTYPES = ["u1", "i1", "u2", "i2", "u4", "i4", "u8", "i8", "f4", "f8", "?"]
@@ -177,7 +177,7 @@ def test_a_view_cannot_be_written(reader: Reader) -> None:
 
 
 def test_views_are_of_the_same_memory_and_objects_of_their_own(reader: Reader) -> None:
-    """Whoever reshapes his does not reshape another's."""
+    """A caller that reshapes its view does not reshape another's."""
     frame = reader.publish(MATRIX)
     views = [frame.array for _ in range(3)]
     assert all(np.shares_memory(view, views[0]) for view in views)
@@ -448,7 +448,7 @@ class OldImporter:
 
 
 def test_dlpack_gives_a_copy_to_those_who_do_not_know_the_flag(stream: Stream, reader: Reader) -> None:
-    """They could write: what they get is theirs, whole, or refused; one that wants no copy is told what to do."""
+    """They could write: they get a whole copy, or a refusal; for one that wants no copy the error says what to do."""
     frame = reader.publish(MATRIX)
     taken = np.from_dlpack(OldImporter(frame))
     assert not np.shares_memory(taken, frame.array)

@@ -117,7 +117,7 @@ def test_an_answer_that_no_log_takes_is_dropped(caplog: pytest.LogCaptureFixture
 
 @pytest.mark.parametrize("is_relay", [False, True], ids=["producer", "relay"])
 @pytest.mark.parametrize("override", OVERRIDES.values(), ids=OVERRIDES)
-def test_what_others_told_a_consumer_is_repeated(override: dict[str, Any], is_relay: bool) -> None:
+def test_an_override_that_another_process_sent_is_repeated(override: dict[str, Any], is_relay: bool) -> None:
     """With every answer, to this consumer alone, until they tell it something else."""
     answers = Answers(is_relay=is_relay)
     assert answers.to(1) == config(1)
@@ -177,8 +177,8 @@ def test_a_consumer_is_stale_after_three_to_five_silent_periods(said: str) -> No
     assert 1 not in session.consumers._consumers
 
 
-def test_nothing_is_kept_of_consumers_that_were_never_heard() -> None:
-    """Whoever makes up ids fills no memory."""
+def test_nothing_is_kept_of_consumers_that_sent_nothing() -> None:
+    """A client that makes up ids fills no memory."""
     answers = Answers()
     for consumer_id in range(1000):
         answers.override(consumer_id, mode=Mode.RATE_LIMITED)
@@ -192,8 +192,8 @@ def test_no_override_makes_another_layout_readable() -> None:
     other = {"expected_layout_version": 2}
     assert answers.to(**other) == config(use_shm=False)
     answers.override(use_shm=True, mode=Mode.RATE_LIMITED, payload_fallback_uri="bridge://lab")
-    told = config(use_shm=False, mode=Mode.RATE_LIMITED, payload_fallback_uri="bridge://lab")
-    assert answers.to(**other) == told
+    expected = config(use_shm=False, mode=Mode.RATE_LIMITED, payload_fallback_uri="bridge://lab")
+    assert answers.to(**other) == expected
 
 
 def test_only_so_many_consumers_are_known_at_once() -> None:
@@ -253,7 +253,7 @@ def test_each_part_of_a_request_is_answered_by_the_one_it_asks(ours: str, driver
 
 
 @pytest.mark.parametrize("kind", ["descriptor", "control"])
-def test_a_stream_that_the_driver_assigned_and_nobody_publishes_is_declined(kind: str) -> None:
+def test_a_stream_that_the_driver_assigned_and_no_producer_publishes_is_declined(kind: str) -> None:
     """The consumer would wait there for ever: it is sent back to the shared stream, and that is counted."""
     answers = Answers()
     spec = {"descriptor_stream_id": 0} | asked(kind, 0)

@@ -230,7 +230,7 @@ def test_an_announce_of_the_mapped_epoch_that_describes_other_regions_remaps(cha
 @pytest.mark.spec("WIRE-15.1-01", "WIRE-15.1-03", "WIRE-15.1-07")
 @pytest.mark.parametrize("changed", BAD_LAYOUTS.values(), ids=BAD_LAYOUTS.keys())
 def test_an_announce_of_the_mapped_epoch_that_nothing_can_match_unmaps(changed: dict[str, Any]) -> None:
-    """Another layout version, slots of another size: the owner is told, and its `on_rejected` lets go."""
+    """Another layout version, slots of another size: RemoteProtocolError, and `on_rejected` unmaps."""
     state = mapped_in(5)
     with pytest.raises(RemoteProtocolError):
         state.on_announce(announced(5, **changed), T0 + 1, True)
@@ -285,7 +285,7 @@ def test_without_a_driver_a_fresh_announce_is_mapped() -> None:
 
 @pytest.mark.spec("WIRE-15.21-07", "WIRE-15.18-04", "WIRE-10.1.1-10")
 def test_a_higher_epoch_replaces_the_mapped_one_at_once() -> None:
-    """C5: unmapped, and mapped from the very announce that told of it."""
+    """C5: the first announce of the higher epoch unmaps the old one and maps the new one."""
     state = mapped_in(5)
     effects = follow(state, state.on_announce(announced(6, producer_id=3), T0 + 1, True))
     assert kinds(effects) == [Unmap, Map]
@@ -307,7 +307,7 @@ def test_a_lower_epoch_is_ignored_while_the_higher_one_is_announced(is_active: b
 
 @pytest.mark.spec("WIRE-15.2-04", "WIRE-7.1-08")
 @pytest.mark.parametrize("epoch", [2**64 - 2, 5])
-def test_a_lower_epoch_is_mapped_once_the_higher_one_is_heard_no_more(epoch: int) -> None:
+def test_a_lower_epoch_is_mapped_once_the_higher_one_is_announced_no_more(epoch: int) -> None:
     """C1: the driver may have lost its history, or counted to the end."""
     state = mapped_in(epoch)
     assert state.on_announce(announced(1), T0 + WINDOW_NS, True) == []
@@ -349,7 +349,7 @@ def test_a_superblock_that_changed_unmaps() -> None:
 
 @pytest.mark.spec("WIRE-15.14-03")
 def test_an_epoch_that_two_processes_write_is_not_mapped_again() -> None:
-    """C10: only another one will do, whoever names it."""
+    """C10: not when it is announced or granted again; only another epoch is mapped."""
     state = mapped_in(5)
     state.on_second_writer()
     assert kinds(state.on_rejected("pid: expected 1, found 2")) == [Unmap]
@@ -464,7 +464,7 @@ def test_a_new_attach_ends_the_wait() -> None:
 
 @pytest.mark.spec("DRV-4.9-21")
 def test_a_revocation_that_comes_twice_does_not_unmap_the_next_epoch() -> None:
-    """Known by its lease id, also while nobody has announced who the new producer is."""
+    """Known by its lease id, also while no announce has named the new producer."""
     state = mapped_in(5)
     notice = revoked(70, 9)
     state.on_producer_revoked(notice, T0)
@@ -479,7 +479,7 @@ def test_a_revocation_that_comes_twice_does_not_unmap_the_next_epoch() -> None:
 
 @pytest.mark.spec("DRV-4.9-11")
 def test_the_end_of_a_lease_that_is_not_the_producers_of_this_epoch_is_passed_over() -> None:
-    """The announce says whose it is; nobody's is nobody's."""
+    """The announce names its producer; 0 is no producer."""
     state = mapped_in(5)
     state.on_announce(announced(5, producer_id=9), T0, True)
     assert state.on_producer_revoked(revoked(70, 8), T0) == []

@@ -72,7 +72,7 @@ def test_an_attribute_arrives_as_what_it_was(value: Any, format: str, seen: Any)
 
 
 def test_attributes_keep_their_order_and_tags_are_apart() -> None:
-    """Tags travel as one attribute that nobody sees as such (F5)."""
+    """Tags travel as one attribute that the API does not show (F5)."""
     metadata = travelled({"b": 1, "a": "x"}, ("raw", "left eye"))
     assert list(metadata.attributes) == ["b", "a"]
     assert metadata.tags == ("raw", "left eye")
@@ -109,7 +109,7 @@ def test_a_tag_arrives_as_it_was_given_or_is_refused(tag: str) -> None:
     ids=["object", "set", "keys", "text", "inside"],
 )
 def test_a_value_that_cannot_travel_is_refused_by_its_key(value: Any) -> None:
-    """With the one error that the caller was told of."""
+    """LocalProtocolError, with the attribute's name."""
     with pytest.raises(LocalProtocolError, match="intrinsics"):
         to_message({"intrinsics": value})
 
@@ -121,7 +121,7 @@ def meta_of(*attributes: tuple[str, str, bytes], version: int = 1, timestamp_ns:
 
 @pytest.mark.spec("WIRE-10.3.2-04")
 def test_what_is_not_what_it_claims_to_be_stays_bytes() -> None:
-    """And formats that nobody here knows are left to the application."""
+    """And unknown formats are left to the application."""
     metadata = Metadata.of(
         meta_of(
             ("text", "text/plain", b"\xff\xfe"),
@@ -172,7 +172,7 @@ def test_metadata_is_found_by_its_version_and_the_last_without_one() -> None:
 
 
 def test_a_version_that_is_repeated_is_the_same_object() -> None:
-    """It comes every second; whoever compares by identity sees no change."""
+    """It comes every second; a caller that compares by identity sees no change."""
     cache = cached(meta_of(("k", "text/plain", b"1")))
     before = cache.get(1)
     cache.on_message(meta_of(("k", "text/plain", b"1")))
@@ -248,7 +248,7 @@ def test_a_session_that_names_its_epoch_later_named_it_for_all_that_it_said() ->
 
 
 def test_what_was_said_without_an_epoch_ends_with_the_mapped_one() -> None:
-    """A producer that never announces itself cannot be told from the one before: its next message counts."""
+    """A producer that never announces itself cannot be distinguished from the one before: its next message counts."""
     cache = MetadataCache()
     cache.on_epoch(5)
     cache.on_message(meta_of(("k", "text/plain", b"1")), 1)
@@ -283,7 +283,7 @@ def test_blobs_belong_to_an_epoch_too() -> None:
 
 
 def test_only_so_many_sessions_are_remembered() -> None:
-    """Whoever sends under ever new sessions fills nothing."""
+    """A sender under ever new sessions fills no memory."""
     cache = MetadataCache()
     for session in range(3 * MAX_KEPT):
         cache.on_message(source_of(session + 1), session)
@@ -376,14 +376,14 @@ def test_without_a_checksum_the_lengths_decide() -> None:
     assert cache.blob(7) is not None
 
 
-def test_parts_without_a_beginning_are_nobodys() -> None:
+def test_parts_without_a_beginning_are_ignored() -> None:
     """A consumer that came in the middle waits for the next time; that is no flaw."""
     cache = cached(*THREE[1:])
     assert cache.blob(7) is None
     assert cache.blobs_discarded == 0
 
 
-def test_a_blob_larger_than_anybody_needs_is_not_begun() -> None:
+def test_a_blob_larger_than_the_limit_is_not_begun() -> None:
     """Counted; its chunks are passed over."""
     announce, chunk, *_ = blob(b"x")
     cache = cached(msgspec.structs.replace(announce, total_len=MAX_BLOB_BYTES + 1), chunk)

@@ -147,7 +147,7 @@ def test_nothing_grows_without_bound() -> None:
 
 
 def test_a_message_that_cannot_be_sent_is_given_up_and_the_others_go_on() -> None:
-    """A version that is too long for the log costs nobody the next one."""
+    """A version that is too long for the log does not block the next one."""
     description = MetadataSender()
     description.begin(source(5), CLOCK, 9)
     description.set(meta(1), "")

@@ -142,7 +142,7 @@ def test_parents_need_a_trace_and_nothing_is_published_without(pair: Pair, outsi
 
 
 @pytest.mark.parametrize("parents", [[-1], [2**64], ["x"], range(30_000)], ids=["-1", "2^64", "text", "too many"])
-def test_parents_that_cannot_travel_are_refused_and_nobody_else_suffers(
+def test_parents_that_cannot_be_encoded_are_refused_and_other_producers_go_on(
     client: Client, outsider: Outsider, parents: Any
 ) -> None:
     """By the call that gave them; metadata goes on, and the leases of this client stay."""
@@ -169,7 +169,7 @@ def test_a_trace_is_linked_to_its_parents(pair: Pair, outsider: Outsider, array:
 
 
 def test_a_slot_is_filled_in_place(pair: Pair) -> None:
-    """Published when the block is left, and nobody hears of it before."""
+    """Published when the block is left, and no message about it is sent before."""
     with pair.producer.claim((2, 3), np.float32, "F", meta_version=4, trace_id=8, timestamp_ns=6) as slot:
         assert slot.seq == 0
         assert slot.array.flags.f_contiguous
@@ -184,7 +184,7 @@ def test_a_slot_is_filled_in_place(pair: Pair) -> None:
 
 
 def test_an_exception_gives_the_slot_up(pair: Pair) -> None:
-    """Nobody sees the frame, its seq is used again, and the error is the user's."""
+    """No consumer sees the frame, its seq is used again, and the error is the user's."""
     with pytest.raises(KeyError), pair.producer.claim((3,)) as slot:
         raise KeyError
     assert slot.seq is None
@@ -354,7 +354,7 @@ def test_metadata_travels_with_its_version(pair: Pair) -> None:
 
 
 def test_a_consumer_that_comes_later_learns_the_metadata(pair: Pair, client: Client) -> None:
-    """It is told again and again."""
+    """It is sent again and again."""
     pair.producer.set_metadata({"serial": "A7"}, tags=["raw"])
     with client.consumer(pair.producer.stream_id) as late:
         wait_until(late.metadata, "the metadata are known")
@@ -402,8 +402,8 @@ def test_metadata_that_cannot_travel_are_refused_and_change_nothing(pair: Pair, 
     assert pair.producer.set_metadata({"fine": 1}) == 1
 
 
-def test_metadata_larger_than_a_message_are_refused_and_nobody_else_suffers(client: Client) -> None:
-    """Large tables are blobs. The leases of this client stay, and the next metadata are told."""
+def test_metadata_larger_than_a_message_are_refused_and_other_leases_go_on(client: Client) -> None:
+    """Large tables are blobs. The leases of this client stay, and the next metadata are sent."""
     pair = paired(client)
     leases = pair.producer.lease_id, pair.consumer.lease_id
     with pytest.raises(LocalProtocolError, match="blob"):
@@ -426,7 +426,7 @@ def test_a_blob_reaches_those_who_are_there_and_those_who_come(pair: Pair, clien
         assert late.blob(3) == data
 
 
-def test_a_consumer_whose_qos_is_heard_first_gets_the_blobs_too(pair: Pair, outsider: Outsider) -> None:
+def test_a_consumer_whose_qos_comes_first_gets_the_blobs_too(pair: Pair, outsider: Outsider) -> None:
     """They come on two streams, in any order."""
     pair.producer.publish_blob(b"flat field", blob_type=3)
     wait_until(lambda: pair.consumer.blob(3), "the blob was sent once")
@@ -482,7 +482,7 @@ def test_draining_waits_until_everything_was_read(pair: Pair) -> None:
 
 
 def test_waiting_for_consumers_is_waiting_for_a_log_that_takes_descriptors(pair: Pair) -> None:
-    """Somebody who listens and a log that is full, or not open yet, would miss the next frame."""
+    """A consumer that listens would miss the next frame while the log is full, or not open yet."""
 
     def is_refused() -> bool:
         lost = pair.producer.stats.descriptors_lost
@@ -523,9 +523,9 @@ def test_a_consumer_that_closes_is_gone_at_once(patient: tp.Local) -> None:
 def test_a_rate_cap_leaves_room_for_so_many_frames() -> None:
     """A second has room for ten, evenly; a pause earns no burst; without a cap there is always room."""
     stream = PrivateStream(Endpoint("aeron:ipc", 1), None, 10)  # type: ignore[arg-type]
-    told = [at_ms for at_ms in range(5_000, 6_000, 7) if stream.is_due(at_ms * MS)]
-    assert len(told) == 10
-    assert all(95 <= later - earlier <= 107 for earlier, later in itertools.pairwise(told))
+    due_ms = [at_ms for at_ms in range(5_000, 6_000, 7) if stream.is_due(at_ms * MS)]
+    assert len(due_ms) == 10
+    assert all(95 <= later - earlier <= 107 for earlier, later in itertools.pairwise(due_ms))
     assert [stream.is_due(at_ms * MS) for at_ms in (9_000, 9_001, 9_002, 9_100, 9_101)] == [
         *[True, False, False, True, False]
     ]
@@ -543,7 +543,7 @@ def test_draining_the_only_frame_waits_for_it_too(pair: Pair) -> None:
 
 
 def test_draining_without_consumers_is_done(client: Client) -> None:
-    """Nobody has to read."""
+    """`drain` does not wait for a consumer that is not there."""
     with client.producer(new_name(), create=True) as producer:
         producer.publish(FRAME)
         assert producer.drain(20)

@@ -35,7 +35,7 @@ def spec(**hints: Any) -> ConsumerHello:
 
 
 @pytest.mark.spec("WIRE-10.2.2-21")
-def test_without_anybody_who_supports_it_there_is_no_policy() -> None:
+def test_without_a_consumer_that_supports_it_there_is_no_policy() -> None:
     """Hints of a consumer that does not support progress are none."""
     assert ProgressPolicy.of([]) is None
     assert ProgressPolicy.of([hello(supports_progress=False, progress_bytes_delta=1)]) is None
@@ -51,7 +51,7 @@ def test_the_defaults_are_those_that_the_specification_recommends() -> None:
 
 @pytest.mark.spec("WIRE-10.2.2-22", "WIRE-10.1.2-14")
 def test_the_smallest_of_each_wish_counts() -> None:
-    """Each hint by itself, whoever gave it; those who do not support progress have no say."""
+    """Each hint by itself, from any consumer; consumers that do not support progress do not count."""
     policy = ProgressPolicy.of(
         [
             spec(progress_interval_us=9_000, progress_bytes_delta=20_000, progress_major_delta_units=7),
@@ -211,7 +211,7 @@ def test_a_clock_that_goes_back_brings_no_tokens() -> None:
     assert throttle._tokens == tokens
 
 
-def test_rows_count_where_somebody_counts_in_rows() -> None:
+def test_rows_count_where_a_consumer_counts_in_rows() -> None:
     """Enough of them, or enough bytes: whichever comes first."""
     policy = ProgressPolicy(interval_ns=0, bytes_delta=1_000, major_delta_units=4)
     throttle = started(10, policy)

@@ -103,7 +103,7 @@ def test_without_a_time_of_publishing_capture_times_are_the_callers(bench: Bench
 
 
 @pytest.mark.spec("WIRE-15.7-02")
-def test_the_time_of_publishing_is_told_where_it_is_wanted(stream: Stream) -> None:
+def test_the_time_of_publishing_is_sent_where_it_is_wanted(stream: Stream) -> None:
     """Taken when the descriptor goes out, after the commit: never before, and growing."""
     bench = Bench(stream, with_publish_time=True)
     stamps = []
@@ -119,7 +119,7 @@ def test_the_time_of_publishing_is_told_where_it_is_wanted(stream: Stream) -> No
 
 @pytest.mark.spec("WIRE-9-04", "WIRE-9-03")
 def test_what_no_pool_holds_is_dropped_and_takes_no_seq(bench: Bench) -> None:
-    """Nobody hears of it."""
+    """No message about it is sent."""
     assert bench.publish(np.zeros(4096, np.uint8)) == 0
     assert bench.publish(np.zeros(4097, np.uint8)) is None
     assert bench.publish(np.zeros(256, np.uint8)) == 1
@@ -130,7 +130,7 @@ def test_what_no_pool_holds_is_dropped_and_takes_no_seq(bench: Bench) -> None:
 
 
 def test_a_seq_of_the_callers_own_may_skip_and_never_goes_back(bench: Bench) -> None:
-    """For those who number their frames themselves; refused before anything is written or told."""
+    """For those who number their frames themselves; refused before anything is written or sent."""
     assert bench.publish(seq=5) == 5
     assert bench.publish() == 6
     assert bench.publish(seq=100) == 100
@@ -173,8 +173,8 @@ class Short(ProducerBase):
         self.others.append((arguments, named))
 
 
-def test_an_array_like_the_last_one_goes_the_short_way(bench: Bench) -> None:
-    """Same shape, dtype and order: one call. Anything else is told apart, and nothing happens."""
+def test_an_array_like_the_last_one_takes_the_native_path(bench: Bench) -> None:
+    """Same shape, dtype and order: one call. Anything else returns None, and nothing is written."""
     short = Short(bench)
     assert short.publish(FRAME) is None  # there is no last one yet
     bench.publish(FRAME)
@@ -205,7 +205,7 @@ def test_after_the_leases_end_nothing_goes_the_short_way(bench: Bench) -> None:
 
 
 def test_without_a_publisher_or_with_private_streams_nothing_goes_the_short_way(bench: Bench) -> None:
-    """Memory was lost, or a consumer wants its descriptors elsewhere: somebody looks. What is lost is released."""
+    """Memory was lost, or a consumer wants its descriptors elsewhere: Python handles it. What is lost is released."""
     bench.publish(FRAME)
     short = Short(bench)
     short.route.is_plain = False
@@ -274,7 +274,7 @@ def test_a_producer_that_was_never_made_hands_everything_on() -> None:
 
 
 def test_bytes_that_are_not_the_layouts_are_refused(bench: Bench) -> None:
-    """Before anything is written or told."""
+    """Before anything is written or sent."""
     with pytest.raises(ValueError, match="24"):
         bench.publisher.publish(layout_of(FRAME), np.zeros(7, np.float32))
     with pytest.raises((ValueError, BufferError)):
@@ -283,7 +283,7 @@ def test_bytes_that_are_not_the_layouts_are_refused(bench: Bench) -> None:
     assert bench.stream.next_seq == 0
 
 
-def test_a_descriptor_that_nobody_hears_is_counted(shm_dir: Path, transport: aeron.Client, stream: Stream) -> None:
+def test_a_descriptor_without_a_subscriber_is_counted(shm_dir: Path, transport: aeron.Client, stream: Stream) -> None:
     """The frame stands in the ring all the same."""
     lonely = transport.add_publication(IPC, stream.aeron_stream_id + 500_000, exclusive=True)
     bench = Bench(stream)
@@ -294,7 +294,7 @@ def test_a_descriptor_that_nobody_hears_is_counted(shm_dir: Path, transport: aer
 
 
 @pytest.mark.spec("WIRE-15.4-02", "WIRE-15.4-01")
-def test_a_full_log_costs_descriptors_and_holds_nobody_up(bench: Bench) -> None:
+def test_a_full_log_costs_descriptors_and_does_not_delay_the_producer(bench: Bench) -> None:
     """A consumer that does not poll: frames go on, their descriptors are counted as lost."""
     published = 0
     while bench.publisher.back_pressured < 5:
@@ -308,13 +308,13 @@ def test_a_full_log_costs_descriptors_and_holds_nobody_up(bench: Bench) -> None:
         received.extend(it.seq for it in bench.received())
         return len(received) == published - lost
 
-    wait_until(is_all, "what was told is received")
+    wait_until(is_all, "what was sent is received")
     assert received == sorted(set(received))
     assert bench.slot(published - 1).seq == published - 1
 
 
 def test_a_closed_publication_breaks_only_the_telling(bench: Bench) -> None:
-    """The media driver may be gone; the frame stands, and the owner is told."""
+    """The media driver may be gone; the frame stays in the ring, and the owner gets the error."""
     bench.stream.publication.close()
     assert bench.publish() == 0
     assert bench.publisher.is_broken
@@ -327,7 +327,7 @@ def test_a_closed_publication_breaks_only_the_telling(bench: Bench) -> None:
     "options", [{"timestamp_ns": -1}, {"meta_version": 2**32}, {"trace_id": -1}, {"trace_id": 2**64}, {"seq": -1}]
 )
 def test_numbers_that_do_not_fit_are_refused(bench: Bench, options: dict[str, Any]) -> None:
-    """Nothing is written or told."""
+    """Nothing is written or sent."""
     with pytest.raises((TypeError, ValueError, OverflowError)):
         bench.publish(**options)
     assert bench.received() == []

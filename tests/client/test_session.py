@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Leases that are lost and come back: no exception that nobody asked for, and every frame accounted for."""
+"""Leases that are lost and come back: no unexpected exception, and every frame accounted for."""
 
 from __future__ import annotations
 
@@ -175,8 +175,8 @@ def test_an_answer_with_an_impossible_layout_is_given_back(
 # --- what users see of it
 
 
-def test_states_are_told_once_each_and_the_end_is_for_good() -> None:
-    """Whoever waits is woken; nothing comes after CLOSED."""
+def test_states_are_reported_once_each_and_closed_is_the_last() -> None:
+    """A thread that waits is woken; nothing comes after CLOSED."""
     session = ProducerSession(StillConductor(), AttachSpec(STREAM, Role.PRODUCER), None)  # type: ignore[arg-type]
     assert (session.state, session.is_closed) == (State.ATTACHING, False)
     session.set_state(State.ACTIVE, "attached", 5)
@@ -198,7 +198,7 @@ def test_states_are_told_once_each_and_the_end_is_for_good() -> None:
     assert len(seen) == 4
 
 
-def test_events_that_nobody_takes_do_not_pile_up() -> None:
+def test_events_that_no_caller_takes_do_not_pile_up() -> None:
     """Without a callback they are passed over; without a poll the oldest go."""
     session = ProducerSession(StillConductor(), AttachSpec(STREAM, Role.PRODUCER), None)  # type: ignore[arg-type]
     for epoch in range(2 * MAX_EVENTS):

@@ -65,7 +65,7 @@ def second(stream: Stream, shm_dir: Path) -> Stream:
 
 
 class Short(ConsumerBase):
-    """A consumer that has only the short way: what is not there yet is told as what was asked for."""
+    """A consumer that has only the native path: a poll that it cannot serve returns its arguments."""
 
     def _poll(self, *arguments: Any, **named: Any) -> Any:
         return arguments, named
@@ -74,7 +74,7 @@ class Short(ConsumerBase):
         raise StopIteration
 
 
-def test_a_frame_that_is_there_goes_the_short_way(stream: Stream, reader: StreamReader) -> None:
+def test_a_frame_that_is_there_takes_the_native_path(stream: Stream, reader: StreamReader) -> None:
     """To poll and to a loop; what is not there yet, and whatever else is asked, is handed on unchanged."""
     short = Short(reader, is_simple=True)
     assert (short.poll(), short.poll(0.5), short.poll(timeout=2)) == (((), {}), ((0.5,), {}), ((), {"timeout": 2}))
@@ -91,7 +91,7 @@ def test_a_frame_that_is_there_goes_the_short_way(stream: Stream, reader: Stream
     assert reader.stats().received == 6
 
 
-def test_nothing_goes_the_short_way_that_somebody_has_to_look_after(stream: Stream, reader: StreamReader) -> None:
+def test_a_poll_that_needs_attention_does_not_take_the_native_path(stream: Stream, reader: StreamReader) -> None:
     """Progress callbacks, an invoked conductor, an epoch that ended, a media driver that is gone."""
     careful, short = Short(reader, is_simple=False), Short(reader, is_simple=True)
     stream.publish()
@@ -129,7 +129,7 @@ def test_before_anything_is_mapped_there_is_nothing() -> None:
 
 
 def test_a_mapped_epoch_delivers_its_frames(stream: Stream, reader: StreamReader) -> None:
-    """From the first descriptor on: what was before it is nobody's loss."""
+    """From the first descriptor on: what was before it is not counted as lost."""
     stream.write()
     stream.publish()
     stream.publish()
@@ -327,7 +327,7 @@ def test_how_far_behind_is_too_far(stream: Stream, limit: int | None, is_resynce
 
 
 def test_descriptors_may_come_from_another_stream(stream: Stream, reader: StreamReader) -> None:
-    """B34: what both have told counts once, and the old subscription is closed."""
+    """B34: what both describe counts once, and the old subscription is closed."""
     stream.publish()
     stream.publish()
     assert seqs(reader) == [0, 1]
@@ -343,7 +343,7 @@ def test_descriptors_may_come_from_another_stream(stream: Stream, reader: Stream
 
 
 def test_what_was_queued_before_a_switch_does_not_end_it(stream: Stream, reader: StreamReader) -> None:
-    """B34: frames that the old stream told of come first; what the other one tells again of them is no way back."""
+    """B34: frames that the old stream described come first; descriptors that the other one repeats are no step back."""
     other = stream.subscribe()
     for _ in range(4):
         stream.publish()  # on both
@@ -511,8 +511,8 @@ def test_a_sleeping_reader_comes_out_for_a_change(stream: Stream, second: Stream
     assert reader.stats().epoch == 2
 
 
-def test_a_change_while_somebody_reads_waits_for_its_turn(stream: Stream, reader: StreamReader) -> None:
-    """Whoever has the lock next makes it."""
+def test_a_change_while_a_thread_reads_waits_for_its_turn(stream: Stream, reader: StreamReader) -> None:
+    """The thread that has the lock next makes it."""
     with reader.lock:
         reader.suspend()
         assert reader.mapped is not None
@@ -523,7 +523,7 @@ def test_a_change_while_somebody_reads_waits_for_its_turn(stream: Stream, reader
 
 
 def test_closing_is_the_end_of_frames_and_not_of_counts(stream: Stream, reader: StreamReader) -> None:
-    """What was not read stays uncounted: nobody wanted it."""
+    """What was not read stays uncounted: no caller asked for it."""
     stream.publish()
     stream.publish()
     stream.publish()

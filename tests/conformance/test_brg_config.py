@@ -80,7 +80,7 @@ def test_there_is_a_mapping_and_it_has_a_source() -> None:
     assert refusal(MAPPING, {"source_stream_id": 0, "dest_stream_id": 9}).key == "mappings[1].source_stream_id"
 
 
-def test_a_bridge_is_told_which_end_it_is() -> None:
+def test_every_mapping_has_a_direction() -> None:
     """G9: the specification has no key for it."""
     assert refusal(without="role").key == "mappings[0].direction"
     assert refusal(role="both").key == "mappings[0].direction"

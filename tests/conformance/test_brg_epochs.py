@@ -48,8 +48,8 @@ def test_a_new_source_epoch_is_a_new_local_epoch(reception: Reception) -> None:
     assert new.seq < old.seq
     paths = {epoch: set(reception.mapped(epoch).paths.values()) for epoch in (old.epoch, new.epoch)}
     assert not paths[old.epoch] & paths[new.epoch]
-    requests = reception.consumer.heard(ShmAttachRequest, since, stream_id=reception.dest_stream_id)
-    assert {heard.message.role for heard in requests} == {Role.PRODUCER}
+    requests = reception.consumer.received(ShmAttachRequest, since, stream_id=reception.dest_stream_id)
+    assert {received.message.role for received in requests} == {Role.PRODUCER}
     epochs = [descriptor.epoch for descriptor in reception.published(since)]
     assert epochs == sorted(epochs)
 
@@ -111,7 +111,7 @@ def test_an_epoch_that_is_not_announced_yet_ends_the_one_before(reception: Recep
 
 
 @pytest.mark.spec("BRG-8-03", "BRG-8-01")
-def test_a_source_whose_epochs_begin_anew_is_heard_again(host: Host, link: Link) -> None:
+def test_a_source_whose_epochs_begin_anew_is_received_again(host: Host, link: Link) -> None:
     """G17: once the higher epoch has been silent for three announce periods."""
     with Reception(host, link=link.again(), sender={"epoch": 77}, announce_period_ms=400) as reception:
         old = reception.meet().deliver(b"old").descriptor
@@ -167,16 +167,16 @@ def test_a_restarted_receiver_has_a_higher_local_epoch(reception: Reception) -> 
 
 
 @pytest.mark.spec("BRG-7.2-03", "BRG-4-08")
-def test_the_sources_announce_is_not_told_to_local_consumers(reception: Reception) -> None:
+def test_the_sources_announce_is_not_forwarded_to_local_consumers(reception: Reception) -> None:
     """On no stream of the host: what is announced here is the local driver's memory."""
     sender = reception.sender
     sender.announce()
     sender.new_epoch()
     reception.wait_through()
-    announces = [heard.message for heard in reception.consumer.heard(ShmPoolAnnounce)]
+    announces = [received.message for received in reception.consumer.received(ShmPoolAnnounce)]
     assert {announce.stream_id for announce in announces} >= {reception.dest_stream_id}
     assert sender.stream_id not in {announce.stream_id for announce in announces}
     uris = [announce.header_region_uri for announce in announces if announce.stream_id == reception.dest_stream_id]
     assert not [uri for uri in uris if "elsewhere" in uri]
-    described = {heard.message.stream_id for heard in reception.consumer.heard(FrameDescriptor)}
+    described = {received.message.stream_id for received in reception.consumer.received(FrameDescriptor)}
     assert sender.stream_id not in described

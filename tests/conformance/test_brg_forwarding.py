@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """What a bridge carries beside frames: announces, metadata, QoS and progress, each where it belongs and rewritten.
 
-Bridge §7, §7.1, §7.2, §9; decisions G6, G7, G10-G13. The receiving half is told by a test sender, the sending half is
-heard by a test receiver.
+Bridge §7, §7.1, §7.2, §9; decisions G6, G7, G10-G13. A test sender sends to the receiving half, and a
+test receiver receives from the sending half.
 """
 
 from __future__ import annotations
@@ -55,31 +55,35 @@ def control_of(reception: Reception) -> tuple[str, int]:
 def wait_qos(reception: Reception, since: int) -> QosProducer:
     """The first that is sent on the mapping's control stream; the bridge's own is on the driver's QoS stream."""
     endpoint = control_of(reception)
-    reception.wait_until(lambda: reception.consumer.heard_on(endpoint, QosProducer, since), "QoS is forwarded")
-    return reception.consumer.heard_on(endpoint, QosProducer, since)[0]
+    reception.wait_until(lambda: reception.consumer.received_on(endpoint, QosProducer, since), "QoS is forwarded")
+    return reception.consumer.received_on(endpoint, QosProducer, since)[0]
 
 
 # --- metadata, received
 
 
 @pytest.mark.spec("BRG-7.1-01", "BRG-7.1-03", "BRG-7.1-04", "BRG-7.1-05")
-def test_metadata_are_told_to_local_consumers_under_the_destinations_id(reception: Reception, host: Host) -> None:
+def test_metadata_are_forwarded_to_local_consumers_under_the_destinations_id(reception: Reception, host: Host) -> None:
     """G12: with the local epoch and producer; version, name, summary and attributes are the source's."""
     descriptor = reception.deliver(b"frame").descriptor
     since = reception.now
     said = reception.sender.name("camera/front", meta_version=41, summary="left of the door")
-    heard = reception.wait_for(DataSourceAnnounce, since, stream_id=reception.dest_stream_id)
-    assert heard.stream_id == host.place.endpoints.metadata[1]
-    assert (heard.message.meta_version, heard.message.name, heard.message.summary) == (41, said.name, said.summary)
-    assert heard.message.epoch == descriptor.epoch
-    assert heard.message.producer_id != said.producer_id
+    received = reception.wait_for(DataSourceAnnounce, since, stream_id=reception.dest_stream_id)
+    assert received.stream_id == host.place.endpoints.metadata[1]
+    assert (received.message.meta_version, received.message.name, received.message.summary) == (
+        41,
+        said.name,
+        said.summary,
+    )
+    assert received.message.epoch == descriptor.epoch
+    assert received.message.producer_id != said.producer_id
     said_meta = reception.sender.describe(meta_version=42, attributes=ATTRIBUTES)
-    heard_meta = reception.wait_for(DataSourceMeta, since, stream_id=reception.dest_stream_id)
-    assert heard_meta.stream_id == host.place.endpoints.metadata[1]
-    assert heard_meta.message.meta_version == 42
-    assert heard_meta.message.attributes == ATTRIBUTES
-    assert heard_meta.message.timestamp_ns == said_meta.timestamp_ns
-    assert not reception.consumer.heard(DataSourceMeta, stream_id=reception.sender.stream_id)
+    received_meta = reception.wait_for(DataSourceMeta, since, stream_id=reception.dest_stream_id)
+    assert received_meta.stream_id == host.place.endpoints.metadata[1]
+    assert received_meta.message.meta_version == 42
+    assert received_meta.message.attributes == ATTRIBUTES
+    assert received_meta.message.timestamp_ns == said_meta.timestamp_ns
+    assert not reception.consumer.received(DataSourceMeta, stream_id=reception.sender.stream_id)
 
 
 @pytest.mark.spec("BRG-7.1-04")
@@ -89,7 +93,7 @@ def test_metadata_that_are_rewritten_already_are_taken_too(reception: Reception)
     reception.sender.describe(stream_id=reception.sender.stream_id + 1_000_000, meta_version=43)
     reception.sender.describe(stream_id=reception.dest_stream_id, meta_version=44)
     reception.wait_for(DataSourceMeta, since, stream_id=reception.dest_stream_id, meta_version=44)
-    versions = [heard.message.meta_version for heard in reception.consumer.heard(DataSourceMeta, since)]
+    versions = [received.message.meta_version for received in reception.consumer.received(DataSourceMeta, since)]
     assert versions == [44]
 
 
@@ -97,7 +101,7 @@ def test_metadata_that_are_rewritten_already_are_taken_too(reception: Reception)
 def test_a_mapping_may_name_another_metadata_stream(host: Host, link: Link) -> None:
     with Reception(host, link=link.again(), mapping={"metadata_stream_id": 28_000}) as reception:
         reception.meet()
-        reception.wait_until(lambda: reception.sender.is_heard(reception.link.metadata), "metadata are listened to")
+        reception.wait_until(lambda: reception.sender.is_connected(reception.link.metadata), "metadata are listened to")
         reception.sender.describe(meta_version=3)
         reception.wait_for(DataSourceMeta, stream_id=28_000, meta_version=3)
         reception.sender.name("elsewhere")
@@ -113,36 +117,41 @@ def test_metadata_on_the_control_stream_are_none(reception: Reception) -> None:
     wait_qos(reception, since)
     reception.sender.describe(meta_version=67)
     reception.wait_for(DataSourceMeta, since, meta_version=67)
-    assert not reception.consumer.heard(DataSourceMeta, since, meta_version=66)
+    assert not reception.consumer.received(DataSourceMeta, since, meta_version=66)
 
 
 @pytest.mark.spec("BRG-7.1-06")
 def test_without_a_metadata_channel_frames_come_without_metadata(host: Host, link: Link) -> None:
     with Reception(host, link=link.again(), metadata_channel=None, metadata_stream_id=None) as reception:
         assert reception.meet().deliver(b"frame").payload == b"frame"
-        assert not reception.sender.is_heard(reception.link.metadata)
+        assert not reception.sender.is_connected(reception.link.metadata)
 
 
 # --- progress and QoS, received
 
 
 @pytest.mark.spec("BRG-9-03", "BRG-9-06", "BRG-9-07", "BRG-9-08", "BRG-7.2-05")
-def test_progress_is_told_under_the_destinations_id(reception: Reception) -> None:
+def test_progress_is_forwarded_under_the_destinations_id(reception: Reception) -> None:
     """G6: epoch, seq, bytes and state are the source's, also of a frame whose chunks are still to come (G7)."""
     states = [FrameProgressState.STARTED, FrameProgressState.PROGRESS, FrameProgressState.COMPLETE]
     for filled, state in enumerate(states):
         since = reception.now
         seq = reception.sender.next_seq + 5
         said = reception.sender.progress(seq, payload_bytes_filled=2**40 + filled, state=state)
-        heard = reception.wait_for(FrameProgress, since)
-        assert heard.stream_id == control_of(reception)[1]
-        told = (heard.message.epoch, heard.message.seq, heard.message.payload_bytes_filled, heard.message.state)
-        assert told == (said.epoch, seq, 2**40 + filled, state)
-        assert heard.message.stream_id == reception.dest_stream_id
+        received = reception.wait_for(FrameProgress, since)
+        assert received.stream_id == control_of(reception)[1]
+        forwarded = (
+            received.message.epoch,
+            received.message.seq,
+            received.message.payload_bytes_filled,
+            received.message.state,
+        )
+        assert forwarded == (said.epoch, seq, 2**40 + filled, state)
+        assert received.message.stream_id == reception.dest_stream_id
 
 
 @pytest.mark.spec("BRG-9-09", "BRG-9-10")
-def test_progress_that_is_nobodys_is_dropped(reception: Reception) -> None:
+def test_progress_of_an_unknown_stream_or_epoch_is_dropped(reception: Reception) -> None:
     """Of an unknown stream, another epoch, and a frame that is published already; the one behind them comes."""
     sender = reception.sender
     done = reception.fence()
@@ -155,7 +164,7 @@ def test_progress_that_is_nobodys_is_dropped(reception: Reception) -> None:
     sender.progress(0)
     sender.progress(done + 1, payload_bytes_filled=77)
     reception.wait_for(FrameProgress, since, payload_bytes_filled=77)
-    assert len(reception.consumer.heard(FrameProgress, since)) == 1
+    assert len(reception.consumer.received(FrameProgress, since)) == 1
 
 
 @pytest.mark.spec("BRG-9-13")
@@ -170,12 +179,12 @@ def test_progress_alone_makes_no_frame(reception: Reception) -> None:
 
 
 @pytest.mark.spec("BRG-9-01", "BRG-9-02")
-def test_qos_of_the_source_is_told_on_the_mappings_control_stream(reception: Reception) -> None:
+def test_qos_of_the_source_is_forwarded_on_the_mappings_control_stream(reception: Reception) -> None:
     since = reception.now
     said = reception.sender.qos(current_seq=4711, watermark=3)
-    heard = wait_qos(reception, since)
-    assert heard.stream_id == reception.dest_stream_id
-    assert (heard.current_seq, heard.watermark) == (said.current_seq, said.watermark)
+    received = wait_qos(reception, since)
+    assert received.stream_id == reception.dest_stream_id
+    assert (received.current_seq, received.watermark) == (said.current_seq, said.watermark)
     since = reception.now
     reception.sender.qos(stream_id=reception.sender.stream_id + 1_000_000, current_seq=1)
     reception.sender.qos(current_seq=2)
@@ -198,9 +207,9 @@ def test_only_what_is_to_be_forwarded_is(host: Host, link: Link, flag: str) -> N
         wanted = flag == "forward_progress"
         say[not wanted]()
         say[wanted]()
-        heard_on = reception.consumer.heard_on
-        reception.wait_until(lambda: heard_on((IPC, control), kinds[wanted], since), "one is forwarded")
-        assert heard_on((IPC, control), kinds[not wanted], since) == []
+        received_on = reception.consumer.received_on
+        reception.wait_until(lambda: received_on((IPC, control), kinds[wanted], since), "one is forwarded")
+        assert received_on((IPC, control), kinds[not wanted], since) == []
 
 
 # --- sent
@@ -238,8 +247,8 @@ def test_everything_travels_on_its_own_stream(sending: Sending) -> None:
     sending.carry(noise(3000))
     assert receiver.kinds(sending.link.payload) == {BridgeFrameChunk}
     assert receiver.kinds(sending.link.metadata) == {DataSourceAnnounce, DataSourceMeta}
-    told = {ShmPoolAnnounce, FrameProgress, QosProducer}
-    assert told <= receiver.kinds(sending.link.control) <= told | {QosConsumer}
+    forwarded = {ShmPoolAnnounce, FrameProgress, QosProducer}
+    assert forwarded <= receiver.kinds(sending.link.control) <= forwarded | {QosConsumer}
     assert announce.message.payload_pools == producer.honest(ShmPoolAnnounce).payload_pools  # type: ignore[attr-defined]
     assert (announce.message.stream_id, announce.message.epoch) == (producer.stream_id, producer.epoch)
     assert (name.message.stream_id, name.message.meta_version, name.message.name) == (producer.stream_id, 9, "camera")
@@ -254,10 +263,10 @@ def test_progress_of_the_source_is_sent_as_it_was_said(sending: Sending) -> None
     since = len(receiver.transcript)
     producer.say(FrameProgress, stream_id=producer.stream_id + 1, seq=1, payload_bytes_filled=1)
     producer.say(FrameProgress, seq=12, payload_bytes_filled=2**33, state=FrameProgressState.STARTED)
-    heard = receiver.wait_for(FrameProgress, since).message
-    assert (heard.stream_id, heard.epoch, heard.seq) == (producer.stream_id, producer.epoch, 12)
-    assert (heard.payload_bytes_filled, heard.state) == (2**33, FrameProgressState.STARTED)
-    assert len(receiver.heard(FrameProgress, since)) == 1
+    received = receiver.wait_for(FrameProgress, since).message
+    assert (received.stream_id, received.epoch, received.seq) == (producer.stream_id, producer.epoch, 12)
+    assert (received.payload_bytes_filled, received.state) == (2**33, FrameProgressState.STARTED)
+    assert len(receiver.received(FrameProgress, since)) == 1
 
 
 @pytest.mark.spec("BRG-9-02")
@@ -266,8 +275,8 @@ def test_qos_of_the_source_is_sent(sending: Sending) -> None:
     since = len(receiver.transcript)
     producer.say(QosProducer, on=producer.endpoints.control, stream_id=producer.stream_id + 1, current_seq=1)
     producer.say(QosProducer, on=producer.endpoints.control, current_seq=99)
-    heard = receiver.wait_for(QosProducer, since).message
-    assert (heard.stream_id, heard.current_seq) == (producer.stream_id, 99)
+    received = receiver.wait_for(QosProducer, since).message
+    assert (received.stream_id, received.current_seq) == (producer.stream_id, 99)
 
 
 @pytest.mark.spec("BRG-7.1-02")
@@ -277,8 +286,8 @@ def test_every_version_of_metadata_is_sent_in_order(sending: Sending) -> None:
     for version in range(10, 30):
         sending.producer.say(DataSourceMeta, meta_version=version, attributes=ATTRIBUTES)
     sending.receiver.wait_for(DataSourceMeta, since, meta_version=29)
-    heard = [it.message.meta_version for it in sending.receiver.heard(DataSourceMeta, since)]
-    assert heard == list(range(10, 30))
+    received = [it.message.meta_version for it in sending.receiver.received(DataSourceMeta, since)]
+    assert received == list(range(10, 30))
 
 
 @pytest.mark.spec("BRG-9-01", "BRG-9-03", "BRG-9-11")
@@ -296,7 +305,7 @@ def test_only_what_is_to_be_sent_is(
             fields = {"seq": 1, "payload_bytes_filled": 5} if kind is FrameProgress else {}
             producer.say(kind, on=producer.endpoints.control, **fields)
         receiver.wait_for(kinds[wanted])
-        assert not receiver.heard(kinds[not wanted])
+        assert not receiver.received(kinds[not wanted])
 
 
 @pytest.mark.spec("BRG-9-11", "BRG-7.1-06", "BRG-7.2-01")

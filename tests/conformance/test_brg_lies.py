@@ -164,13 +164,13 @@ CHUNK_LIES = [
         "a header that is 255 in chunk 1", mark.spec("BRG-5.2-18"), "chunks.malformed", one_with(1, header_included=255)
     ),
     case(
-        "a byte less than told",
+        "a byte less than stated",
         mark.spec("BRG-5.2-21"),
         "chunks.length",
         lambda it: one_with(1, payload_bytes=it[1]["payload_bytes"][:-1])(it),
     ),
     case(
-        "a byte more than told",
+        "a byte more than stated",
         mark.spec("BRG-5.2-21"),
         "chunks.length",
         lambda it: one_with(1, payload_bytes=it[1]["payload_bytes"] + b"+")(it),
@@ -346,13 +346,13 @@ def test_a_chunk_that_lies_completes_nothing(reception: Reception, lie: Lie, rea
 
 
 @pytest.mark.spec("BRG-5.2-12")
-@pytest.mark.parametrize("told", [LENGTH - 1, LENGTH + 1], ids=["less", "more"])
-def test_a_frame_whose_chunks_are_not_its_length_is_dropped(reception: Reception, told: int) -> None:
+@pytest.mark.parametrize("stated_length", [LENGTH - 1, LENGTH + 1], ids=["less", "more"])
+def test_a_frame_whose_chunks_are_not_its_length_is_dropped(reception: Reception, stated_length: int) -> None:
     """Though header and chunks agree on the length."""
-    header: dict[str, Any] = {"values_len_bytes": told, "dims": (min(told, LENGTH - 1),)}
+    header: dict[str, Any] = {"values_len_bytes": stated_length, "dims": (min(stated_length, LENGTH - 1),)}
     chunks = reception.sender.frame(noise(LENGTH), **header)
     before = reception.drops()
-    reception.refuses(*(chunk | {"payload_length": told} for chunk in chunks))
+    reception.refuses(*(chunk | {"payload_length": stated_length} for chunk in chunks))
     assert (reception.drops() - before)["frames.inconsistent"] == 1
 
 
@@ -474,7 +474,7 @@ def test_a_refused_frame_leaves_no_trace_in_memory(reception: Reception) -> None
 
 
 @pytest.mark.spec("BRG-10-24", "BRG-3-04")
-def test_messages_are_told_apart_by_their_schema(reception: Reception) -> None:
+def test_messages_are_distinguished_by_their_schema(reception: Reception) -> None:
     """Template 1 is an announce, a chunk or an attach, by its schema; each counts only where it belongs."""
     sender, control = reception.sender, reception.link.control
     (chunk,) = sender.frame(b"not here")
@@ -499,7 +499,7 @@ def test_messages_are_told_apart_by_their_schema(reception: Reception) -> None:
     sender.announce()
     assert len(reception.deliver(b"still here").payload) == 10
     assert chunk["seq"] not in reception.seqs(since)
-    assert not reception.consumer.heard(driver.ShmAttachRequest, since, correlation_id=attach.correlation_id)
+    assert not reception.consumer.received(driver.ShmAttachRequest, since, correlation_id=attach.correlation_id)
 
 
 @pytest.mark.spec("BRG-5.2-30", "BRG-5.2-31", "BRG-6-06")

@@ -309,8 +309,8 @@ def test_a_descriptor_follows_its_committed_slot(reception: Reception) -> None:
     payloads: dict[int, bytes] = {}
     looked: list[int] = []
 
-    def look(heard: Any) -> None:
-        message = heard.message
+    def look(received: Any) -> None:
+        message = received.message
         if isinstance(message, FrameDescriptor) and message.stream_id == reception.dest_stream_id:
             looked.append(_look(mapped, message.seq, payloads))
 
@@ -404,7 +404,7 @@ def test_a_chunk_that_is_longer_than_agreed_is_dropped(
 def test_nothing_is_accepted_before_an_announce(host: Host, link: Link) -> None:
     """Frames before the first announce of the mapping are dropped and counted, and never published afterwards."""
     with Reception(host, link=link.again()) as reception:
-        reception.wait_until(reception.sender.is_heard, "the bridge listens")
+        reception.wait_until(reception.sender.is_connected, "the bridge listens")
         chunks = reception.sender.frame(noise(THREE_CHUNKS))
         reception.send(*chunks[:2])
         early = reception.sender.send_frame(b"too early")

@@ -68,8 +68,8 @@ def test_a_frame_leaves_in_chunks_that_fit(sending: Sending, array: NDArray[Any]
     sizes = [(chunk.chunk_offset, chunk.chunk_length) for chunk in frame.chunks]
     assert sizes == cut(frame.payload)
     assert [chunk.chunk_index for chunk in frame.chunks] == list(range(len(sizes)))
-    heard = sending.receiver.heard(BridgeFrameChunk, seq=frame.seq)
-    assert all(len(it.data) <= MTU - OVERHEAD for it in heard)
+    received = sending.receiver.received(BridgeFrameChunk, seq=frame.seq)
+    assert all(len(it.data) <= MTU - OVERHEAD for it in received)
 
 
 @pytest.mark.spec("BRG-5.2-01")
@@ -108,8 +108,8 @@ def test_chunks_have_the_size_that_is_configured(
         frame = sending.meet().carry(noise(20_000))
         sizes = [(chunk.chunk_offset, chunk.chunk_length) for chunk in frame.chunks]
         assert sizes == cut(frame.payload, first, others)
-        heard = sending.receiver.heard(BridgeFrameChunk, seq=frame.seq)
-        assert all(len(it.data) <= mtu - OVERHEAD for it in heard)
+        received = sending.receiver.received(BridgeFrameChunk, seq=frame.seq)
+        assert all(len(it.data) <= mtu - OVERHEAD for it in received)
 
 
 @pytest.mark.spec("BRG-5.2-02")
@@ -235,7 +235,7 @@ def test_no_chunk_leaves_before_the_announce_did(
 
 
 @pytest.mark.spec("BRG-7.2-01", "BRG-8-01")
-def test_frames_of_an_epoch_that_nobody_announced_stay_at_home(
+def test_frames_of_an_epoch_that_was_not_announced_are_not_sent(
     shared_media_driver: aeron.MediaDriver, shm_dir: Path, link: Link
 ) -> None:
     """G16: the sender reads the new epoch already; its first chunk follows the announce, once there is one."""
@@ -274,7 +274,9 @@ def test_every_epoch_that_has_chunks_is_announced(sending: Sending) -> None:
 
 
 @pytest.mark.spec("BRG-7.2-01")
-def test_a_receiver_that_comes_later_is_told_too(shared_media_driver: aeron.MediaDriver, sending: Sending) -> None:
+def test_a_receiver_that_connects_later_gets_the_announce_too(
+    shared_media_driver: aeron.MediaDriver, sending: Sending
+) -> None:
     """As often as the driver announces."""
     receiver = sending.receiver
     for _ in range(3):

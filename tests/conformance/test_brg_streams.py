@@ -36,7 +36,7 @@ def test_a_bridge_is_the_only_producer_of_its_destination(host: Host, link: Link
     """It attaches as any producer does, no other producer gets the stream, and it asks for no other stream."""
     with Reception(host, link=link.again()) as reception:
         reception.meet()
-        requests = [heard.message for heard in reception.consumer.heard(ShmAttachRequest)]
+        requests = [received.message for received in reception.consumer.received(ShmAttachRequest)]
         ours = [it for it in requests if it.stream_id == reception.dest_stream_id]
         assert {request.role for request in ours} == {Role.PRODUCER}
         assert {request.stream_id for request in requests} == {reception.dest_stream_id}
@@ -74,7 +74,7 @@ def test_ids_that_the_driver_does_not_give_are_not_used(host: Host, link: Link) 
     with Reception(host, link=link.again(), dest_stream_id=777) as reception:
         reception.wait_until(lambda: "777" in reception.complaint, "the bridge says what is wrong")
         assert not reception.bridge.bridge.is_ready
-        asked = {heard.message.stream_id for heard in reception.consumer.heard(ShmAttachRequest)}
+        asked = {received.message.stream_id for received in reception.consumer.received(ShmAttachRequest)}
         assert asked == {777}
 
 
@@ -91,12 +91,12 @@ def test_a_destination_is_chosen_from_the_range(host: Host, link: Link) -> None:
         assert reception.meet().deliver(b"chosen").payload == b"chosen"
         reception.sender.new_epoch()
         assert reception.wait_through().descriptor.stream_id == reception.dest_stream_id
-        requests = {heard.message.stream_id for heard in reception.consumer.heard(ShmAttachRequest)}
+        requests = {received.message.stream_id for received in reception.consumer.received(ShmAttachRequest)}
         assert requests == set(stream_ids[:2])
 
 
 @pytest.mark.spec("BRG-4-07", "BRG-4-08")
-def test_nobody_gets_a_stream_of_his_own(host: Host, link: Link) -> None:
+def test_no_consumer_gets_a_private_stream(host: Host, link: Link) -> None:
     """A consumer that asks a bridge for private streams is declined, and finds frames where all do."""
     with Reception(host, link=link.again()) as reception:
         reception.meet()
@@ -114,10 +114,10 @@ def test_nobody_gets_a_stream_of_his_own(host: Host, link: Link) -> None:
         )
         for _ in range(5):
             reception.deliver(b"for all")
-        configs = consumer.heard(ConsumerConfig, since, consumer_id=consumer.consumer_id)
-        assert all(heard.message.descriptor_stream_id == 0 for heard in configs)
-        assert all(heard.message.descriptor_channel == "" for heard in configs)
-        assert consumer.heard_on(asked, FrameDescriptor) == []
+        configs = consumer.received(ConsumerConfig, since, consumer_id=consumer.consumer_id)
+        assert all(received.message.descriptor_stream_id == 0 for received in configs)
+        assert all(received.message.descriptor_channel == "" for received in configs)
+        assert consumer.received_on(asked, FrameDescriptor) == []
 
 
 @pytest.mark.spec("BRG-4-08", "BRG-3-04")
@@ -168,11 +168,11 @@ def test_mappings_of_one_bridge_do_not_mix(host: Host, link: Link) -> None:
 
         def is_through() -> bool:
             second.send_frame(b"second")
-            return bool(reception.consumer.heard(FrameDescriptor, since, stream_id=dest))
+            return bool(reception.consumer.received(FrameDescriptor, since, stream_id=dest))
 
         reception.wait_until(is_through, "a frame of the second stream gets through")
         assert mine.stream_id == reception.dest_stream_id
-        assert early not in [it.message.seq for it in reception.consumer.heard(FrameDescriptor, stream_id=dest)]
+        assert early not in [it.message.seq for it in reception.consumer.received(FrameDescriptor, stream_id=dest)]
 
 
 @pytest.mark.spec("BRG-3-02", "BRG-3-03")
@@ -205,7 +205,7 @@ def test_receivers_of_a_multicast_judge_each_for_itself(host: Host, link: Link) 
 
 
 @pytest.mark.spec("BRG-2-02", "BRG-10-01")
-def test_the_command_bridges_until_it_is_told_to_end(host: Host, link: Link) -> None:
+def test_the_command_bridges_until_it_is_stopped(host: Host, link: Link) -> None:
     """It says when its mappings are set up, and in the end what became of everything."""
     with Reception(host, link=link.again(), runs=BridgeProcess) as reception:
         ready = reception.bridge.wait_for("ready")

@@ -113,7 +113,7 @@ def test_a_driver_publishes_its_health_under_its_tag(peer: EventPeer, deployment
 
 
 @pytest.mark.spec("CTL-4-03")
-def test_the_control_plane_attaches_nobody(peer: EventPeer) -> None:
+def test_the_control_plane_attaches_no_client(peer: EventPeer) -> None:
     """No event gives a lease or says where memory lies; a command that asks for it is no command."""
     for key in ("attach", "ShmAttachRequest", "lease", "detach", "revoke"):
         sent = peer.command(DRIVER, key, b"10000", Format.STRING)
@@ -222,7 +222,7 @@ def test_a_command_with_additional_fields_is_accepted_and_echoed_whole(recorder:
 
 
 @pytest.mark.spec("CTL-5.1-02")
-def test_every_format_is_told_apart(recorder: Recorder) -> None:
+def test_every_format_is_distinguished(recorder: Recorder) -> None:
     """A command for text accepts the one format that is text, by its number."""
     sizes = {0: 0, 1: 1, 2: 1, 3: 2, 4: 2, 5: 4, 6: 4, 7: 8, 8: 8, 9: 4, 10: 8, 11: 1, 12: 4, 13: 4, 14: 1, 15: 0}
     with recorder.peer() as peer:
@@ -276,16 +276,18 @@ def test_a_commander_puts_references_into_their_fields(deployment: Deployment) -
     config = ControlConfig(**new_endpoints())
     client = aeron.connect(deployment.aeron_dir)
     try:
-        heard: list[bytes] = []
+        received: list[bytes] = []
         listener = client.add_subscription(config.control_channel, config.control_stream_id)
         Commander(client, config).send(TAG, "show", Ref(10_000, 7, 8), until="sent", timeout=30)
-        wait_until(lambda: listener.poll(lambda data, _: heard.append(data), 10) or heard, "the command is heard")
+        wait_until(
+            lambda: listener.poll(lambda data, _: received.append(data), 10) or received, "the command is received"
+        )
     finally:
         client.close()
-    message = decode(heard[0])
+    message = decode(received[0])
     assert isinstance(message, EventMessage)
     expected = raw_event(format=15, ref=(10_000, 7, 8), tag=TAG.encode(), key=b"show")
-    assert (heard[0][:8], heard[0][24:]) == (expected[:8], expected[24:])  # all but timestamp and correlation id
+    assert (received[0][:8], received[0][24:]) == (expected[:8], expected[24:])  # all but timestamp and correlation id
 
 
 @pytest.mark.spec("CTL-5.2-03", "CTL-5.2-04")
@@ -337,7 +339,7 @@ def test_the_status_stream_is_the_record_of_what_was_accepted(recorder: Recorder
                 peer.command(TAG, "mark", str(number).encode(), Format.STRING)
                 peer.command(TAG, "mark", bytes(3), Format.INT8)  # not accepted
             peer.answer_to(peer.command(TAG, "go"))
-            late.until(lambda: sum(one.key == "result:go" for one in late.events), "the late one has heard all")
+            late.until(lambda: sum(one.key == "result:go" for one in late.events), "the late one has received all")
             record = [one for one in late.events if one.key in ("mark", "go")]
         ran = [("mark", one.value.decode()) if one.key == "mark" else ("go", None) for one in record]
         assert ran[-len(recorder.ran) + begun :] == recorder.ran[begun:]

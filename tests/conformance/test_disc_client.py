@@ -117,11 +117,11 @@ def wait_works(consumer: Consumer, peer: WireProducer) -> None:
 
 def ids_since(provider: WireProvider, since: int) -> set[int]:
     """Of the requests: one that is not answered soon is sent again as it was."""
-    return {heard.message.request_id for heard in provider.transcript[since:]}
+    return {received.message.request_id for received in provider.transcript[since:]}
 
 
 def attaches(peer: WireProducer, since: int = 0) -> list[ShmAttachRequest]:
-    return [heard.message for heard in peer.heard(ShmAttachRequest, since)]
+    return [received.message for received in peer.received(ShmAttachRequest, since)]
 
 
 # --- what is asked
@@ -141,8 +141,8 @@ def test_a_request_byte_for_byte(provider: WireProvider, client: Client) -> None
     for filters in every:
         since = provider.now
         client.discover(**filters)
-        heard = provider.wait_asked(since)
-        message = heard.message
+        received = provider.wait_asked(since)
+        message = received.message
         assert message.response_channel
         assert 0 < message.response_stream_id < 2**31
         tags, name = filters.get("tags", []), filters.get("name", "")
@@ -155,7 +155,7 @@ def test_a_request_byte_for_byte(provider: WireProvider, client: Client) -> None
             struct.pack("<2H", 0, len(tags)),
             *(struct.pack("<I", len(text)) + text.encode() for text in (*tags, message.response_channel, name)),
         ]
-        assert heard.data == b"".join(expected)
+        assert received.data == b"".join(expected)
 
 
 @pytest.mark.spec("DISC-4.3-01")
@@ -193,8 +193,8 @@ def test_a_result_is_shown_as_it_came(bench: Bench, provider: WireProvider, clie
     assert [getattr(shown, name) for name in same] == [getattr(full, name) for name in same]
     assert shown.tags == ("Lab", "rgb")
     pools = "pool_id", "pool_nslots", "stride_bytes", "region_uri"
-    told = [[getattr(pool, name) for name in pools] for pool in full.payload_pools]
-    assert [[getattr(pool, name) for name in pools] for pool in shown.payload_pools] == told
+    expected = [[getattr(pool, name) for name in pools] for pool in full.payload_pools]
+    assert [[getattr(pool, name) for name in pools] for pool in shown.payload_pools] == expected
     assert (bare.data_source_name, bare.data_source_id, bare.tags) == (None, None, ())
 
 
@@ -204,12 +204,12 @@ def test_answers_to_what_was_not_asked_are_dropped(bench: Bench, provider: WireP
     provider.results = [bench.own_result()]
     lies = (bench.other_result(),)
 
-    def told(honest: DiscoveryResponse) -> Iterable[Said]:
+    def falsified(honest: DiscoveryResponse) -> Iterable[Said]:
         foreign = [honest.request_id + 1, honest.request_id - 1, 0, 2**64 - 1, honest.request_id ^ 2**63]
         strangers = [replace(honest, request_id=id % 2**64, results=lies) for id in foreign]
         return [*strangers, honest, replace(honest, results=lies)]
 
-    provider.always = told
+    provider.always = falsified
     for _ in range(3):
         assert [stream.driver_instance_id for stream in client.discover()] == [OWN]
 
@@ -221,15 +221,15 @@ def test_an_answer_that_comes_late_is_dropped(bench: Bench, provider: WireProvid
     provider.always = lambda honest: ()
     with pytest.raises(tp.DriverUnreachable):
         client.discover(timeout=1.0)
-    late = [heard.message for heard in provider.transcript[since:]]
+    late = [received.message for received in provider.transcript[since:]]
     assert late
     provider.results = [bench.own_result()]
 
-    def told(honest: DiscoveryResponse) -> Iterable[Said]:
+    def falsified(honest: DiscoveryResponse) -> Iterable[Said]:
         lie = replace(honest, results=(bench.other_result(),))
         return [*(replace(lie, request_id=message.request_id) for message in late), honest]
 
-    provider.always = told
+    provider.always = falsified
     assert [stream.driver_instance_id for stream in client.discover()] == [OWN]
 
 
@@ -252,11 +252,11 @@ def test_the_header_alone_decides_what_is_an_answer(bench: Bench, provider: Wire
     """Everything behind it is as it should be; with any other header it is not read, and with the right one it is."""
     provider.results = [bench.own_result()]
 
-    def told(honest: DiscoveryResponse) -> Iterable[Said]:
+    def falsified(honest: DiscoveryResponse) -> Iterable[Said]:
         lie = replace(honest, results=(bench.other_result(),)).encode()
         return [*(struct.pack("<4H", *header) + lie[8:] for header in HEADERS.values()), honest]
 
-    provider.always = told
+    provider.always = falsified
     assert [stream.driver_instance_id for stream in client.discover()] == [OWN]
     provider.always = lambda honest: struct.pack("<4H", *HEADERS["version 2"]) + honest.encode()[8:]
     with pytest.raises(tp.DriverUnreachable):
@@ -267,13 +267,13 @@ def test_bytes_that_are_no_answer_are_passed_over(bench: Bench, provider: WirePr
     """Cut anywhere, with a status that is none, with groups that are not there: the honest answer still counts."""
     provider.results = [bench.own_result("name", tags=("a",))]
 
-    def told(honest: DiscoveryResponse) -> Iterable[Said]:
+    def falsified(honest: DiscoveryResponse) -> Iterable[Said]:
         whole = honest.encode()
         counts = [whole[:19] + struct.pack("<H", count) + whole[21:] for count in (2, 60_000, 65_535)]
         statuses = [whole[:16] + bytes([status]) + whole[17:] for status in (0, 4, 255)]
         return [*(whole[:length] for length in range(len(whole))), *counts, *statuses, honest]
 
-    provider.always = told
+    provider.always = falsified
     (stream,) = client.discover()
     assert stream.data_source_name == "name"
 
@@ -356,9 +356,9 @@ def test_names_are_compared_by_the_client_too(bench: Bench, provider: WireProvid
 @pytest.mark.spec("DISC-7-04")
 def test_of_one_stream_the_latest_epoch_is_shown_once(bench: Bench, provider: WireProvider, client: Client) -> None:
     """By driver and stream: repeated ones are one, earlier epochs are none, the same id elsewhere is another."""
-    told = [bench.other_result(epoch=epoch) for epoch in (5, 9, 7, 9, 6)]
+    results = [bench.other_result(epoch=epoch) for epoch in (5, 9, 7, 9, 6)]
     elsewhere = bench.other_result(epoch=3, driver_instance_id="third")
-    provider.results = [*told, elsewhere]
+    provider.results = [*results, elsewhere]
     found = [(stream.driver_instance_id, stream.epoch) for stream in client.discover()]
     assert found == [(OTHER, 9), ("third", 3)]
 
@@ -444,9 +444,9 @@ def test_a_stream_is_attached_to_at_the_driver_that_the_answer_names(
             Role.CONSUMER,
             consumer.consumer_id,
         )
-        heard = other.wait_for(ConsumerHello, since[1], consumer_id=consumer.consumer_id).message
-        assert (heard.descriptor_stream_id, heard.control_stream_id) == (0, 0)
-        assert (heard.descriptor_channel, heard.control_channel) == ("", "")
+        received = other.wait_for(ConsumerHello, since[1], consumer_id=consumer.consumer_id).message
+        assert (received.descriptor_stream_id, received.control_stream_id) == (0, 0)
+        assert (received.descriptor_channel, received.control_channel) == ("", "")
     assert attaches(bench.own, since[0]) == []
 
 

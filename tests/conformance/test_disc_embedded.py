@@ -147,9 +147,9 @@ def test_leases_and_discovery_share_a_stream_and_are_not_confused(client: Driver
     peer.send(struct.pack("<4H", 32, 1, 901, 1) + body[8:])
     client.fence()
     peer.fence()
-    assert client.heard(ShmAttachResponse, since, correlation_id=attach_id) == []
-    assert peer.heard(DiscoveryResponse, request_id=request_id) == []
-    assert client.heard(DiscoveryResponse, since) == []
+    assert client.received(ShmAttachResponse, since, correlation_id=attach_id) == []
+    assert peer.received(DiscoveryResponse, request_id=request_id) == []
+    assert client.received(DiscoveryResponse, since) == []
     lease = client.attach(PLAIN)
     assert peer.answer(body, request_id).message.results[0].stream_id == PLAIN
     assert client.detach(lease).message.code is ResponseCode.OK
@@ -162,7 +162,7 @@ def test_answers_of_a_driver_do_not_go_to_its_control_stream(client: DriverClien
     since = len(client.transcript)
     peer.ask(stream_id=PLAIN)
     client.fence()
-    assert client.heard(DiscoveryResponse, since) == []
+    assert client.received(DiscoveryResponse, since) == []
     peer.ask(stream_id=PLAIN, response_channel=channel, response_stream_id=stream_id)
     client.wait_for(DiscoveryResponse, since)
 
@@ -183,7 +183,7 @@ def test_asking_for_a_stream_gives_no_lease_on_it(client: DriverClient, peer: Di
     )
     client.send(lease.detach(client_id=stranger))
     client.fence()
-    assert client.heard(ShmLeaseRevoked, since, lease_id=lease.lease_id) == []
+    assert client.received(ShmLeaseRevoked, since, lease_id=lease.lease_id) == []
     assert client.detach(lease).message.code is ResponseCode.OK
 
 
@@ -208,7 +208,7 @@ def test_a_stream_is_found_and_read_by_the_name_that_its_producer_gave_it(deploy
 
 
 @pytest.mark.spec("DISC-4.2-03", "DISC-13-02")
-def test_a_driver_that_is_told_nothing_has_discovery_on_its_control_endpoint(deployment: Deployment) -> None:
+def test_a_driver_without_a_setting_has_discovery_on_its_control_endpoint(deployment: Deployment) -> None:
     """F4: its channel verbatim, so that the terms of the shared stream agree."""
     arguments = ["driver", "--config", str(deployment.config_path), "--check", "--json"]
     with DriverProcess("-m", "tensorpool", *arguments) as process:
@@ -221,7 +221,7 @@ def test_a_driver_that_is_told_nothing_has_discovery_on_its_control_endpoint(dep
 
 
 @pytest.mark.spec("DRV-4.11-02")
-def test_an_embedded_driver_whose_control_endpoint_nobody_knows_is_found_by_discovery() -> None:
+def test_an_embedded_driver_with_an_unknown_control_endpoint_is_found_by_discovery() -> None:
     """At discovery's own endpoint, which is configured; the one that it names grants leases."""
     found_at = (IPC, METADATA[1] + 4)
     overrides = {

@@ -66,22 +66,22 @@ def test_an_answer_goes_to_the_endpoint_that_the_request_names(
     elsewhere = new_response_stream_id()
     listener.listen((channel, elsewhere))
     endpoint = {"response_channel": channel, "response_stream_id": elsewhere}
-    heard = listener.answer(listener.request(stream_id=stream_id, **endpoint))
-    assert heard.stream_id == elsewhere
-    assert [result.stream_id for result in heard.message.results] == [stream_id]
+    received = listener.answer(listener.request(stream_id=stream_id, **endpoint))
+    assert received.stream_id == elsewhere
+    assert [result.stream_id for result in received.message.results] == [stream_id]
     listener.fence()
-    assert [it.stream_id for it in listener.heard(DiscoveryResponse)] == [elsewhere, listener.responses[1]]
+    assert [it.stream_id for it in listener.received(DiscoveryResponse)] == [elsewhere, listener.responses[1]]
 
 
 @pytest.mark.spec("DISC-4.3-03")
 def test_the_requests_stream_is_answered_on_when_asked_to(listener: DiscoveryPeer) -> None:
     """F13: a response endpoint that is the request endpoint asks for it; the provider ignores its own echo."""
     channel, stream_id = listener.endpoint
-    heard = listener.answer(listener.request(stream_id=1, response_channel=channel, response_stream_id=stream_id))
-    assert heard.stream_id == stream_id
-    assert heard.message.status is DiscoveryStatus.OK
+    received = listener.answer(listener.request(stream_id=1, response_channel=channel, response_stream_id=stream_id))
+    assert received.stream_id == stream_id
+    assert received.message.status is DiscoveryStatus.OK
     listener.fence()
-    answers = [it.stream_id for it in listener.heard(DiscoveryResponse)]
+    answers = [it.stream_id for it in listener.received(DiscoveryResponse)]
     assert answers == [stream_id, listener.responses[1]]
 
 
@@ -92,7 +92,7 @@ def test_answers_carry_the_id_of_their_request(listener: DiscoveryPeer) -> None:
     for request_id in ids:
         listener.send(listener.request(request_id=request_id, stream_id=1))
     listener.fence()
-    assert [heard.message.request_id for heard in listener.heard(DiscoveryResponse)][:-1] == ids
+    assert [received.message.request_id for received in listener.received(DiscoveryResponse)][:-1] == ids
 
 
 # --- requests that are none
@@ -117,13 +117,13 @@ def test_a_response_stream_id_of_zero_is_refused_where_it_can_be(
     listener.wait_listed(stream_id)
     listener.listen((IPC, 0))
     listener.transcript.clear()
-    heard = listener.answer(listener.request(stream_id=stream_id, response_stream_id=0))
-    assert heard.stream_id == 0
-    assert heard.message.status is DiscoveryStatus.ERROR
-    assert heard.message.results == ()
-    assert heard.message.error_message
+    received = listener.answer(listener.request(stream_id=stream_id, response_stream_id=0))
+    assert received.stream_id == 0
+    assert received.message.status is DiscoveryStatus.ERROR
+    assert received.message.results == ()
+    assert received.message.error_message
     listener.fence()
-    assert [it.stream_id for it in listener.heard(DiscoveryResponse)] == [0, listener.responses[1]]
+    assert [it.stream_id for it in listener.received(DiscoveryResponse)] == [0, listener.responses[1]]
 
 
 HOPELESS_CHANNELS = [
@@ -143,7 +143,7 @@ HOPELESS_CHANNELS = [
 
 
 @pytest.mark.parametrize("channel", HOPELESS_CHANNELS, ids=lambda channel: channel[:40])
-def test_a_response_channel_that_leads_nowhere_holds_nobody_up(peer: DiscoveryPeer, channel: str) -> None:
+def test_a_response_channel_that_leads_nowhere_delays_no_other_client(peer: DiscoveryPeer, channel: str) -> None:
     """F11: whatever it is, the request after it is answered."""
     peer.unanswered(*[peer.request(response_channel=channel) for _ in range(3)])
 
@@ -230,8 +230,8 @@ def test_absurd_groups_are_dropped(peer: DiscoveryPeer, tags: Counted) -> None:
     request_id = new_request_id()
     peer.send(peer.raw(request_id, tags=tags))
     peer.fence()
-    answers = peer.heard(DiscoveryResponse, since, request_id=request_id)
-    assert all(heard.message.status is DiscoveryStatus.ERROR for heard in answers)
+    answers = peer.received(DiscoveryResponse, since, request_id=request_id)
+    assert all(received.message.status is DiscoveryStatus.ERROR for received in answers)
 
 
 # --- filters
@@ -351,10 +351,10 @@ def test_names_come_back_as_they_were_announced(peer: DiscoveryPeer, driver: Ann
     stream_id = driver.source(name)
     driver.settle(peer)
     request_id = new_request_id()
-    heard = peer.answer(peer.raw(request_id, stream_id=stream_id, data_source_name=name), request_id)
-    (result,) = heard.message.results
+    received = peer.answer(peer.raw(request_id, stream_id=stream_id, data_source_name=name), request_id)
+    (result,) = received.message.results
     assert result.data_source_name.encode("utf-8", "surrogateescape") == name
-    assert struct.pack("<I", len(name)) + name in heard.data
+    assert struct.pack("<I", len(name)) + name in received.data
 
 
 @pytest.mark.spec("DISC-5.1-13")
@@ -415,7 +415,7 @@ def test_who_asks_makes_no_difference_without_access_control(peer: DiscoveryPeer
 # --- floods
 
 
-def test_a_thousand_endpoints_that_nobody_listens_at_cost_little(fleet: Fleet, peer: DiscoveryPeer) -> None:
+def test_a_thousand_endpoints_without_a_subscriber_cost_little(fleet: Fleet, peer: DiscoveryPeer) -> None:
     """F11: requests after them are answered, and the provider's memory does not grow with them."""
     peer.fence()
     before_kib = _resident_kib(fleet.process.pid)
@@ -436,7 +436,7 @@ def test_a_client_that_floods_leaves_others_their_answers(shared_media_driver: a
             fleet.peer.send(fleet.peer.request(client_id=flooder, stream_id=1))
         for _ in range(20):
             fleet.peer.fence()
-        answers = len(fleet.peer.heard(DiscoveryResponse, since))
+        answers = len(fleet.peer.received(DiscoveryResponse, since))
     assert 20 < answers < 100
 
 

@@ -2,7 +2,7 @@
 """What a discovery provider remembers: from whom it learns of streams, for how long, and which epoch it believes.
 
 Discovery §6, §8, §9; decisions C6, F5, F6, F8, F9, F14. The provider is a registry over three drivers made of the
-codec and Aeron: two that announce often, and one that is heard over UDP.
+codec and Aeron: two that announce often, and one that announces over UDP.
 """
 
 from __future__ import annotations
@@ -242,7 +242,7 @@ def test_without_an_announce_there_is_no_stream(driver: AnnouncedDriver, peer: D
 
 
 @pytest.mark.spec("DISC-6.4-02", "DISC-5.0-01", "DISC-5.0-02")
-def test_metadata_appears_when_it_is_told(driver: AnnouncedDriver, peer: DiscoveryPeer) -> None:
+def test_metadata_appears_when_it_is_sent(driver: AnnouncedDriver, peer: DiscoveryPeer) -> None:
     """Before it: no name, no id, no tags; afterwards what DataSourceAnnounce and DataSourceMeta said, and said last."""
     stream_id = driver.announce()
     (bare,) = peer.wait_listed(stream_id).results

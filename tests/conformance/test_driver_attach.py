@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Attach and detach requests, and the bytes of their answers. Driver Model §4.2, §4.3, §4.4a, §4.5, §4.6, §4.8, §5.
 
-The driver is a process of its own; everything is asked and heard over Aeron. Expected bytes are packed here by hand.
+The driver is a process of its own; every request and answer goes over Aeron. Expected bytes are packed here by hand.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ def test_a_grant_has_every_required_field_and_agrees_with_the_announce(
     lease = client.granted(request)
     announce = client.wait_for(ShmPoolAnnounce, stream_id=stream_id, epoch=lease.epoch).message
     expected = packed_grant(lease.response, request.correlation_id, stream_id, announce)
-    assert lease.heard.data == expected
+    assert lease.received.data == expected
     assert lease.lease_id not in (0, ABSENT_U64)
     assert announce.producer_id == (request.client_id if role is Role.PRODUCER else 0)
     for field in ("layout_version", "header_nslots", "header_slot_bytes"):
@@ -110,15 +110,15 @@ def test_an_identical_retry_gets_the_same_lease(client: DriverClient, stream_id:
     again = client.granted(request)
     expiries = [it.response.lease_expiry_timestamp_ns or 0 for it in (lease, again)]
     assert 0 < expiries[0] < expiries[1]
-    for heard in client.heard(ShmAttachResponse, correlation_id=request.correlation_id):
+    for received in client.received(ShmAttachResponse, correlation_id=request.correlation_id):
         same = msgspec.structs.replace(
-            heard.message, lease_expiry_timestamp_ns=lease.response.lease_expiry_timestamp_ns
+            received.message, lease_expiry_timestamp_ns=lease.response.lease_expiry_timestamp_ns
         )
         assert same == lease.response
     assert client.detach(again).message.code is ResponseCode.OK
     assert client.detach(again).message.code is ResponseCode.REJECTED
     client.fence()
-    assert len(client.heard(ShmLeaseRevoked, client_id=request.client_id)) == 1
+    assert len(client.received(ShmLeaseRevoked, client_id=request.client_id)) == 1
 
 
 @pytest.mark.spec("DRV-4.2-03")
@@ -143,8 +143,8 @@ def test_an_absent_text_has_length_zero(client: DriverClient) -> None:
     data = list(document.iter("data"))
     assert len(data) == 8
     assert not [element for element in data if element.get("presence")]
-    heard = client.detach(client.attach(SHARED))
-    assert heard.data == struct.pack("<4H q i I", 12, 4, 901, 1, heard.message.correlation_id, 0, 0)
+    received = client.detach(client.attach(SHARED))
+    assert received.data == struct.pack("<4H q i I", 12, 4, 901, 1, received.message.correlation_id, 0, 0)
 
 
 @pytest.mark.spec("DRV-4.4a-02", "DRV-4.5-01", "DRV-A-05", "DRV-A-09")
@@ -156,19 +156,19 @@ def test_answers_have_the_version_of_the_request_and_the_control_stream(
     client.detach(lease)
     client.wait_for(ShmLeaseRevoked, lease_id=lease.lease_id)
     for kind, block_length in ((ShmAttachResponse, 51), (ShmDetachResponse, 12), (ShmLeaseRevoked, 26)):
-        answers = client.heard(kind)
+        answers = client.received(kind)
         assert answers, kind
-        for heard in answers:
-            header = peek_header(heard.data)
+        for received in answers:
+            header = peek_header(received.data)
             assert (header.schema_id, header.version, header.block_length) == (901, 1, block_length)
-            assert heard.stream_id == deployment.control[1]
+            assert received.stream_id == deployment.control[1]
 
 
 # --- who may
 
 
 @pytest.mark.spec("DRV-5-01", "DRV-4.6-04", "DRV-4.2-18")
-def test_a_second_producer_is_refused_and_told_who_holds_the_stream(client: DriverClient, stream_id: int) -> None:
+def test_a_second_producer_is_refused_by_a_text_that_names_the_first(client: DriverClient, stream_id: int) -> None:
     """One producer at a time; the refusal names the holder's client and lease, and the stream is free afterwards."""
     first = client.attach(stream_id, Role.PRODUCER)
     refusal = client.refused(attach_request(stream_id, Role.PRODUCER))
@@ -268,7 +268,7 @@ def test_a_provisioned_stream_needs_no_particular_publish_mode(client: DriverCli
 @pytest.mark.parametrize("publish_mode", [None, *PublishMode])
 @pytest.mark.parametrize("role", list(Role))
 @pytest.mark.parametrize("stream_id", [0, MISSING])
-def test_a_stream_that_nobody_configured_is_rejected(
+def test_a_stream_that_is_not_configured_is_rejected(
     client: DriverClient, deployment: Deployment, stream_id: int, role: Role, publish_mode: PublishMode | None
 ) -> None:
     """No mode brings a stream into being where dynamic streams are off, and nothing is left of the attempt."""
@@ -322,13 +322,15 @@ def test_nothing_is_said_on_the_default_stream_when_another_is_configured(
         publication, subscription = connection.add_publication(IPC, 1000), connection.add_subscription(IPC, 1000)
         client.wait_until(lambda: publication.has_room, "connected to our own subscription")
         request = attach_request(SHARED)
-        heard: list[bytes] = []
+        received: list[bytes] = []
         client.wait_until(lambda: publication.offer(request.encode()), "sent")
         client.wait_for(ShmPoolAnnounce, len(client.transcript), stream_id=SHARED)
         client.fence()
-        client.wait_until(lambda: subscription.poll(lambda data, _: heard.append(data)), "our own request comes back")
-        assert heard == [request.encode()]
-        assert not client.heard(ShmAttachResponse, correlation_id=request.correlation_id)
+        client.wait_until(
+            lambda: subscription.poll(lambda data, _: received.append(data)), "our own request comes back"
+        )
+        assert received == [request.encode()]
+        assert not client.received(ShmAttachResponse, correlation_id=request.correlation_id)
     finally:
         connection.close()
 
@@ -340,13 +342,17 @@ def test_lease_ids_are_never_given_twice(client: DriverClient) -> None:
     for request in requests:
         client.send(request)
     expected = {request.correlation_id for request in requests}
-    client.wait_until(lambda: len(client.heard(ShmAttachResponse)) >= len(requests), "all answers")
-    responses = [heard for heard in client.heard(ShmAttachResponse) if heard.message.correlation_id in expected]
+    client.wait_until(lambda: len(client.received(ShmAttachResponse)) >= len(requests), "all answers")
+    responses = [
+        received for received in client.received(ShmAttachResponse) if received.message.correlation_id in expected
+    ]
     by_id = {request.correlation_id: request.client_id for request in requests}
-    for heard in responses:
-        client.send(Lease(by_id[heard.message.correlation_id], Role.CONSUMER, heard.message, 0, heard).detach())
-    client.wait_until(lambda: len(client.heard(ShmDetachResponse)) == len(requests), "all are detached")
-    ids = [heard.message.lease_id for heard in responses]
+    for received in responses:
+        client.send(
+            Lease(by_id[received.message.correlation_id], Role.CONSUMER, received.message, 0, received).detach()
+        )
+    client.wait_until(lambda: len(client.received(ShmDetachResponse)) == len(requests), "all are detached")
+    ids = [received.message.lease_id for received in responses]
     for _ in range(20):
         lease = client.attach(SHARED)
         ids.append(lease.lease_id)

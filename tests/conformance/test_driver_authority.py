@@ -58,7 +58,7 @@ def test_a_second_driver_on_a_control_stream_refuses_to_start(make: Make) -> Non
         assert "another driver" in line
         assert second.leftovers() == []
         client.fence()
-        assert client.heard(ShmDriverShutdown) == []
+        assert client.received(ShmDriverShutdown) == []
         client.attach(STREAM)
 
 
@@ -80,7 +80,7 @@ def test_of_two_drivers_that_start_at_once_one_serves(make: Make) -> None:
             client.send(request)
             client.wait_for(ShmAttachResponse, since, correlation_id=request.correlation_id)
             client.fence()
-            (answer,) = client.heard(ShmAttachResponse, since, correlation_id=request.correlation_id)
+            (answer,) = client.received(ShmAttachResponse, since, correlation_id=request.correlation_id)
             return answer.message.code is ResponseCode.OK
 
         wait_until(is_granted, "the stream is granted")
@@ -138,7 +138,7 @@ def test_a_driver_that_finds_its_stream_announced_within_its_first_period_ends(m
         assert code == 1
         assert OTHER in output
         client.poll()
-        assert client.heard(ShmDriverShutdown) == []
+        assert client.received(ShmDriverShutdown) == []
 
 
 @pytest.mark.spec("DRV-2.1-02")

@@ -76,16 +76,16 @@ def test_the_right_token_drains_the_driver(shared_media_driver: aeron.MediaDrive
         assert client.detach(consumer).message.code is ResponseCode.OK
         client.send(shutdown_request(TOKEN, ShutdownReason.NORMAL))  # the first one counts
 
-        heard = client.wait_for(ShmDriverShutdown)
+        received = client.wait_for(ShmDriverShutdown)
         client.kept.clear()
-        assert heard.data == packed_shutdown(heard.message, 1, TEXT[:1024])
-        assert heard.message.timestamp_ns >= sent_ns - TURN_NS + 2_500_000_000
-        ended = {heard.message.lease_id for heard in client.heard(ShmLeaseRevoked)}
+        assert received.data == packed_shutdown(received.message, 1, TEXT[:1024])
+        assert received.message.timestamp_ns >= sent_ns - TURN_NS + 2_500_000_000
+        ended = {received.message.lease_id for received in client.received(ShmLeaseRevoked)}
         assert consumer.lease_id in ended
         assert producer.lease_id not in ended, "it was kept alive, for longer than a lifetime"
         assert process.wait_for_end()[0] == 0
         client.poll()
-        assert not list(client.from_driver(heard.index + 1)), "nothing is said after the notice"
+        assert not list(client.from_driver(received.index + 1)), "nothing is said after the notice"
     assert deployment.leftovers() == []
 
 
@@ -100,13 +100,13 @@ def test_sigterm_ends_a_driver_in_order(shm_dir: Path) -> None:
             lease = client.attach(STREAM, Role.PRODUCER)
             announce = client.wait_for(ShmPoolAnnounce, stream_id=STREAM, epoch=lease.epoch).message
             process.send(signal.SIGTERM)
-            heard = client.wait_for(ShmDriverShutdown)
+            received = client.wait_for(ShmDriverShutdown)
             code, _ = process.finish()
             assert code == 0
-            assert heard.stream_id == 1000
-            assert heard.data == packed_shutdown(heard.message, 0, heard.message.error_message)
-            last = client.heard(ShmPoolAnnounce, stream_id=STREAM)[-1]
-            assert last.index < heard.index
+            assert received.stream_id == 1000
+            assert received.data == packed_shutdown(received.message, 0, received.message.error_message)
+            last = client.received(ShmPoolAnnounce, stream_id=STREAM)[-1]
+            assert last.index < received.index
             assert last.message.epoch >= announce.epoch
     assert deployment.leftovers() == []
     assert not Path(deployment.aeron_dir).exists()
@@ -251,7 +251,7 @@ def test_announces_end_with_the_driver(lineage: Lineage) -> None:
         client.poll()
         since, until_s = len(client.transcript), time.monotonic() + 0.3
         client.wait_until(lambda: time.monotonic() > until_s, "three periods pass")
-        assert not client.heard(ShmPoolAnnounce, since)
+        assert not client.received(ShmPoolAnnounce, since)
 
     client.forget()
     client.kept.append(client.attach(STREAM, Role.PRODUCER))
@@ -299,5 +299,5 @@ def test_a_driver_does_not_act_on_what_was_said_to_its_predecessor(
             client.detach(client.attach(STREAM, Role.PRODUCER))
             client.next_announce(STREAM)
             client.next_announce(STREAM)
-            assert not client.heard(ShmDriverShutdown)
+            assert not client.received(ShmDriverShutdown)
             assert second.terminate()[0] == 0

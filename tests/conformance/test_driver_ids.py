@@ -69,7 +69,7 @@ def test_streams_are_made_on_demand_until_the_range_is_exhausted(client: DriverC
             assert refusal.code is ResponseCode.REJECTED, "nothing is made without the mode"
     for stream_id in (1, DYNAMIC[0] - 1, DYNAMIC[-1] + 1, DESCRIPTORS[0]):
         assert client.refused(attach_request(stream_id, **create)).code is ResponseCode.INVALID_PARAMS, "outside"
-    assert not client.heard(ShmPoolAnnounce, stream_id=DYNAMIC[0])
+    assert not client.received(ShmPoolAnnounce, stream_id=DYNAMIC[0])
 
     chosen = client.attach(DYNAMIC[1], Role.PRODUCER, **create)
     assert chosen.stream_id == DYNAMIC[1]
@@ -78,7 +78,7 @@ def test_streams_are_made_on_demand_until_the_range_is_exhausted(client: DriverC
     request = attach_request(0, Role.PRODUCER, **create)
     next_free = client.granted(request)
     assert next_free.stream_id == DYNAMIC[2]
-    assert client.granted(request).heard.data == next_free.heard.data, "a retry makes no second stream"
+    assert client.granted(request).received.data == next_free.received.data, "a retry makes no second stream"
     for lease in (chosen, lowest, next_free):
         announce = client.wait_for(ShmPoolAnnounce, stream_id=lease.stream_id, epoch=lease.epoch).message
         assert announce.header_nslots == lease.response.header_nslots == 2 * NSLOTS
@@ -153,8 +153,10 @@ def test_hellos_that_are_the_producers_to_answer_are_left_to_it(client: DriverCl
     ):
         client.send(request)
     client.fence()
-    given = client.heard(ConsumerConfig, consumer_id=consumer_id)
-    assert not [heard for heard in given if heard.message.descriptor_stream_id or heard.message.control_stream_id]
+    given = client.received(ConsumerConfig, consumer_id=consumer_id)
+    assert not [
+        received for received in given if received.message.descriptor_stream_id or received.message.control_stream_id
+    ]
 
 
 @pytest.mark.spec("DRV-11-06")

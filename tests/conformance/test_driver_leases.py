@@ -18,7 +18,7 @@ from tensorpool.wire.control import ShmPoolAnnounce
 from tensorpool.wire.driver import LeaseRevokeReason, ResponseCode, Role, ShmDetachResponse, ShmLeaseRevoked
 from tests.support.driver_client import DriverClient, Lease, attach_request, deployed, shutdown_request
 from tests.support.driver_process import Deployment, DriverProcess, path_of
-from tests.support.listener import Heard
+from tests.support.listener import ReceivedMessage
 from tests.support.processes import private_directory
 from tests.support.region_bytes import superblock
 
@@ -62,12 +62,12 @@ def quiet(operated: tuple[Deployment, DriverProcess]) -> Iterator[DriverClient]:
         yield client.forget()
 
 
-def revoke_of(client: DriverClient, lease: Lease) -> Heard[ShmLeaseRevoked]:
+def revoke_of(client: DriverClient, lease: Lease) -> ReceivedMessage[ShmLeaseRevoked]:
     """The one notice of this lease's end; waits for it."""
-    heard = client.wait_for(ShmLeaseRevoked, lease_id=lease.lease_id)
+    received = client.wait_for(ShmLeaseRevoked, lease_id=lease.lease_id)
     client.fence()
-    assert client.heard(ShmLeaseRevoked, lease_id=lease.lease_id) == [heard]
-    return heard
+    assert client.received(ShmLeaseRevoked, lease_id=lease.lease_id) == [received]
+    return received
 
 
 def packed_revoke(revoked: ShmLeaseRevoked, lease: Lease, role: int, reason: int) -> bytes:
@@ -89,7 +89,7 @@ def test_the_granted_deadline_is_interval_times_grace_from_the_grant(
     expiry_ns = lease.response.lease_expiry_timestamp_ns
     assert expiry_ns is not None
     granted_ns = expiry_ns - deployment.lease_ns
-    assert lease.sent_ns - TURN_NS <= granted_ns <= lease.heard.received_ns
+    assert lease.sent_ns - TURN_NS <= granted_ns <= lease.received.received_ns
     client.detach(lease)
 
 
@@ -100,16 +100,16 @@ def test_a_silent_producer_expires_and_the_stream_gets_a_new_epoch(
 ) -> None:
     """Revoked as EXPIRED not before its deadline; then, and only then, a higher epoch without producer is announced."""
     lease = client.attach(stream_id, Role.PRODUCER)
-    heard = revoke_of(client, lease)
-    assert heard.data == packed_revoke(heard.message, lease, role=1, reason=2)
-    assert heard.message.timestamp_ns >= (lease.response.lease_expiry_timestamp_ns or 0)
-    assert heard.message.timestamp_ns <= heard.received_ns
+    received = revoke_of(client, lease)
+    assert received.data == packed_revoke(received.message, lease, role=1, reason=2)
+    assert received.message.timestamp_ns >= (lease.response.lease_expiry_timestamp_ns or 0)
+    assert received.message.timestamp_ns <= received.received_ns
 
-    bumped = client.wait_for(ShmPoolAnnounce, heard.index, stream_id=stream_id).message
+    bumped = client.wait_for(ShmPoolAnnounce, received.index, stream_id=stream_id).message
     assert bumped.epoch > lease.epoch
     assert bumped.producer_id == 0
-    before = client.heard(ShmPoolAnnounce, stream_id=stream_id)
-    assert all(other.message.epoch <= lease.epoch for other in before if other.index < heard.index)
+    before = client.received(ShmPoolAnnounce, stream_id=stream_id)
+    assert all(other.message.epoch <= lease.epoch for other in before if other.index < received.index)
 
     assert client.detach(lease).message.code is ResponseCode.REJECTED
     client.send(lease.keepalive())  # revives nothing
@@ -117,7 +117,7 @@ def test_a_silent_producer_expires_and_the_stream_gets_a_new_epoch(
     successor = client.attach(stream_id, Role.PRODUCER)
     assert successor.epoch > bumped.epoch
     client.detach(successor)
-    assert client.heard(ShmLeaseRevoked, lease_id=lease.lease_id) == [heard]
+    assert client.received(ShmLeaseRevoked, lease_id=lease.lease_id) == [received]
 
 
 @pytest.mark.spec("DRV-4.9-06", "DRV-4.7-04", "DRV-6-07")
@@ -127,8 +127,8 @@ def test_a_silent_consumer_expires_and_the_epoch_stays(client: DriverClient, str
     client.kept.append(producer)
     consumer = client.attach(stream_id)
     assert consumer.epoch == producer.epoch
-    heard = revoke_of(client, consumer)
-    assert heard.data == packed_revoke(heard.message, consumer, role=2, reason=2)
+    received = revoke_of(client, consumer)
+    assert received.data == packed_revoke(received.message, consumer, role=2, reason=2)
     announce = client.next_announce(stream_id).message
     assert (announce.epoch, announce.producer_id) == (producer.epoch, producer.client_id)
     client.kept.clear()
@@ -148,7 +148,7 @@ def test_keepalives_carry_a_lease_past_its_first_deadline(
     client.wait_until(lambda: time.monotonic_ns() > end_ns, "two lifetimes pass")
     assert client.refused(attach_request(stream_id, Role.PRODUCER)).code is ResponseCode.REJECTED
     assert client.next_announce(stream_id).message.producer_id == lease.client_id
-    assert not client.heard(ShmLeaseRevoked, lease_id=lease.lease_id)
+    assert not client.received(ShmLeaseRevoked, lease_id=lease.lease_id)
     client.kept.clear()
     assert client.detach(lease).message.code is ResponseCode.OK
 
@@ -170,7 +170,7 @@ def test_keepalives_with_a_wrong_field_extend_nothing(client: DriverClient, stre
     def all_expired() -> bool:
         for message in wrong:
             client.send(message)
-        ended = {heard.message.lease_id for heard in client.heard(ShmLeaseRevoked)}
+        ended = {received.message.lease_id for received in client.received(ShmLeaseRevoked)}
         return ended >= {lease.lease_id for lease in leases.values()}
 
     client.wait_until(all_expired, "the five expire")
@@ -184,33 +184,33 @@ def test_keepalives_with_a_wrong_field_extend_nothing(client: DriverClient, stre
 
 
 @pytest.mark.spec("DRV-4.9-01", "DRV-4.9-05", "DRV-4.9-15", "DRV-4.7-03", "DRV-6-04")
-def test_a_producers_detach_is_answered_then_told_then_announced(client: DriverClient, stream_id: int) -> None:
+def test_a_producers_detach_is_answered_then_published_then_announced(client: DriverClient, stream_id: int) -> None:
     """On the wire: the response, the notice with reason DETACHED, the announce of a higher epoch without producer."""
     lease = client.attach(stream_id, Role.PRODUCER)
     response = client.detach(lease)
     assert response.message.code is ResponseCode.OK
     bumped = client.announce_after(stream_id, lease.epoch)
-    heard = revoke_of(client, lease)
-    assert heard.data == packed_revoke(heard.message, lease, role=1, reason=1)
-    assert response.index < heard.index < bumped.index
+    received = revoke_of(client, lease)
+    assert received.data == packed_revoke(received.message, lease, role=1, reason=1)
+    assert response.index < received.index < bumped.index
     assert bumped.message.producer_id == 0
     assert not [
         other
-        for other in client.heard(ShmPoolAnnounce, response.index, stream_id=stream_id)
+        for other in client.received(ShmPoolAnnounce, response.index, stream_id=stream_id)
         if other.message.epoch <= lease.epoch
     ], "a dead epoch is not announced again"
 
 
 @pytest.mark.spec("DRV-4.9-01", "DRV-4.9-06", "DRV-6-07")
-def test_a_consumers_detach_is_told_and_bumps_nothing(client: DriverClient, stream_id: int) -> None:
+def test_a_consumers_detach_is_published_and_begins_no_epoch(client: DriverClient, stream_id: int) -> None:
     """Response, then notice; attach and detach of consumers leave the epoch as it was."""
     epoch = client.next_announce(stream_id).message.epoch
     lease = client.attach(stream_id)
     response = client.detach(lease)
-    heard = revoke_of(client, lease)
+    received = revoke_of(client, lease)
     assert response.message.code is ResponseCode.OK
-    assert heard.data == packed_revoke(heard.message, lease, role=2, reason=1)
-    assert response.index < heard.index
+    assert received.data == packed_revoke(received.message, lease, role=2, reason=1)
+    assert response.index < received.index
     assert lease.epoch == client.next_announce(stream_id).message.epoch == epoch
 
 
@@ -227,7 +227,7 @@ def test_a_detach_that_does_not_match_ends_nothing(client: DriverClient, stream_
         response = client.detach(lease, **wrong).message
         assert response.code is ResponseCode.REJECTED, wrong
         assert response.error_message
-    assert not client.heard(ShmLeaseRevoked, lease_id=lease.lease_id)
+    assert not client.received(ShmLeaseRevoked, lease_id=lease.lease_id)
     assert client.detach(lease).message.code is ResponseCode.OK
     assert client.detach(lease).message.code is ResponseCode.REJECTED
     revoke_of(client, lease)
@@ -242,25 +242,25 @@ def test_attach_and_detach_of_a_producer_are_announced_at_once(quiet: DriverClie
     consumer = quiet.attach(stream_id)
     lease = quiet.attach(stream_id, Role.PRODUCER)
     attached = quiet.wait_for(ShmPoolAnnounce, stream_id=stream_id, producer_id=lease.client_id)
-    assert attached.index > lease.heard.index
+    assert attached.index > lease.received.index
     assert consumer.epoch < lease.epoch == attached.message.epoch
     response = quiet.detach(lease)
     detached = quiet.wait_for(ShmPoolAnnounce, response.index, stream_id=stream_id)
     assert detached.message.producer_id == 0
     assert detached.message.epoch > lease.epoch
     quiet.fence()
-    announces = quiet.heard(ShmPoolAnnounce, stream_id=stream_id)
-    assert [heard for heard in announces if heard.index > lease.heard.index] == [attached, detached]
+    announces = quiet.received(ShmPoolAnnounce, stream_id=stream_id)
+    assert [received for received in announces if received.index > lease.received.index] == [attached, detached]
 
 
 @pytest.mark.spec("DRV-4.7a-03", "DRV-6-03", "DRV-4.9-15")
 def test_expiry_of_a_producer_is_announced_at_once(quiet: DriverClient, stream_id: int) -> None:
     """Consumers learn of the new epoch long before the next periodic announce."""
     lease = quiet.attach(stream_id, Role.PRODUCER)
-    heard = revoke_of(quiet, lease)
-    announce = quiet.wait_for(ShmPoolAnnounce, heard.index, stream_id=stream_id)
+    received = revoke_of(quiet, lease)
+    announce = quiet.wait_for(ShmPoolAnnounce, received.index, stream_id=stream_id)
     assert announce.message.epoch > lease.epoch
-    assert announce.message.announce_timestamp_ns >= heard.message.timestamp_ns
+    assert announce.message.announce_timestamp_ns >= received.message.timestamp_ns
 
 
 @pytest.mark.spec("DRV-4.7-05", "DRV-4.7a-03", "DRV-4.9-05", "DRV-4.9-06", "DRV-4.9-15", "DRV-6-02")
@@ -272,15 +272,15 @@ def test_leases_that_the_operator_revokes_end_at_once(
     producer, consumer = quiet.attach(stream_id, Role.PRODUCER), quiet.attach(stream_id)
     quiet.kept += [producer, consumer]
     process.revoke(consumer.lease_id)
-    heard = revoke_of(quiet, consumer)
-    assert heard.data == packed_revoke(heard.message, consumer, role=2, reason=3)
-    assert not quiet.heard(ShmPoolAnnounce, heard.index, stream_id=stream_id)
-    assert not quiet.heard(ShmLeaseRevoked, lease_id=producer.lease_id)
+    received = revoke_of(quiet, consumer)
+    assert received.data == packed_revoke(received.message, consumer, role=2, reason=3)
+    assert not quiet.received(ShmPoolAnnounce, received.index, stream_id=stream_id)
+    assert not quiet.received(ShmLeaseRevoked, lease_id=producer.lease_id)
 
     process.revoke(producer.lease_id)
-    heard = revoke_of(quiet, producer)
-    assert heard.data == packed_revoke(heard.message, producer, role=1, reason=3)
-    announce = quiet.wait_for(ShmPoolAnnounce, heard.index, stream_id=stream_id)
+    received = revoke_of(quiet, producer)
+    assert received.data == packed_revoke(received.message, producer, role=1, reason=3)
+    announce = quiet.wait_for(ShmPoolAnnounce, received.index, stream_id=stream_id)
     assert announce.message.epoch > producer.epoch
     assert announce.message.producer_id == 0
     quiet.kept.clear()
@@ -305,11 +305,11 @@ def test_an_embedded_driver_is_like_any_other(
 
 
 @pytest.mark.spec("DRV-17-38", "DRV-4.13-02")
-def test_without_a_configured_token_nobody_can_end_the_driver(client: DriverClient, stream_id: int) -> None:
+def test_without_a_configured_token_no_client_can_end_the_driver(client: DriverClient, stream_id: int) -> None:
     """The empty token of the configuration is not a token that an empty request matches."""
     for token in ("", "\0", "token"):
         client.send(shutdown_request(token))
     client.fence()
     lease = client.attach(stream_id)
     assert client.detach(lease).message.code is ResponseCode.OK
-    assert len(client.heard(ShmDetachResponse)) == 1
+    assert len(client.received(ShmDetachResponse)) == 1

@@ -21,7 +21,7 @@ from tensorpool.wire.control import ClockDomain, ShmPoolAnnounce
 from tensorpool.wire.driver import ResponseCode, Role, ShmAttachResponse, ShmDetachResponse, ShmLeaseRevoked
 from tests.support.driver_client import DriverClient
 from tests.support.driver_process import NSLOTS, POOLS, Deployment, DriverProcess, path_of
-from tests.support.listener import Heard
+from tests.support.listener import ReceivedMessage
 from tests.support.processes import private_directory
 from tests.support.region_bytes import MAGIC, superblock
 
@@ -102,8 +102,8 @@ def check_files(announce: ShmPoolAnnounce, pid: int) -> None:
 @pytest.mark.spec("WIRE-10.1.1-03", "WIRE-10.1.1-04", "WIRE-10.1.1-07", "DRV-8-04")
 def test_an_announce_carries_the_profile_in_the_schemas_bytes(client: DriverClient) -> None:
     """Every field of a stream without producer, group and texts in order, as `struct` packs them."""
-    heard = client.next_announce(IDLE)
-    announce = heard.message
+    received = client.next_announce(IDLE)
+    announce = received.message
     expected = struct.pack(
         "<4H I I Q Q B I I H",
         *(35, 1, 900, 1),
@@ -114,7 +114,7 @@ def test_an_announce_carries_the_profile_in_the_schemas_bytes(client: DriverClie
         uri = pool.region_uri.encode()
         expected += struct.pack("<H I I I", pool_id, NSLOTS, stride, len(uri)) + uri
     uri = announce.header_region_uri.encode()
-    assert heard.data == expected + struct.pack("<I", len(uri)) + uri
+    assert received.data == expected + struct.pack("<I", len(uri)) + uri
     assert announce.announce_clock_domain is ClockDomain.MONOTONIC
 
 
@@ -124,14 +124,14 @@ def test_every_stream_is_announced_again_and_again_with_fresh_times(client: Driv
     begin_ns = time.monotonic_ns()
     client.forget()
 
-    def announces(stream_id: int) -> list[Heard[ShmPoolAnnounce]]:
-        return client.heard(ShmPoolAnnounce, stream_id=stream_id)
+    def announces(stream_id: int) -> list[ReceivedMessage[ShmPoolAnnounce]]:
+        return client.received(ShmPoolAnnounce, stream_id=stream_id)
 
     client.wait_until(lambda: all(len(announces(id)) >= 4 for id in STREAMS), "four announces of every stream")
     for id in STREAMS:
-        stamps = [heard.message.announce_timestamp_ns for heard in announces(id)]
+        stamps = [received.message.announce_timestamp_ns for received in announces(id)]
         assert stamps == sorted(set(stamps))
-        assert all(heard.message.announce_timestamp_ns <= heard.received_ns for heard in announces(id))
+        assert all(received.message.announce_timestamp_ns <= received.received_ns for received in announces(id))
         assert stamps[0] > begin_ns
         # Not flooded either; a change may add an announce, and late ones may catch up.
         assert stamps[3] - stamps[0] >= PERIOD_NS
@@ -319,7 +319,7 @@ def test_announces_may_have_the_wall_clock_and_a_stream_of_their_own(
         assert announce.announce_clock_domain is ClockDomain.REALTIME_SYNCED
         assert all(begin_ns - PERIOD_NS <= stamp <= time.time_ns() for stamp in stamps), stamps
         control = other.control[1]
-        assert {type(heard.message): heard.stream_id for heard in listener.from_driver()} == {
+        assert {type(received.message): received.stream_id for received in listener.from_driver()} == {
             ShmPoolAnnounce: 39_999,
             ShmAttachResponse: control,
             ShmDetachResponse: control,

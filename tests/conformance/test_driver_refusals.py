@@ -66,9 +66,9 @@ def test_a_refusal_is_null_but_for_correlation_id_code_and_text(client: DriverCl
     """Every optional field is its null value, the pools are an empty group and the URI an empty text."""
     request = attach_request(MISSING)
     response = client.refused(request)
-    (heard,) = client.heard(ShmAttachResponse, correlation_id=request.correlation_id)
+    (received,) = client.received(ShmAttachResponse, correlation_id=request.correlation_id)
     assert response.error_message
-    assert heard.data == packed_refusal(request.correlation_id, 3, response.error_message)
+    assert received.data == packed_refusal(request.correlation_id, 3, response.error_message)
 
 
 @pytest.mark.spec("DRV-4.6-02")
@@ -77,7 +77,7 @@ def test_an_undefined_publish_mode_is_unsupported(client: DriverClient, publish_
     """A mode of a later schema is a feature that this driver does not have."""
     response = client.refused(raw_attach(-7, stream_id=STREAM, publish_mode=publish_mode), -7)
     assert response.code is ResponseCode.UNSUPPORTED
-    assert client.heard(ShmAttachResponse)[0].data == packed_refusal(-7, 1, response.error_message)
+    assert client.received(ShmAttachResponse)[0].data == packed_refusal(-7, 1, response.error_message)
 
 
 @pytest.mark.spec("DRV-4.6-03")
@@ -128,7 +128,7 @@ def test_another_schema_version_is_unsupported(client: DriverClient, version: in
     tail = bytes(block_length - 24)
     response = client.refused(raw_attach(-10, stream_id=STREAM, header=(block_length, 1, 901, version)) + tail, -10)
     assert response.code is ResponseCode.UNSUPPORTED
-    assert client.heard(ShmAttachResponse)[0].data == packed_refusal(-10, 1, response.error_message)
+    assert client.received(ShmAttachResponse)[0].data == packed_refusal(-10, 1, response.error_message)
     client.send(struct.pack("<4H q Q I I B", block_length + 1, 3, 901, version, -11, 1, STREAM, 2, 2) + tail)
     assert client.wait_for(ShmDetachResponse, correlation_id=-11).message.code is ResponseCode.UNSUPPORTED
 
@@ -165,7 +165,7 @@ def test_other_schemas_on_the_same_stream_are_passed_over(client: DriverClient) 
     for data in (b"", b"\1", raw_attach(-14)[:7], raw_attach(-14)[:15], raw_attach(-14, header=(24, 99, 901, 1))):
         client.send(data)
     client.fence()
-    assert not client.heard(ShmAttachResponse, correlation_id=-14)
+    assert not client.received(ShmAttachResponse, correlation_id=-14)
 
 
 @pytest.mark.spec("DRV-3-03")
@@ -216,7 +216,11 @@ def test_shutdown_requests_without_the_token_are_not_even_answered(client: Drive
     client.send(request[:-4])
     client.send(request[:16] + b"\x09" + request[17:])
     client.fence()
-    said = [type(heard.message) for heard in client.from_driver(since) if type(heard.message) is not ShmPoolAnnounce]
+    said = [
+        type(received.message)
+        for received in client.from_driver(since)
+        if type(received.message) is not ShmPoolAnnounce
+    ]
     assert said == [ShmAttachResponse], "the answer to the fence"
     client.detach(client.attach(STREAM))
 
@@ -229,6 +233,10 @@ def test_keepalives_have_no_answer(client: DriverClient) -> None:
     client.send(lease.keepalive(lease_id=lease.lease_id + 1_000_000))
     client.send(ShmLeaseKeepalive(lease_id=1, stream_id=1, client_id=1, role=Role.PRODUCER, client_timestamp_ns=0))
     client.fence()
-    said = [type(heard.message) for heard in client.from_driver(since) if type(heard.message) is not ShmPoolAnnounce]
+    said = [
+        type(received.message)
+        for received in client.from_driver(since)
+        if type(received.message) is not ShmPoolAnnounce
+    ]
     assert said == [ShmAttachResponse], "the answer to the fence"
     client.detach(lease)

@@ -153,7 +153,7 @@ def test_links_to_the_base_are_resolved_and_other_files_are_not_used(make: Make,
             refusal = client.refused(attach_request(HUGE, role))
             assert refusal.code is ResponseCode.INTERNAL_ERROR
             assert refusal.error_message
-        assert not client.heard(ShmPoolAnnounce, stream_id=HUGE)
+        assert not client.received(ShmPoolAnnounce, stream_id=HUGE)
         assert client.attach(STREAM, Role.PRODUCER)
     assert stat.S_ISFIFO((user_dir / "lab" / str(HUGE)).lstat().st_mode)
 

@@ -79,15 +79,15 @@ class Desk(NamedTuple):
         qos = consumer_qos(self.peer.stream_id, consumer_id, epoch=self.peer.epoch, **losses)
         self.peer.send(qos, self.peer.endpoints.qos)
 
-    def wait_told(self, consumer_id: int, behind: int, **fields: Any) -> ConsumerConfig:
+    def wait_for_override(self, consumer_id: int, behind: int, **fields: Any) -> ConsumerConfig:
         since = self.peer.now
 
-        def is_told() -> bool:
+        def is_sent() -> bool:
             self.report(consumer_id, behind)
-            return bool(self.peer.heard(ConsumerConfig, since, consumer_id=consumer_id, **fields))
+            return bool(self.peer.received(ConsumerConfig, since, consumer_id=consumer_id, **fields))
 
-        wait_until(is_told, f"consumer {consumer_id} is told")
-        return self.peer.heard(ConsumerConfig, since, consumer_id=consumer_id, **fields)[0].message
+        wait_until(is_sent, f"consumer {consumer_id} gets an override")
+        return self.peer.received(ConsumerConfig, since, consumer_id=consumer_id, **fields)[0].message
 
 
 @pytest.fixture(scope="module")
@@ -176,11 +176,13 @@ def test_announces_metadata_qos_and_health_make_one_view(desk: Desk) -> None:
     (service,) = [it for it in view["services"] if it["tag"] == "service:recorder:lab1"]
     assert (service["state"], service["pid"], service["is_stale"]) == ("paused", 77, False)
     assert not [
-        heard for heard in peer.transcript if type(heard.message).__name__.startswith(("ShmAttach", "ShmLease"))
+        received
+        for received in peer.transcript
+        if type(received.message).__name__.startswith(("ShmAttach", "ShmLease"))
     ]
 
 
-def test_what_changes_is_told_line_by_line(desk: Desk) -> None:
+def test_changes_are_printed_line_by_line(desk: Desk) -> None:
     """With --json: the time of day, the kind, and a text."""
     change: dict[str, Any] = {}
     while change.get("stream_id") != desk.peer.stream_id:
@@ -194,14 +196,14 @@ def test_what_changes_is_told_line_by_line(desk: Desk) -> None:
 def test_a_supervisor_forces_a_mode_or_redirects_to_a_bridge(desk: Desk) -> None:
     """ConsumerConfig, for the consumer that lags and no other."""
     fine = new_client_id()
-    limited = desk.wait_told(new_client_id(), behind=500)
+    limited = desk.wait_for_override(new_client_id(), behind=500)
     assert (limited.stream_id, limited.use_shm, limited.mode) == (desk.peer.stream_id, True, Mode.RATE_LIMITED)
     assert (limited.payload_fallback_uri, limited.descriptor_channel, limited.descriptor_stream_id) == ("", "", 0)
     desk.report(fine, behind=3)
-    redirected = desk.wait_told(REDIRECTED, behind=500)
+    redirected = desk.wait_for_override(REDIRECTED, behind=500)
     assert (redirected.use_shm, redirected.mode) == (False, Mode.STREAM)
     assert redirected.payload_fallback_uri == "aeron:udp?endpoint=10.0.0.9:40400"
-    assert desk.peer.heard(ConsumerConfig, consumer_id=fine) == []
+    assert desk.peer.received(ConsumerConfig, consumer_id=fine) == []
 
 
 @pytest.mark.spec("WIRE-10.1.3-05")
@@ -227,7 +229,7 @@ def test_a_fallback_is_an_aeron_channel_or_a_bridge(tmp_path: Path, uri: str, is
 
 
 @pytest.mark.spec("WIRE-15.14-01", "WIRE-15.14-06")
-def test_memory_that_nobody_refreshes_is_dead_after_four_periods_until_a_new_epoch(desk: Desk) -> None:
+def test_memory_that_no_driver_refreshes_is_dead_after_four_periods_until_a_new_epoch(desk: Desk) -> None:
     """However often it is announced: no sooner, and what is looked at afterwards is the new epoch's file."""
     peer = desk.peer
     desk.wait_stream(lambda it: it["state"] != "stale" and it["activity_age_ns"] is not None, "it is alive")
@@ -284,11 +286,11 @@ def test_a_shutdown_request_carries_the_configured_token(desk: Desk) -> None:
 
     def is_asked() -> bool:
         commands.offer(command.encode())
-        return bool(peer.heard(ShmDriverShutdownRequest, since))
+        return bool(peer.received(ShmDriverShutdownRequest, since))
 
     wait_until(is_asked, "the driver is asked to end")
-    heard = peer.wait_for(ShmDriverShutdownRequest, since)
-    assert heard.data[:8] == struct.pack("<HHHH", 9, 8, 901, 1)
-    assert heard.data[16] == ShutdownReason.ADMIN
-    assert heard.data[17:27] == struct.pack("<I", len(TOKEN)) + TOKEN.encode()
-    assert heard.message.token == TOKEN
+    received = peer.wait_for(ShmDriverShutdownRequest, since)
+    assert received.data[:8] == struct.pack("<HHHH", 9, 8, 901, 1)
+    assert received.data[16] == ShutdownReason.ADMIN
+    assert received.data[17:27] == struct.pack("<I", len(TOKEN)) + TOKEN.encode()
+    assert received.message.token == TOKEN

@@ -17,8 +17,9 @@ import pytest
 from tensorpool.wire.control import ShmPoolAnnounce
 from tensorpool.wire.driver import LeaseRevokeReason, Role, ShmLeaseRevoked
 from tests.support.driver_client import DriverClient
+from tests.support.frame_books import Book
 from tests.support.processes import private_directory, wait_until
-from tests.support.stream_processes import Book, ClientProcess, Consuming, Producing, Site, audit
+from tests.support.stream_processes import ClientProcess, Consuming, Producing, Site, audit
 
 STREAMS = range(42_000, 42_010)
 

@@ -20,8 +20,9 @@ import tensorpool as tp
 from tensorpool import aeron
 from tensorpool.client import Client, State, StateChange
 from tensorpool.clock import SystemClock
+from tests.support.frame_books import Book
 from tests.support.processes import Process, wait_until
-from tests.support.stream_processes import Book, Site, audit
+from tests.support.stream_processes import Site, audit
 
 STREAM = 43_000
 RATE_HZ = 500
@@ -77,9 +78,9 @@ def test_a_stopped_consumer_costs_the_others_nothing_and_comes_back(shm_dir: Pat
         ended = victim.end()
         audit(victim, truth, ended)
         assert sum(ended["drops"].values()) > RATE_HZ, "it counts what it missed"
-        told = producer.end()
-        assert told["lost"] == 0, "no descriptor was dropped"
-        assert told["epochs"] == 1
+        produced = producer.end()
+        assert produced["lost"] == 0, "no descriptor was dropped"
+        assert produced["epochs"] == 1
         assert producer.book[Book.LONGEST_NS] < (STALL_S + SLACK_S) * 1e9, "publish never waits"
         print(
             f"longest publish {producer.book[Book.LONGEST_NS] / 1e6:.1f} ms, the one who stood still: {ended['drops']}"
@@ -110,11 +111,11 @@ def test_a_stopped_consumer_holds_up_a_short_descriptor_log_for_a_moment_only(sh
         drops = {consumer.name: consumer.end() for consumer in (victim, other)}
         for consumer in (victim, other):
             audit(consumer, truth, drops[consumer.name])
-        told = producer.end()
+        produced = producer.end()
         lost = drops[other.name]["drops"]
-        assert lost.get("GAP", 0) == told["lost"], "what could not be told is all that is missing"
-        print(f"{told['lost']} descriptors lost: {told['lost'] / rate_hz * 1e3:.0f} ms")
-        assert told["lost"] / rate_hz < STALL_S + SLACK_S
+        assert lost.get("GAP", 0) == produced["lost"], "only frames whose descriptors were lost are missing"
+        print(f"{produced['lost']} descriptors lost: {produced['lost'] / rate_hz * 1e3:.0f} ms")
+        assert produced["lost"] / rate_hz < STALL_S + SLACK_S
         assert producer.book[Book.LONGEST_NS] < (STALL_S + SLACK_S) * 1e9, "publish never waits"
 
 

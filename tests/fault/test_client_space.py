@@ -70,7 +70,7 @@ def fill(mount: Path) -> Path:
     return hog
 
 
-def test_a_producer_that_does_not_fit_is_told_the_bill(client: tp.Client, mount: Path) -> None:
+def test_a_producer_that_does_not_fit_is_refused_with_the_sizes(client: tp.Client, mount: Path) -> None:
     """AttachRefused says how much is needed, how much there is, where, and what to do; others are served."""
     with pytest.raises(AttachRefused) as refused:
         client.producer(LARGE, timeout=4)

@@ -14,7 +14,7 @@ from tensorpool import aeron
 from tensorpool._core import SlotFrame
 from tensorpool.wire.control import ShmPoolAnnounce
 from tensorpool.wire.driver import LeaseRevokeReason, ResponseCode, Role, ShmLeaseKeepalive, ShmLeaseRevoked
-from tests.support.chaos import LAYOUT, Nursery, frame, ring_of
+from tests.support.client_nursery import LAYOUT, Nursery, frame, ring_of
 from tests.support.driver_client import DriverClient, attach_request, deployed
 from tests.support.driver_process import NSLOTS, Deployment, path_of
 from tests.support.processes import wait_until
@@ -71,7 +71,7 @@ def test_a_killed_producer_expires_within_the_grace_and_makes_room(
     revoke = client.wait_for(ShmLeaseRevoked, lease_id=granted["lease_id"])
     assert revoke.message.reason is LeaseRevokeReason.EXPIRED
     assert (revoke.message.client_id, revoke.message.role) == (announce.producer_id, Role.PRODUCER)
-    kept = client.heard(ShmLeaseKeepalive, lease_id=granted["lease_id"])[-1].message
+    kept = client.received(ShmLeaseKeepalive, lease_id=granted["lease_id"])[-1].message
     assert revoke.message.timestamp_ns >= kept.client_timestamp_ns + deployment.lease_ns
     assert revoke.message.timestamp_ns <= killed_ns + deployment.lease_ns + SLACK_NS
     bumped = client.wait_for(ShmPoolAnnounce, revoke.index, stream_id=stream_id).message
@@ -82,13 +82,13 @@ def test_a_killed_producer_expires_within_the_grace_and_makes_room(
     client.kept.append(successor)
     assert successor.epoch > bumped.epoch
     assert client.next_announce(stream_id).message.producer_id == successor.client_id
-    assert not client.heard(ShmLeaseRevoked, lease_id=consumer.lease_id), "the consumer kept its lease"
-    assert [heard.message.lease_id for heard in client.heard(ShmLeaseRevoked, stream_id=stream_id)] == [
+    assert not client.received(ShmLeaseRevoked, lease_id=consumer.lease_id), "the consumer kept its lease"
+    assert [received.message.lease_id for received in client.received(ShmLeaseRevoked, stream_id=stream_id)] == [
         granted["lease_id"]
     ]
 
 
-def test_a_killed_consumer_expires_and_nobody_else_notices(
+def test_a_killed_consumer_expires_and_no_other_client_notices(
     deployment: Deployment, client: DriverClient, nursery: Nursery, stream_id: int
 ) -> None:
     """After kill -9 of one of two consumers: its lease alone expires, the epoch stays, the producer goes on."""
@@ -103,7 +103,7 @@ def test_a_killed_consumer_expires_and_nobody_else_notices(
     assert revoke.timestamp_ns <= killed_ns + deployment.lease_ns + SLACK_NS
     end_ns = time.monotonic_ns() + 2 * deployment.lease_ns
     client.wait_until(lambda: time.monotonic_ns() > end_ns, "two lifetimes pass")
-    assert len(client.heard(ShmLeaseRevoked, stream_id=stream_id)) == 1
+    assert len(client.received(ShmLeaseRevoked, stream_id=stream_id)) == 1
     announce = client.next_announce(stream_id).message
     assert (announce.epoch, announce.producer_id) == (producer.epoch, producer.client_id)
     assert survivor["epoch"] == producer.epoch
@@ -155,8 +155,10 @@ def test_a_stopped_producer_that_wakes_up_cannot_touch_the_new_epoch(
     assert reader.newest() == count - 1
     assert not any(isinstance(reader.read(seq), SlotFrame) for seq in range(count, NSLOTS))
 
-    revokes = client.heard(ShmLeaseRevoked, stream_id=stream_id)
-    assert [heard.message.lease_id for heard in revokes] == [granted["lease_id"]], "once, and the successor's is alive"
+    revokes = client.received(ShmLeaseRevoked, stream_id=stream_id)
+    assert [received.message.lease_id for received in revokes] == [granted["lease_id"]], (
+        "once, and the successor's is alive"
+    )
     refusal = client.refused(attach_request(stream_id, Role.PRODUCER))
     assert refusal.code is ResponseCode.REJECTED
     assert f"client {successor.client_id}, lease {successor.lease_id}" in refusal.error_message

@@ -64,8 +64,8 @@ def test_everybody_else_is_served_while_a_foreign_subscriber_holds_the_log(
         answer = client.detach(lease)
         assert answer.message.code is ResponseCode.OK
         ended = client.wait_for(ShmLeaseRevoked, lease_id=lease.lease_id)
-        kinds = [type(heard.message) for heard in (lease.heard, answer, ended)]
-        places = [heard.index for heard in (lease.heard, answer, ended)]
+        kinds = [type(received.message) for received in (lease.received, answer, ended)]
+        places = [received.index for received in (lease.received, answer, ended)]
         assert places == sorted(places), kinds
         assert kinds[1:] == [ShmDetachResponse, ShmLeaseRevoked]
     print(f"{CYCLES} attaches past a held log, the slowest took {1000 * slowest_s:.0f} ms")

@@ -18,9 +18,11 @@ from tensorpool import aeron
 from tensorpool.wire.control import ConsumerConfig
 from tensorpool.wire.driver import LeaseRevokeReason, ResponseCode, Role, ShmAttachResponse, ShmLeaseRevoked
 from tests.levels import SEED, SOAK
-from tests.support.chaos import TOKEN, Listener, Nursery, end, events_of, hostile_messages, write_messages
+from tests.support.chaos import TOKEN, end, events_of
+from tests.support.client_nursery import Listener, Nursery
 from tests.support.driver_client import DriverClient, Lease, attach_request, new_client_id
 from tests.support.driver_process import Deployment, DriverProcess
+from tests.support.hostile_messages import hostile_messages, write_messages
 from tests.support.messages import consumer_config, hello
 from tests.support.processes import own_bytes
 
@@ -82,7 +84,7 @@ def attach_a_few(client: DriverClient) -> list[Lease]:
 def assert_kept(client: DriverClient, leases: list[Lease]) -> None:
     """None has ended, and the producer is the one that it was."""
     client.fence()
-    ended = {heard.message.lease_id for heard in client.heard(ShmLeaseRevoked)}
+    ended = {received.message.lease_id for received in client.received(ShmLeaseRevoked)}
     assert not ended & {lease.lease_id for lease in leases}
     announce = client.next_announce(FIRST).message
     assert (announce.epoch, announce.producer_id) == (leases[0].epoch, leases[0].client_id)
@@ -118,9 +120,9 @@ def test_no_message_moves_a_lease_or_costs_memory(
     assert_kept(client, leases)
     ours = {lease.lease_id for lease in (*leases, *granted)}
     granted_ids = {
-        heard.message.lease_id
-        for heard in client.heard(ShmAttachResponse, code=ResponseCode.OK)
-        if heard.message.correlation_id in client.asked or heard.message.stream_id in STREAMS
+        received.message.lease_id
+        for received in client.received(ShmAttachResponse, code=ResponseCode.OK)
+        if received.message.correlation_id in client.asked or received.message.stream_id in STREAMS
     }
     assert granted_ids <= ours, "no other client was granted anything"
     assert after_bytes - before_bytes < GROWTH_BYTES
@@ -159,8 +161,8 @@ def test_a_flood_of_attaches_is_answered_within_bounds(
         flood = nursery.flood(messages, rounds=1)
 
         def answers(since: int = since, asked: set[int] = asked) -> list[ShmAttachResponse]:
-            heard = client.heard(ShmAttachResponse, since)
-            return [answer.message for answer in heard if answer.message.correlation_id in asked]
+            received = client.received(ShmAttachResponse, since)
+            return [answer.message for answer in received if answer.message.correlation_id in asked]
 
         client.wait_until(lambda: len(answers()) == 3 * MAX_LEASES, "every request is answered")
         nursery.kill(flood)
@@ -184,11 +186,11 @@ def test_a_flood_of_attaches_is_answered_within_bounds(
 
 def ended(client: DriverClient, lease_ids: set[int | None]) -> list[int]:
     """Those of the leases that were revoked as expired, once per message."""
-    heard = client.heard(ShmLeaseRevoked, reason=LeaseRevokeReason.EXPIRED)
-    return [revoke.message.lease_id for revoke in heard if revoke.message.lease_id in lease_ids]
+    received = client.received(ShmLeaseRevoked, reason=LeaseRevokeReason.EXPIRED)
+    return [revoke.message.lease_id for revoke in received if revoke.message.lease_id in lease_ids]
 
 
-def test_a_flood_of_hellos_keeps_nobody_waiting(
+def test_a_flood_of_hellos_keeps_no_client_waiting(
     deployment: Deployment, process: DriverProcess, client: Listener, nursery: Nursery, log: Path
 ) -> None:
     """Twice as many strangers ask for streams of their own as there are ids: attaches and keepalives still pass."""
@@ -228,7 +230,7 @@ def test_a_channel_that_cannot_be_answered_is_declined(
 
 
 @pytest.mark.parametrize("has_lease", [False, True])
-def test_a_fallback_too_long_for_any_answer_costs_nobody_anything(
+def test_a_fallback_too_long_for_any_answer_costs_other_clients_nothing(
     deployment: Deployment, process: DriverProcess, log: Path, has_lease: bool
 ) -> None:
     """A hello, a ConsumerConfig with 600 kB, a hello again: others attach, and SIGTERM ends the driver."""
@@ -242,9 +244,9 @@ def test_a_fallback_too_long_for_any_answer_costs_nobody_anything(
         first = client.wait_for(ConsumerConfig, consumer_id=consumer_id).message
         assert bool(first.descriptor_stream_id) is has_lease, "ids are lent to holders of leases"
         room = MAX_MESSAGE_BYTES - 1024
-        told = consumer_config(FIRST, consumer_id, use_shm=False, payload_fallback_uri="x" * min(600_000, room))
+        override = consumer_config(FIRST, consumer_id, use_shm=False, payload_fallback_uri="x" * min(600_000, room))
         since = len(client.transcript)
-        client.send(told)
+        client.send(override)
         client.send(asked)
         ours: dict[str, Any] = {"consumer_id": consumer_id, "payload_fallback_uri": ""}
         assert client.wait_for(ConsumerConfig, since, **ours).message == first

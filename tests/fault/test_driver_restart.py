@@ -14,7 +14,8 @@ from tensorpool import aeron
 from tensorpool.errors import TransportError
 from tensorpool.wire.control import ShmPoolAnnounce
 from tensorpool.wire.driver import LeaseRevokeReason, ResponseCode, Role, ShmAttachResponse, ShmLeaseRevoked
-from tests.support.chaos import TOKEN, Listener, end, events_of, ring_of, start_logged
+from tests.support.chaos import TOKEN, end, events_of, start_logged
+from tests.support.client_nursery import Listener, ring_of
 from tests.support.driver_client import DriverClient, Lease, attach_request
 from tests.support.driver_process import Deployment, DriverProcess
 from tests.support.processes import media_driver, wait_until
@@ -40,7 +41,7 @@ def pass_time(client: DriverClient, duration_ns: int) -> None:
 def assert_served(client: DriverClient, leases: list[Lease]) -> None:
     """The driver answers, has ended none of the leases, and grants new ones."""
     client.fence()
-    ended = {heard.message.lease_id for heard in client.heard(ShmLeaseRevoked)}
+    ended = {received.message.lease_id for received in client.received(ShmLeaseRevoked)}
     assert not ended & {lease.lease_id for lease in leases}
     assert client.next_announce(FIRST).message.producer_id == leases[0].client_id
     assert client.detach(client.attach(THIRD, Role.PRODUCER)).message.code is ResponseCode.OK
@@ -88,13 +89,13 @@ def test_after_kill_9_no_lease_is_granted_before_its_stream_is_announced_higher(
                     request = attach_request(id)
                     sent.add(request.correlation_id)
                     client.send(request)
-                return len({heard.message.stream_id for heard in client.heard(ShmAttachResponse, code=0)}) == 3
+                return len({received.message.stream_id for received in client.received(ShmAttachResponse, code=0)}) == 3
 
             client.wait_until(is_granted, "a lease on every stream")
             client.fence()
             announced: dict[int, int] = {}
-            for heard in client.transcript:
-                message = heard.message
+            for received in client.transcript:
+                message = received.message
                 if isinstance(message, ShmPoolAnnounce):
                     assert message.epoch > last[message.stream_id]
                     announced.setdefault(message.stream_id, message.epoch)
@@ -117,7 +118,7 @@ def test_after_kill_9_no_lease_is_granted_before_its_stream_is_announced_higher(
                 ),
                 "the current epoch and the one before are left",
             )
-            assert not client.heard(ShmLeaseRevoked, lease_id=old[0].lease_id)
+            assert not client.received(ShmLeaseRevoked, lease_id=old[0].lease_id)
             client.kept.clear()
             end(process, client)
     assert deployment.leftovers() == []
@@ -148,7 +149,7 @@ def test_a_killed_driver_with_its_media_driver_is_started_again_at_once(shm_dir:
 
 
 @pytest.mark.parametrize("kind", [DriverClient, Listener], ids=["shared log", "log of its own"])
-def test_what_the_last_driver_was_told_is_not_told_to_the_next(
+def test_requests_to_the_last_driver_are_not_handled_by_the_next(
     shared_media_driver: aeron.MediaDriver, shm_dir: Path, kind: type[DriverClient]
 ) -> None:
     """Attaches and the order to end are still in the clients' logs when the next driver comes: it passes them over."""
@@ -165,7 +166,7 @@ def test_what_the_last_driver_was_told_is_not_told_to_the_next(
             assert not process.has_ended, "it was not meant"
             for stream_id in STREAMS:
                 assert client.next_announce(stream_id).message.producer_id == 0
-            assert not client.heard(ShmAttachResponse, code=ResponseCode.OK)
+            assert not client.received(ShmAttachResponse, code=ResponseCode.OK)
             end(process, client)
 
 
@@ -181,7 +182,7 @@ def stop_and_go(process: DriverProcess, client: DriverClient, duration_ns: int) 
     return woken_ns
 
 
-def test_a_driver_that_is_stopped_for_longer_than_a_lease_expires_nobody(
+def test_a_driver_that_is_stopped_for_longer_than_a_lease_expires_no_lease(
     shared_media_driver: aeron.MediaDriver, shm_dir: Path
 ) -> None:
     """Keepalives that waited in the log count; a client that fell silent meanwhile gets its full grace, then ends."""
@@ -199,7 +200,7 @@ def test_a_driver_that_is_stopped_for_longer_than_a_lease_expires_nobody(
         assert_served(client, leases)
 
 
-def test_a_driver_that_stops_with_its_media_driver_expires_nobody(shm_dir: Path) -> None:
+def test_a_driver_that_stops_with_its_media_driver_expires_no_lease(shm_dir: Path) -> None:
     """For less than Aeron's timeout: clients send on into the logs, and everything is served afterwards."""
     deployment = Deployment(shm_dir, str(shm_dir / "aeron"), streams=STREAMS, policies=PATIENT)
     with deployment.start() as process:
@@ -266,7 +267,7 @@ def test_a_killed_media_driver_is_replaced_and_the_driver_reconnects(shm_dir: Pa
             client.meet(process)
             assert_served(client, leases)
             print(f"reconnected {found_s - killed_s:.1f} s after the kill")
-            stamps = [heard.message.announce_timestamp_ns / 1e9 for heard in client.heard(ShmPoolAnnounce)]
+            stamps = [received.message.announce_timestamp_ns / 1e9 for received in client.received(ShmPoolAnnounce)]
             assert min(stamps) > found_s - 1.0, "what could not be said in time is not said late"
             pass_time(client, deployment.lease_ns)
             assert_served(client, leases)

@@ -96,7 +96,7 @@ def fill(mount: Path, leave_bytes: int = 0) -> Path:
     return hog
 
 
-def told_free_bytes(mount: Path, refusal: ShmAttachResponse) -> int:
+def reported_free_bytes(mount: Path, refusal: ShmAttachResponse) -> int:
     found = re.search(rf"{mount} has (\d+) bytes", refusal.error_message)
     assert found is not None, refusal
     return int(found[1])
@@ -120,7 +120,7 @@ def test_an_epoch_that_does_not_fit_is_refused_with_its_bill(
     refusal = client.refused(attach_request(LARGE, Role.PRODUCER))
     assert refusal.code is ResponseCode.INTERNAL_ERROR
     assert f"needs {epoch_bytes(64)} bytes" in refusal.error_message
-    assert free >= told_free_bytes(mount, refusal) >= free_bytes(mount)
+    assert free >= reported_free_bytes(mount, refusal) >= free_bytes(mount)
     assert re.search(rf"remount,size=\d+m {mount}.*--shm-size=\d+m", refusal.error_message)
     assert deployment.epochs(LARGE) == [announced], "not even a directory was made"
 
@@ -143,7 +143,7 @@ def test_the_same_attach_succeeds_once_there_is_space(
     refusal = client.refused(request)
     assert refusal.code is ResponseCode.INTERNAL_ERROR
     assert f"needs {epoch_bytes(32)} bytes" in refusal.error_message
-    assert told_free_bytes(mount, refusal) == free
+    assert reported_free_bytes(mount, refusal) == free
     assert free_bytes(mount) == free, "what was refused takes nothing"
     hog.unlink()
     lease = client.granted(request)
@@ -153,7 +153,7 @@ def test_the_same_attach_succeeds_once_there_is_space(
     assert_whole(deployment)
 
 
-def test_two_epochs_that_fit_only_one_by_one_harm_nobody(
+def test_two_epochs_that_fit_only_one_by_one_harm_no_other_client(
     deployment: Deployment, client: DriverClient, mount: Path
 ) -> None:
     """Asked for at the same moment, when each would fit: at most one is granted, nothing is left of the other."""
@@ -171,7 +171,7 @@ def test_two_epochs_that_fit_only_one_by_one_harm_nobody(
         assert f"{mount} has " in answer.error_message
     assert_whole(deployment)
     wait_until(
-        lambda: len(client.heard(ShmLeaseRevoked)) == 2 - len(refused) or client.poll(), "the granted one expires"
+        lambda: len(client.received(ShmLeaseRevoked)) == 2 - len(refused) or client.poll(), "the granted one expires"
     )
     wait_until(lambda: free_bytes(mount) > 39 * MIB, "its memory is given back")
     for stream_id in (MIDDLE, SECOND_MIDDLE):
@@ -192,16 +192,16 @@ def test_without_a_single_page_the_driver_lives_on(
     assert detached.message.code is ResponseCode.OK
     refusal = client.refused(attach_request(SMALL, Role.CONSUMER))
     assert refusal.code is ResponseCode.INTERNAL_ERROR
-    assert told_free_bytes(mount, refusal) == 0, refusal.error_message
+    assert reported_free_bytes(mount, refusal) == 0, refusal.error_message
     refusal = client.refused(attach_request(SMALL, Role.PRODUCER))
     assert refusal.code is ResponseCode.INTERNAL_ERROR
-    assert told_free_bytes(mount, refusal) <= RETIRED_BYTES, "a retired epoch without a producer was freed, in vain"
+    assert reported_free_bytes(mount, refusal) <= RETIRED_BYTES, "a retired epoch without a producer was freed, in vain"
     assert client.next_announce(MIDDLE).message.producer_id == 0, "other streams go on"
     assert client.detach(client.attach(MIDDLE)).message.code is ResponseCode.OK
     assert not process.has_ended
     assert_whole(deployment)
     client.poll()
-    assert not client.heard(ShmPoolAnnounce, detached.index, stream_id=SMALL, epoch=lease.epoch)
+    assert not client.received(ShmPoolAnnounce, detached.index, stream_id=SMALL, epoch=lease.epoch)
     hog.unlink()
     again = client.next_announce(SMALL).message
     assert again.epoch > lease.epoch
@@ -217,7 +217,7 @@ PERIOD_NS = 50_000_000
 BOUND_NS = 1_500_000_000  # or half the creation, where everything takes longer; blocked it would be all of it
 
 
-def test_making_two_gibibytes_holds_up_nobody(shared_media_driver: aeron.MediaDriver, shm_dir: Path) -> None:
+def test_creating_two_gibibytes_delays_no_other_client(shared_media_driver: aeron.MediaDriver, shm_dir: Path) -> None:
     """While a producer's epoch is reserved and prefaulted, and later let go and removed, others are served as ever.
 
     Announces keep their cadence, attaches are answered, and a lease that is kept alive stays.
@@ -247,26 +247,26 @@ def test_making_two_gibibytes_holds_up_nobody(shared_media_driver: aeron.MediaDr
             while not is_done():
                 asked_ns = time.monotonic_ns()
                 lease = client.attach(OTHERS[1])
-                latencies.append(lease.heard.received_ns - asked_ns)
+                latencies.append(lease.received.received_ns - asked_ns)
                 client.send(lease.detach())
             return time.monotonic_ns() - begin_ns
 
         request = attach_request(BIG, Role.PRODUCER)
         client.send(request)
-        creation_ns = attach_until(lambda: client.heard(ShmAttachResponse, correlation_id=request.correlation_id))
-        (answer,) = client.heard(ShmAttachResponse, correlation_id=request.correlation_id)
+        creation_ns = attach_until(lambda: client.received(ShmAttachResponse, correlation_id=request.correlation_id))
+        (answer,) = client.received(ShmAttachResponse, correlation_id=request.correlation_id)
         assert answer.message.code is ResponseCode.OK, answer.message
         pool = path_of(answer.message.payload_pools[0].region_uri)
         assert pool.stat().st_blocks * 512 >= BIG_SLOTS * MIB, "the memory is there"
         assert len(latencies) > 1, "others were served meanwhile"
 
-        attach_until(lambda: client.heard(ShmLeaseRevoked, client_id=request.client_id))  # no client keeps it alive
+        attach_until(lambda: client.received(ShmLeaseRevoked, client_id=request.client_id))  # no client keeps it alive
         attach_until(lambda: len(list(deployment.base_dir.glob(f"*/*/{BIG}/*"))) == 1)  # and the rest is removed
 
         gaps = {
             later.received_ns: later.received_ns - earlier.received_ns
             for id in OTHERS
-            for earlier, later in itertools.pairwise(client.heard(ShmPoolAnnounce, stream_id=id))
+            for earlier, later in itertools.pairwise(client.received(ShmPoolAnnounce, stream_id=id))
         }
         making = max(gap for at_ns, gap in gaps.items() if at_ns <= answer.received_ns)
         letting_go = max(gap for at_ns, gap in gaps.items() if at_ns > answer.received_ns)
@@ -282,7 +282,7 @@ def test_making_two_gibibytes_holds_up_nobody(shared_media_driver: aeron.MediaDr
         assert letting_go < PERIOD_NS + bound_ns
         assert max(latencies) < bound_ns
         client.fence()
-        assert not client.heard(ShmLeaseRevoked, lease_id=kept.lease_id)
+        assert not client.received(ShmLeaseRevoked, lease_id=kept.lease_id)
         client.kept.clear()
         assert client.detach(kept).message.code is ResponseCode.OK
 

@@ -122,7 +122,7 @@ def test_gigabytes_under_way_do_not_keep_the_driver(media: Process, shm_dir: Pat
         assert not events_of(log, "end_forced")
         (given_up,) = events_of(log, "epoch_failed")
         assert "not wanted any more" in given_up["error"]
-        assert client.heard(ShmAttachResponse, code=ResponseCode.OK) == []
+        assert client.received(ShmAttachResponse, code=ResponseCode.OK) == []
         assert deployment.leftovers() == []
     assert took_s < FORCE_AFTER_S + BUSY_S
 

@@ -40,7 +40,7 @@ def test_a_killed_media_driver_is_noticed_and_replaced(shm_dir: Path) -> None:
         client.close()
 
 
-def test_a_paused_media_driver_stalls_nobody_for_good(shm_dir: Path) -> None:
+def test_a_paused_media_driver_stalls_no_client_for_good(shm_dir: Path) -> None:
     """SIGSTOP and SIGCONT within the timeout: the client stays open and messages flow again."""
     directory = str(shm_dir / "aeron")
     with media_driver(directory, PATIENCE) as driver:

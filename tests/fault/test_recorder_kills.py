@@ -44,12 +44,12 @@ class Recording:
 
     def wait_for(self, event: str) -> dict[str, Any]:
         """The next of its events of a kind; fails with its output where it ends before."""
-        heard = []
+        received = []
         while (line := self.process.read_line()) or self.process.is_running:
-            heard.append(line)
+            received.append(line)
             if line.startswith("{") and json.loads(line).get("event") == event:
                 return json.loads(line)  # type: ignore[no-any-return]
-        raise AssertionError("\n".join(heard[-20:]))
+        raise AssertionError("\n".join(received[-20:]))
 
     def wait_for_frames(self, frames: int) -> None:
         while self.wait_for("progress")["frames"] < frames:

@@ -220,8 +220,8 @@ class Peer:
         self._phase = self._arms
         self._answer = Forge(discovery.DiscoveryResponse, self._chance, self.harvest)
         self._answers: dict[Endpoint, aeron.Publication] = {}
-        heard = dict.fromkeys([*kinds, pool.config.discovery.endpoint])
-        self._ears = [self._client.add_subscription("aeron:ipc?tether=false", each.stream_id) for each in heard]
+        received = dict.fromkeys([*kinds, pool.config.discovery.endpoint])
+        self._ears = [self._client.add_subscription("aeron:ipc?tether=false", each.stream_id) for each in received]
 
     def turn_to(self) -> None:
         """Choose what to send from now on; half of the time nothing that ends a lease, so that others reach further."""

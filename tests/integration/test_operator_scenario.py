@@ -130,7 +130,7 @@ class Scene:
         arguments = (self.aeron_dir, str(self.driver_file), json.dumps(produces), consumed)
         self.hosts[name] = self._stack.enter_context(Process("-c", HOST, *arguments))
         if produces:
-            self.ids |= {told["name"]: int(id) for id, told in self.ask(name)["producers"].items()}
+            self.ids |= {status["name"]: int(id) for id, status in self.ask(name)["producers"].items()}
 
     def start_bridge(self) -> None:
         """Both ends, from front to far, which gets an unused id."""
@@ -160,8 +160,8 @@ class Scene:
     def truth(self, *names: str) -> tuple[dict[int, dict[str, Any]], dict[int, dict[str, Any]]]:
         """Producers by stream id and consumers by their id, of these hosts."""
         reports = [self.ask(name) for name in names]
-        producers = {int(id): told for report in reports for id, told in report["producers"].items()}
-        return producers, {told["consumer_id"]: told for report in reports for told in report["consumers"]}
+        producers = {int(id): status for report in reports for id, status in report["producers"].items()}
+        return producers, {status["consumer_id"]: status for report in reports for status in report["consumers"]}
 
     def view(self) -> dict[str, Any]:
         with contextlib.closing(http.client.HTTPConnection(self.http, timeout=30)) as connection:
@@ -326,7 +326,7 @@ def test_the_view_is_true_at_every_step(scene: Scene) -> None:
     assert present(view)[bridged]["stream_id"] == it.ids["front"]
 
     # --- one is slow
-    (slow,) = [id for id, told in consumers.items() if told["is_slow"]]
+    (slow,) = [id for id, status in consumers.items() if status["is_slow"]]
     view = it.wait_view(
         lambda view: {id for id, row in present(view).items() if row["state"] != "ok"} == {slow},
         "the slow one, and only it, is in trouble",
@@ -337,7 +337,7 @@ def test_the_view_is_true_at_every_step(scene: Scene) -> None:
     assert "5 streams" in page
 
     # --- one is frozen, loses its lease, and comes back under another id
-    (frozen,) = [told["consumer_id"] for told in it.ask("frozen")["consumers"]]
+    (frozen,) = [status["consumer_id"] for status in it.ask("frozen")["consumers"]]
     it.hosts["frozen"].send(signal.SIGSTOP)
     it.wait_view(lambda view: states(view, "consumers").get(frozen) in ("stale", "expired"), "the frozen one is stale")
     view = it.wait_view(lambda view: states(view, "consumers").get(frozen) == "expired", "and loses its lease")
@@ -348,8 +348,8 @@ def test_the_view_is_true_at_every_step(scene: Scene) -> None:
     it.hosts["frozen"].send(signal.SIGCONT)
 
     def thawed() -> int | None:
-        (told,) = it.ask("frozen")["consumers"]
-        return told["consumer_id"] if told["is_active"] and told["consumer_id"] != frozen else None
+        (status,) = it.ask("frozen")["consumers"]
+        return status["consumer_id"] if status["is_active"] and status["consumer_id"] != frozen else None
 
     wait_until(lambda: time.sleep(0.1) or thawed(), "the frozen one has another lease")
     it.wait_view(lambda view: states(view, "consumers").get(thawed()) == "ok", "the view has it under its new id")
@@ -372,12 +372,12 @@ def test_the_view_is_true_at_every_step(scene: Scene) -> None:
     it.start_host("rear", ["rear"])
     view = it.wait_view(lambda view: states(view)[it.ids["rear"]] == "live", "rear is live again")
     rear, _ = it.truth("rear")
-    told = rear[it.ids["rear"]]
+    status = rear[it.ids["rear"]]
     it.wait_view(
-        lambda view: is_known(view, it) and is_remapped(view, it.ids["rear"], told["epoch"]),
+        lambda view: is_known(view, it) and is_remapped(view, it.ids["rear"], status["epoch"]),
         "its consumers are in the new producer's epoch",
     )
-    row = re.compile(rf"state +live, [\d.]+ Hz; producer {told['producer_id']}")
+    row = re.compile(rf"state +live, [\d.]+ Hz; producer {status['producer_id']}")
     it.wait_shown("inspect", "lab/rear", fits=row.search)
     kinds = [change["kind"] for change in it.view()["changes"] if change["stream_id"] == it.ids["rear"]]
     assert [kind for kind in kinds if "producer" in kind][-2:] == ["producer left", "producer attached"]
@@ -415,12 +415,12 @@ def is_known(view: dict[str, Any], it: Scene) -> bool:
     """Who is there: epochs, producers and consumers, as they say themselves."""
     producers, consumers = it.truth("producers", "rear", "readers", "frozen")
     streams, rows = by("stream_id", view["streams"]), present(view)
-    for stream_id, told in producers.items():
+    for stream_id, status in producers.items():
         row = streams[stream_id]
-        if (row["epoch"], row["producer_id"]) != (told["epoch"], told["producer_id"]):
+        if (row["epoch"], row["producer_id"]) != (status["epoch"], status["producer_id"]):
             return False
-    for consumer_id, told in consumers.items():
-        if consumer_id not in rows or rows[consumer_id]["stream_id"] != told["stream_id"]:
+    for consumer_id, status in consumers.items():
+        if consumer_id not in rows or rows[consumer_id]["stream_id"] != status["stream_id"]:
             return False
     return all(
         row["consumers"] == sum(each["stream_id"] == stream_id for each in rows.values())
@@ -437,15 +437,15 @@ def is_exact(view: dict[str, Any], it: Scene) -> bool:
     """At rest nothing moves any more, so there is one truth for all numbers."""
     producers, consumers = it.truth("producers", "rear", "readers", "frozen")
     streams, rows = by("stream_id", view["streams"]), by("consumer_id", view["consumers"])
-    for stream_id, told in producers.items():
+    for stream_id, status in producers.items():
         row = streams[stream_id]
-        if (row["seq"], row["epoch"], row["producer_id"]) != (told["seq"], told["epoch"], told["producer_id"]):
+        if (row["seq"], row["epoch"], row["producer_id"]) != (status["seq"], status["epoch"], status["producer_id"]):
             return False
         if row["state"] != "idle":
             return False
-    for consumer_id, told in consumers.items():
+    for consumer_id, status in consumers.items():
         names = ("stream_id", "epoch", "last_seq", "drops_gap", "drops_late", "mode")
-        if consumer_id not in rows or any(rows[consumer_id][name] != told[name] for name in names):
+        if consumer_id not in rows or any(rows[consumer_id][name] != status[name] for name in names):
             return False
         if rows[consumer_id]["lag"] != 0:
             return False

@@ -33,7 +33,7 @@ def listening(pool: tp.Local) -> dict[str, str]:
     return {"table": "announces", **options_of(pool)}
 
 
-def test_rows_that_nobody_takes_are_bounded(listening: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rows_that_no_query_takes_are_bounded(listening: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(control_tables, "MAX_ROWS", 10)
     listener = Listener(source_options(listening))
     wait_until(lambda: listener.end > 30, "more rows than are kept")
@@ -41,7 +41,7 @@ def test_rows_that_nobody_takes_are_bounded(listening: dict[str, str], monkeypat
     listener.close()
 
 
-def test_a_media_driver_that_comes_back_is_heard_again(media_driver: aeron.MediaDriver) -> None:
+def test_messages_are_received_again_after_the_media_driver_restarts(media_driver: aeron.MediaDriver) -> None:
     options = source_options({"table": "events", "aeronDir": media_driver.aeron_dir})
     listener = Listener(options)
     media_driver.close()
@@ -50,7 +50,7 @@ def test_a_media_driver_that_comes_back_is_heard_again(media_driver: aeron.Media
         client = aeron.connect(again.aeron_dir)
         publication = client.add_publication(control_tables.EVENTS.channel, control_tables.EVENTS.stream_id)
         event = EventMessage(timestamp_ns=1, correlation_id=2, tag="", key="go", format=Format.NOTHING, value=b"")
-        wait_until(lambda: publication.offer(event.encode()), "somebody listens again")
-        wait_until(lambda: listener.end == 1, "the event is heard")
+        wait_until(lambda: publication.offer(event.encode()), "the listener is connected again")
+        wait_until(lambda: listener.end == 1, "the event is received")
         listener.close()
         client.close()

@@ -121,8 +121,8 @@ def test_gaps_can_be_read_without_our_code(lake: Lake, ring: Ring) -> None:
 
 
 def test_tables_beside_the_frames_are_delta_tables(tmp_path: Path) -> None:
-    told = [source(10_000, "camera/front"), attribute(10_000, 1, "exposure_ms", "4", told_ns=7)]
-    lake = make_lake(tmp_path / "lake", rows_over_time(3), metadata=told)
+    metadata = [source(10_000, "camera/front"), attribute(10_000, 1, "exposure_ms", "4", told_ns=7)]
+    lake = make_lake(tmp_path / "lake", rows_over_time(3), metadata=metadata)
     rows = polars.read_delta(str(lake.path / "_tables" / "metadata")).to_dicts()
     assert [(row["kind"], row["name"], row["key"], row["value"]) for row in rows] == [
         ("source", "camera/front", None, None),
@@ -174,7 +174,7 @@ def test_commands_take_a_bucket(bucket: str, tmp_path: Path, monkeypatch: pytest
 
 
 def test_batches_positions_and_gaps_survive_that_entries_are_forgotten(lake: Lake, ring: Ring) -> None:
-    """All that counts is in the checkpoint: a replayed batch is refused, a recording continues, gaps are told."""
+    """All that counts is in the checkpoint: a replayed batch is refused, a recording continues, gaps are listed."""
     ring.write(20)
     record(lake, ring, 0, 0, 20)
     tail = Gap(10_000, 1, 20, 20, UNKNOWN_TAIL)

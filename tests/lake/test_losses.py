@@ -16,7 +16,7 @@ def lost(lo: int, frames: int | None = 5, stream_id: int = 10_000) -> Loss:
     return Loss(stream_id, 1, lo, None if frames is None else lo + frames, "overwritten")
 
 
-def test_a_stream_that_loses_frames_all_the_time_is_told_by_sums(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_stream_that_loses_frames_all_the_time_is_logged_in_sums(caplog: pytest.LogCaptureFixture) -> None:
     """A line at the beginning, one every ten seconds, one when it is over; the next loss begins anew."""
     log = LossLog(get_logger("spark"))
     with caplog.at_level(logging.WARNING):
@@ -35,7 +35,7 @@ def test_a_stream_that_loses_frames_all_the_time_is_told_by_sums(caplog: pytest.
     ]
 
 
-def test_streams_are_told_apart_and_a_single_loss_is_told_once(caplog: pytest.LogCaptureFixture) -> None:
+def test_streams_are_logged_separately_and_a_single_loss_once(caplog: pytest.LogCaptureFixture) -> None:
     log = LossLog(get_logger("spark"))
     with caplog.at_level(logging.WARNING):
         log.note([lost(0), lost(3, None, stream_id=7)], 0.0)

@@ -166,7 +166,7 @@ def test_many_commits_are_summed_up_and_the_sum_is_used(lake: Lake) -> None:
         lake.append("record", lambda _, lo=index: Change((made_up(lo, lo + 1),)))  # type: ignore[misc]
     lake.log.settle()
     assert (lake.path / delta_log.checkpoint_name(MIN_ENTRIES_PER_CHECKPOINT - 1)).exists()
-    (lake.path / delta_log.entry_name(3)).unlink()  # nobody needs it any more
+    (lake.path / delta_log.entry_name(3)).unlink()  # the checkpoint replaces it
     assert [file.lo for file in Lake.open(lake.path).files()] == list(range(count))
     assert len(Lake.open(lake.path).state_at(MIN_ENTRIES_PER_CHECKPOINT + 1).files) == MIN_ENTRIES_PER_CHECKPOINT + 1
 

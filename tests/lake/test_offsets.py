@@ -116,7 +116,7 @@ def test_an_epoch_that_is_gone_is_a_loss_of_unknown_size() -> None:
     assert losses[0].is_data
 
 
-def test_epochs_that_nobody_saw_are_named_but_no_data() -> None:
+def test_epochs_that_were_not_seen_are_named_without_data() -> None:
     """They may never have had a producer, so they stop no query."""
     start = at(5, 10)
     losses = offsets.between(start, offsets.advance(start, [held(5, 0, 10), held(8, 0, 4)], NO_LIMITS))[1]

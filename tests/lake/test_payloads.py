@@ -53,7 +53,7 @@ def test_every_dtype_shape_and_order_comes_back_as_it_was(data: st.DataObject) -
 
 
 def test_views_are_arrows_own_memory_and_read_only() -> None:
-    """Nothing is copied, and nobody can write to what others read."""
+    """Nothing is copied, and no caller can write to what others read."""
     batch = table([row(np.arange(8, dtype=np.uint16))]).to_batches()[0]
     (view,) = arrays_of(batch)
     assert view is not None
@@ -154,7 +154,7 @@ def test_large_frames_are_measured_chunk_by_chunk() -> None:
         ([1e308, 1e308, 1e308], (1e308, 1e308, pytest.approx(1e308))),
     ],
 )
-def test_the_ends_of_floats_are_told_as_they_are(array: list[float], expected: Any) -> None:
+def test_the_extremes_of_floats_are_reported_as_they_are(array: list[float], expected: Any) -> None:
     """Infinities are values; near the largest number nothing overflows."""
     found = pixels(np.array(array))
     assert (found.low, found.high, found.mean) == expected

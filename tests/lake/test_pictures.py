@@ -41,8 +41,8 @@ def test_a_timeline_of_consumers_is_drawn(tmp_path: Path) -> None:
     """With a line for each."""
     rows = []
     for number in range(5):
-        told = {"received_ns": number * SECOND_NS, "stream_id": 1, "drops_gap": number, "drops_late": None}
-        rows += [told | {"client_id": 1, "lag": number or None}, told | {"client_id": 2, "lag": 3}]
+        report = {"received_ns": number * SECOND_NS, "stream_id": 1, "drops_gap": number, "drops_late": None}
+        rows += [report | {"client_id": 1, "lag": number or None}, report | {"client_id": 2, "lag": 3}]
     assert is_drawn(qos_timeline(rows, tmp_path / "q.png"))
 
 

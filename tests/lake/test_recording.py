@@ -210,8 +210,8 @@ def test_arrays_have_dtype_shape_and_order(tmp_path: Path) -> None:
         row(np.arange(5, dtype=np.uint8), seq=3, dtype="BYTES"),
         row(np.empty((0, 3), np.uint8), seq=4),
     ]
-    told = [attribute(10_000, 1, "exposure_ms", "4", kind="application/json"), attribute(10_000, 1, "lens", "wide")]
-    make_lake(tmp_path / "lake", rows, metadata=told)
+    metadata = [attribute(10_000, 1, "exposure_ms", "4", kind="application/json"), attribute(10_000, 1, "lens", "wide")]
+    make_lake(tmp_path / "lake", rows, metadata=metadata)
     short, columns, bits, data, empty = stream = list(tp.open(tmp_path / "lake")[10_000])
     assert (short.dtype, short.array.tolist(), short.dropped_before, short.dropped_reason) == (
         np.int16, [0, 1, 2, 3], 2, "LATE"

@@ -50,7 +50,7 @@ def client(deployment: tp.Local) -> Iterator[Client]:
         yield client
 
 
-class Heard:
+class ReceivedFrame:
     """A frame as a consumer has received it."""
 
     def __init__(self, frame: Frame) -> None:
@@ -70,27 +70,27 @@ class Heard:
 
 def play(
     lake: Lake, client: Client, *, frames: int, recorded: Sequence[int] = (10_000,), **options: Any
-) -> tuple[list[list[Heard]], Summary, list[Consumer]]:
+) -> tuple[list[list[ReceivedFrame]], Summary, list[Consumer]]:
     """Replay to consumers that miss nothing; everything that they received."""
     targets = [next(_ids) for _ in recorded]
     parts = tuple(Part(*pair) for pair in zip(recorded, targets, strict=True))
     consumers = [client.consumer(target, create=True) for target in targets]
-    heard: list[list[Heard]] = [[] for _ in targets]
+    received: list[list[ReceivedFrame]] = [[] for _ in targets]
 
     def listen(_: object) -> None:
-        for consumer, own in zip(consumers, heard, strict=True):
+        for consumer, own in zip(consumers, received, strict=True):
             while (frame := consumer.poll()) is not None:
-                own.append(Heard(frame))
+                own.append(ReceivedFrame(frame))
 
     chosen = ReplayOptions(parts=parts, wait_consumers=1, **options)
     summary = Replay(lake, client, chosen, on_frame=listen).run()
 
     def is_there() -> bool:
         listen(None)
-        return sum(map(len, heard)) >= frames
+        return sum(map(len, received)) >= frames
 
-    wait_until(is_there, f"{frames} frames arrive, so far {[len(own) for own in heard]}")
-    return heard, summary, consumers
+    wait_until(is_there, f"{frames} frames arrive, so far {[len(own) for own in received]}")
+    return received, summary, consumers
 
 
 def various() -> Rows:
@@ -124,13 +124,13 @@ def test_consumers_cannot_tell_a_replay_from_the_instrument(client: Client, tmp_
     """Bytes, dtypes, shapes, orders, seqs with their gaps, times and metadata are those of the recording."""
     rows = various()
     lake = make_lake(tmp_path / "lake", rows, metadata=METADATA, rows_per_file=5)
-    ((heard,), summary, (consumer,)) = play(lake, client, frames=len(rows), speed=20.0, timestamps="preserve")
-    for recorded, frame in zip(rows, heard, strict=True):
+    ((received,), summary, (consumer,)) = play(lake, client, frames=len(rows), speed=20.0, timestamps="preserve")
+    for recorded, frame in zip(rows, received, strict=True):
         assert frame.row == {name: recorded[name] for name in frame.row}
         array = array_of(recorded["payload"], recorded["dtype"], recorded["shape"], recorded["order"])
         np.testing.assert_array_equal(frame.array, array)
         assert frame.array.tobytes(order="A") == recorded["payload"]
-    epoch = heard[-1].epoch  # the replay's own: when it ended the driver made another
+    epoch = received[-1].epoch  # the replay's own: when it ended the driver made another
     wait_until(lambda: consumer.metadata(2, epoch=epoch), "the second metadata arrive")
     first, second = consumer.metadata(1, epoch=epoch), consumer.metadata(2, epoch=epoch)
     assert first is not None
@@ -149,13 +149,13 @@ def test_a_replay_says_when_the_frames_were_taken_not_when_they_were_played(clie
     taken = datetime(2024, 2, 29, 12, 0, 0, 250_000, tzinfo=UTC)
     rows = rows_over_time(3)
     timed = [one | {"time": taken + timedelta(milliseconds=10 * one["seq"])} for one in rows]
-    ((heard,), *_) = play(make_lake(tmp_path / "timed", timed), client, frames=3, speed=20.0, timestamps="preserve")
-    wait_until(lambda: heard[-1].frame.time == timed[-1]["time"], "the pair of the recording")
-    ((heard,), *_) = play(make_lake(tmp_path / "not", rows), client, frames=3, speed=20.0, timestamps="preserve")
-    wait_until(lambda: heard[-1].frame._mapped.clock is not None, "that there is no pair")
-    assert heard[-1].frame.time is None
-    ((heard,), *_) = play(make_lake(tmp_path / "new", timed), client, frames=3, speed=20.0)
-    played = heard[-1].frame.time
+    ((received,), *_) = play(make_lake(tmp_path / "timed", timed), client, frames=3, speed=20.0, timestamps="preserve")
+    wait_until(lambda: received[-1].frame.time == timed[-1]["time"], "the pair of the recording")
+    ((received,), *_) = play(make_lake(tmp_path / "not", rows), client, frames=3, speed=20.0, timestamps="preserve")
+    wait_until(lambda: received[-1].frame._mapped.clock is not None, "that there is no pair")
+    assert received[-1].frame.time is None
+    ((received,), *_) = play(make_lake(tmp_path / "new", timed), client, frames=3, speed=20.0)
+    played = received[-1].frame.time
     assert played is not None
     assert abs(datetime.now(UTC) - played) < timedelta(minutes=2)
 
@@ -164,10 +164,10 @@ def test_renewed_seqs_count_on_and_renewed_times_keep_their_distances(client: Cl
     """Nothing is missing in them; at twice the speed the distances are halved."""
     rows = [one for one in rows_over_time(30) if one["seq"] % 5]
     lake = make_lake(tmp_path / "lake", rows)
-    ((heard,), _, (consumer,)) = play(lake, client, frames=len(rows), speed=2.0, seq="renew")
-    assert [frame.row["seq"] for frame in heard] == list(range(len(rows)))
+    ((received,), _, (consumer,)) = play(lake, client, frames=len(rows), speed=2.0, seq="renew")
+    assert [frame.row["seq"] for frame in received] == list(range(len(rows)))
     assert consumer.stats.lost == 0
-    stamps = np.array([frame.row["timestamp_ns"] for frame in heard])
+    stamps = np.array([frame.row["timestamp_ns"] for frame in received])
     given = np.array([one["timestamp_ns"] for one in rows])
     np.testing.assert_allclose(np.diff(stamps), np.diff(given) / 2, atol=1)
 
@@ -176,15 +176,15 @@ def test_several_streams_stay_in_step(client: Client, tmp_path: Path) -> None:
     """Two streams of different rates: the times of one lie between those of the other as they did."""
     rows = rows_over_time(20, rate_hz=100) + rows_over_time(5, rate_hz=25, stream_id=10_001)
     lake = make_lake(tmp_path / "lake", rows)
-    (heard, summary, _) = play(lake, client, frames=25, recorded=[10_000, 10_001], speed=4.0)
-    fast, slow = (np.array([frame.row["timestamp_ns"] for frame in own]) for own in heard)
+    (received, summary, _) = play(lake, client, frames=25, recorded=[10_000, 10_001], speed=4.0)
+    fast, slow = (np.array([frame.row["timestamp_ns"] for frame in own]) for own in received)
     np.testing.assert_allclose(slow, fast[::4], atol=2)
     assert [one.frames for one in summary.streams] == [20, 5]
 
 
 def test_an_epoch_of_the_recording_is_an_epoch_of_the_replay(client: Client, tmp_path: Path) -> None:
-    """A seq may not go back within one. What was told anew in the second epoch is told anew."""
-    told = [
+    """A seq may not go back within one. Metadata that was sent anew in the second epoch is sent anew."""
+    metadata = [
         attribute(10_000, 1, "run", "first", told_ns=SECOND_NS),
         attribute(10_000, 1, "run", "second", told_ns=2 * SECOND_NS),
     ]
@@ -192,14 +192,14 @@ def test_an_epoch_of_the_recording_is_an_epoch_of_the_replay(client: Client, tmp
     for one in later:
         one["timestamp_ns"] += SECOND_NS
     rows = rows_over_time(5, meta_version=1) + later
-    lake = make_lake(tmp_path / "lake", rows, metadata=told)
-    ((heard,), summary, (consumer,)) = play(lake, client, frames=9, speed=None, timestamps="preserve")
-    assert [frame.row["seq"] for frame in heard] == [0, 1, 2, 3, 4, 0, 1, 2, 3]
-    assert len({frame.epoch for frame in heard}) == summary.streams[0].epochs == 2
-    epoch = heard[-1].epoch
+    lake = make_lake(tmp_path / "lake", rows, metadata=metadata)
+    ((received,), summary, (consumer,)) = play(lake, client, frames=9, speed=None, timestamps="preserve")
+    assert [frame.row["seq"] for frame in received] == [0, 1, 2, 3, 4, 0, 1, 2, 3]
+    assert len({frame.epoch for frame in received}) == summary.streams[0].epochs == 2
+    epoch = received[-1].epoch
     wait_until(
         lambda: (found := consumer.metadata(1, epoch=epoch)) and found.attributes == {"run": "second"},
-        "it is told anew",
+        "the metadata is sent anew",
     )
 
 
@@ -244,8 +244,8 @@ def test_files_that_overlap_are_played_in_order_and_rows_once(client: Client, tm
     rows = rows_over_time(10)
     make_lake(tmp_path / "lake", rows[::2])
     lake = make_lake(tmp_path / "lake", rows[1::2] + rows[4:5], rows_per_file=99)
-    ((heard,), summary, _) = play(lake, client, frames=10, speed=None)
-    assert [frame.row["seq"] for frame in heard] == list(range(10))
+    ((received,), summary, _) = play(lake, client, frames=10, speed=None)
+    assert [frame.row["seq"] for frame in received] == list(range(10))
     assert summary.streams[0].dropped == {"SEQ_WENT_BACK": 1}
 
 
@@ -377,6 +377,6 @@ def test_a_consumer_that_waits_for_a_replay_counts_nothing_before_its_first_seq_
     """A recording seldom begins with seq 0: what no producer of this epoch published is not lost. Its gaps are."""
     rows = [one | {"seq": one["seq"] + 100_000} for one in rows_over_time(30) if one["seq"] not in (7, 8)]
     lake = make_lake(tmp_path / "lake", rows)
-    ((heard,), _, (consumer,)) = play(lake, client, frames=len(rows), speed=4.0)
-    assert [frame.row["seq"] for frame in heard] == [one["seq"] for one in rows]
+    ((received,), _, (consumer,)) = play(lake, client, frames=len(rows), speed=4.0)
+    assert [frame.row["seq"] for frame in received] == [one["seq"] for one in rows]
     assert consumer.stats.lost == 2

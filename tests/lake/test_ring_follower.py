@@ -105,7 +105,7 @@ def test_what_is_published_is_committed_in_order(
     assert not any((lake.path / layout.STAGING).glob("*/*/*"))
 
 
-def test_it_ends_where_it_is_told_to(
+def test_it_ends_at_the_given_position(
     follow: Callable[..., RingFollower], client: Client, tmp_path: Path, stream: Callable[..., int]
 ) -> None:
     """At a target, once everything up to it is committed; a target without a stream means: at once."""
@@ -138,8 +138,8 @@ def test_what_the_ring_forgot_is_a_gap_before_within_and_behind(
         commit(task)
     lake = Lake.open(tmp_path / "lake")
     assert seqs_in(lake.path) == [*range(12, 20), *range(42, 50), *range(72, 80)]
-    told = [(gap.lo, gap.hi, gap.reason) for gap in lake.gaps()]
-    assert told == [(0, 12, "OVERWRITTEN"), (20, 42, "OVERWRITTEN"), (50, 72, "OVERWRITTEN")]
+    recorded_gaps = [(gap.lo, gap.hi, gap.reason) for gap in lake.gaps()]
+    assert recorded_gaps == [(0, 12, "OVERWRITTEN"), (20, 42, "OVERWRITTEN"), (50, 72, "OVERWRITTEN")]
 
 
 def test_with_fail_on_data_loss_it_ends_with_the_range(

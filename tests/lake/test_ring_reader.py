@@ -85,7 +85,7 @@ def test_rows_say_in_utc_when_a_frame_was_taken(followed: Callable[..., Followed
 
 
 def test_missing_frames_are_counted_in_the_next_row(followed: Callable[..., Followed]) -> None:
-    """However many there are: nobody looks at them one by one."""
+    """However many there are: they are not read one by one."""
     stream = followed(8)
     stream.producer.publish(pattern(0), seq=10**12)
     table, reader = read_all(stream.part(3, 10**12 + 1, lost_before=5))
@@ -132,7 +132,7 @@ class Racing:
 
 
 def test_a_reader_that_is_always_too_late_keeps_a_distance(followed: Callable[..., Followed]) -> None:
-    """The oldest frame is overwritten whenever somebody looks for it: reading further ahead succeeds."""
+    """The oldest frame is overwritten whenever the reader looks for it: reading further ahead succeeds."""
     stream = followed(30)
     mapped = stream.watch.epochs[-1].mapped
     numbers = itertools.count(30)
@@ -171,7 +171,7 @@ def test_batches_are_cut_by_bytes(client: Client, stream: Callable[..., int]) ->
 
 @pytest.mark.parametrize("reuses", [False, True])
 def test_batches_have_memory_of_their_own_unless_they_share_it(followed: Callable[..., Followed], reuses: bool) -> None:
-    """Whoever is done with a batch when he asks for the next one saves the memory."""
+    """A caller that is done with a batch when it asks for the next one saves the memory."""
     stream = followed(8)
     frame = pattern(0).tobytes()
     seen, kept = [], []
@@ -243,7 +243,7 @@ def test_references_lead_to_the_payload(followed: Callable[..., Followed]) -> No
 
 
 def test_a_reference_never_has_the_length_of_its_frame(client: Client, stream: Callable[..., int]) -> None:
-    """So that nobody takes the one for the other."""
+    """So that a caller does not confuse them."""
     stream_id = stream("tiny")
     producer = publish(client, stream_id, 1)
     watch = client.watch(stream_id)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The log of a table: versions that land once, whoever races or dies, and that other Delta readers read alike."""
+"""The log of a table: each version is written once, also when writers race or die; other Delta readers agree."""
 
 from __future__ import annotations
 

@@ -80,7 +80,7 @@ def test_files_end_at_their_time() -> None:
 
 
 def test_nothing_is_merged_across_streams_holes_and_large_files() -> None:
-    """A gap that is told is no hole."""
+    """A gap that the log lists is no hole."""
     few = [committed(number, 1000) for number in range(FILES_PER_MERGE - 1)]
     other = [committed(number, 1000, stream_id=2) for number in range(FILES_PER_MERGE - 1)]
     assert due_merges([*few, *other], NO_LIMIT) == []
@@ -88,9 +88,9 @@ def test_nothing_is_merged_across_streams_holes_and_large_files() -> None:
     assert due_merges([*few, last], NO_LIMIT) == [], "one is missing between them"
     large = committed(FILES_PER_MERGE - 1, 200 << 20)
     assert due_merges([*few, large, last], NO_LIMIT) == []
-    told = LakeFile(*last.key[4:], 1, 1, last.lo, last.hi, 10, 1000, gaps=(Gap(1, 1, few[-1].hi, last.lo, "GONE"),))
-    (one,) = due_merges([*few, told], NO_LIMIT)
-    assert one.files == (*few, told)
+    with_gap = LakeFile(*last.key[4:], 1, 1, last.lo, last.hi, 10, 1000, gaps=(Gap(1, 1, few[-1].hi, last.lo, "GONE"),))
+    (one,) = due_merges([*few, with_gap], NO_LIMIT)
+    assert one.files == (*few, with_gap)
     rows = [LakeFile(f"r{number}", 1, 1, number, number + 1, 1, 100, is_recorded=False) for number in range(40)]
     assert due_merges(rows, NO_LIMIT) == [], "of files that were written from rows only their bounds are known"
 
@@ -157,4 +157,4 @@ def test_what_fails_is_logged_and_tried_again(
     one = upkeep.Upkeep(Lake.create(tmp_path / "lake"), upkeep.UpkeepPlan(policy=FilePolicy()))
     wait_until(lambda: len(tries) > 2, "it tries again")
     one.close()
-    assert any("upkeep_failed" in told.message and "no space" in told.message for told in caplog.records)
+    assert any("upkeep_failed" in record.message and "no space" in record.message for record in caplog.records)

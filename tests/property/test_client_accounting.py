@@ -79,7 +79,7 @@ class AccountingMachine(RuleBasedStateMachine):
         self.committed = 0  # in the epochs before
         self.is_mapped = True
         self.delivered: list[tuple[int, int]] = []
-        self.told = 0  # the sum of dropped_before
+        self.reported_lost = 0  # the sum of dropped_before
         self.kept: list[Frame] = []
         self.late: set[tuple[int, int]] = set()  # delivered, and found overwritten later
 
@@ -181,7 +181,7 @@ class AccountingMachine(RuleBasedStateMachine):
         assert not self.delivered or key > self.delivered[-1], "in order, each once"
         assert list(frame.copy()) == [frame.epoch, frame.seq], "whole, and its own"
         self.delivered.append(key)
-        self.told += frame.dropped_before
+        self.reported_lost += frame.dropped_before
         self.kept = [*self.kept[-20:], frame]
 
     @precondition(lambda self: self.kept)
@@ -247,7 +247,7 @@ class AccountingMachine(RuleBasedStateMachine):
         stats = self.reader.stats()
         assert stats.received == len(self.delivered) - len(self.late)
         assert stats.received + stats.lost == self.committed + self.stream.next_seq
-        assert self.told == stats.lost - len(self.late) - sum(stats.drops.get(reason, 0) for reason in WISHED)
+        assert self.reported_lost == stats.lost - len(self.late) - sum(stats.drops.get(reason, 0) for reason in WISHED)
         assert (stats.epoch, stats.epochs) == (self.stream.epoch, self.stream.epoch)
         assert stats.last_seq_seen == self.stream.next_seq - 1
 

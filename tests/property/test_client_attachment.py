@@ -64,7 +64,7 @@ class Belief(msgspec.Struct):
     since_ns: int
     duration_ns: int | None
     deadline_ns: int
-    heard_ns: int
+    received_ns: int
     sent_ns: int | None = None
 
 
@@ -82,7 +82,7 @@ class AttachmentMachine(RuleBasedStateMachine):
         self.past_leases: list[tuple[int, int]] = []
         self.given_back: set[int] = set()
         self.listeners = "many"  # of the control stream: none, one whose log is full, or one that hears
-        self.unheard_since_ns: int | None = None
+        self.silent_since_ns: int | None = None
         self.not_before_ns = 0
         self.has_link = True
         self.is_wanted = True
@@ -137,7 +137,7 @@ class AttachmentMachine(RuleBasedStateMachine):
         assert lease_id is not None
         assert epoch is not None
         duration_ns, self.offered_ns = self.offered_ns, None
-        self.unheard_since_ns = None
+        self.silent_since_ns = None
         return Belief(lease_id, epoch, self.now_ns, duration_ns, self.now_ns + (duration_ns or 0), self.now_ns)
 
     def note_request(self, request: ShmAttachRequest) -> None:
@@ -180,16 +180,16 @@ class AttachmentMachine(RuleBasedStateMachine):
         if self.listeners == "many":
             self.attachment.on_keepalive_sent(self.now_ns)
             self.believed.sent_ns = self.now_ns
-            self.unheard_since_ns = None
+            self.silent_since_ns = None
             if self.believed.duration_ns is not None:
                 self.believed.deadline_ns = self.now_ns + self.believed.duration_ns
             return
         is_connected = self.listeners == "full"
         if is_connected:
-            self.unheard_since_ns = None
-        elif self.unheard_since_ns is None:
-            self.unheard_since_ns = self.now_ns
-        since_ns = self.now_ns if self.unheard_since_ns is None else self.unheard_since_ns
+            self.silent_since_ns = None
+        elif self.silent_since_ns is None:
+            self.silent_since_ns = self.now_ns
+        since_ns = self.now_ns if self.silent_since_ns is None else self.silent_since_ns
         self.perform(self.attachment.on_keepalive_failed(is_connected=is_connected, now_ns=self.now_ns))
         assert (self.believed is None) == (self.now_ns - since_ns > KEEPALIVE_NS), "back pressure passes, silence not"
 
@@ -198,7 +198,7 @@ class AttachmentMachine(RuleBasedStateMachine):
         is_over = False
         if self.believed is not None and self.attachment.phase is Phase.ATTACHED:
             is_expired = self.believed.duration_ns is not None and self.now_ns >= self.believed.deadline_ns
-            is_over = is_expired or self.now_ns - self.believed.heard_ns > SILENCE_NS
+            is_over = is_expired or self.now_ns - self.believed.received_ns > SILENCE_NS
         was_attached = self.attachment.phase is Phase.ATTACHED
         self.perform(self.attachment.on_tick(self.now_ns))
         if was_attached:
@@ -212,17 +212,17 @@ class AttachmentMachine(RuleBasedStateMachine):
         self.turn()
 
     @precondition(lambda self: self.believed is not None)
-    @rule(edge=st.sampled_from(["deadline", "silence", "keepalive"]), delta_ns=around, is_heard=st.booleans())
-    def pass_to_an_edge(self, edge: str, delta_ns: int, is_heard: bool) -> None:
+    @rule(edge=st.sampled_from(["deadline", "silence", "keepalive"]), delta_ns=around, is_announced=st.booleans())
+    def pass_to_an_edge(self, edge: str, delta_ns: int, is_announced: bool) -> None:
         """To where something ends, one way or the other."""
         assert self.believed is not None
         ends_ns = {
             "deadline": self.believed.deadline_ns,
-            "silence": self.believed.heard_ns + SILENCE_NS,
+            "silence": self.believed.received_ns + SILENCE_NS,
             "keepalive": (self.believed.sent_ns or self.now_ns) + KEEPALIVE_NS,
         }
         self.now_ns = max(self.now_ns, ends_ns[edge] + delta_ns)
-        if is_heard:
+        if is_announced:
             self.announce(0, True, 1)
         self.turn()
 
@@ -322,7 +322,7 @@ class AttachmentMachine(RuleBasedStateMachine):
         if before is not None and self.attachment.phase is not Phase.DETACHING:
             assert (self.believed is None) == bool(is_replaced)
         if self.believed is not None and is_our_stream:
-            self.believed.heard_ns = self.now_ns
+            self.believed.received_ns = self.now_ns
 
     @rule(is_so=seldom)
     def shut_down(self, is_so: bool) -> None:

@@ -3,7 +3,7 @@
 
 nothing is mapped without a lease                    after its producer's end, only a later epoch, or the driver's word
 unmapped before another is mapped, one at a time     a replayed announce never displaces a live epoch
-what was refused stays unmapped until told again     good news in the end, and the announced epoch is mapped in time
+what was refused stays unmapped until announced      good news in the end, and the announced epoch is mapped in time
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class MappingMachine(RuleBasedStateMachine):
         self.mapped: int | None = None
         self.has_lease = False
         self.is_active = True
-        self.told_ns: dict[int, int] = {}  # when each epoch was last announced, or answered
+        self.announced_ns: dict[int, int] = {}  # when each epoch was last announced, or answered
         self.waits_beyond: tuple[int, int] | None = None  # an epoch, and until when nothing up to it will do
         self.lease_id = 500
         self.fails = False
@@ -77,7 +77,7 @@ class MappingMachine(RuleBasedStateMachine):
         """The driver's own word: believed, whatever was before."""
         self.has_lease = True
         self.waits_beyond = None
-        self.told_ns = {epoch: self.now_ns}
+        self.announced_ns = {epoch: self.now_ns}
         self.perform(self.state.on_attached(granted(1, epoch=epoch), self.now_ns))
         is_refused = self.mapped != epoch and (self.fails or epoch == self.spoilt)
         assert self.mapped == (None if is_refused else epoch)
@@ -94,7 +94,7 @@ class MappingMachine(RuleBasedStateMachine):
         if self.waits_beyond is not None and epoch == self.spoilt:
             return  # it ends the wait without being mapped, which cannot be seen from here
         before = self.mapped
-        is_live = before is not None and self.now_ns - self.told_ns.get(before, 0) <= WINDOW_NS
+        is_live = before is not None and self.now_ns - self.announced_ns.get(before, 0) <= WINDOW_NS
         message = announced(epoch, producer_id=producer_id)
         done = self.perform(self.state.on_announce(message, self.now_ns, self.is_active))
         assert set(done) <= {epoch}, "nothing but what was announced is mapped"
@@ -107,7 +107,7 @@ class MappingMachine(RuleBasedStateMachine):
             assert self.mapped == before
             assert self.state.producer_id == producer_id
         if self.has_lease and (self.mapped == epoch or done):
-            self.told_ns[epoch] = self.now_ns
+            self.announced_ns[epoch] = self.now_ns
 
     @rule(client_id=st.sampled_from(PRODUCERS[1:]), is_new=st.booleans())
     def end_producer(self, client_id: int, is_new: bool) -> None:
@@ -128,7 +128,7 @@ class MappingMachine(RuleBasedStateMachine):
         self.now_ns += duration_ns
         is_over = self.state.on_tick(self.now_ns)
         if self.waits_beyond is not None:
-            assert is_over == (self.now_ns >= self.waits_beyond[1]), "the wait has an end, and it is told"
+            assert is_over == (self.now_ns >= self.waits_beyond[1]), "the wait has an end, and it is reported"
         else:
             assert not is_over
         if is_over and self.waits_beyond is not None:
@@ -156,7 +156,7 @@ class MappingMachine(RuleBasedStateMachine):
 
     @precondition(lambda self: self.mapped is not None)
     @rule()
-    def somebody_else_writes(self) -> None:
+    def another_producer_writes(self) -> None:
         self.spoilt = self.mapped
         self.state.on_second_writer()
         self.perform(self.state.on_rejected("pid"))

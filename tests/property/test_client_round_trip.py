@@ -157,7 +157,9 @@ def test_what_is_filled_in_place_arrives_as_it_was(
 @settled
 @given(shape=nps.array_shapes(min_dims=1, max_dims=8, min_side=1, max_side=3), seed=st.integers(0, 2**32))
 @pytest.mark.parametrize("dtype", [Dtype.BYTES, Dtype.BIT], ids=lambda dtype: dtype.name)
-def test_bytes_and_bits_are_told_from_numbers(ends: Ends, dtype: Dtype, shape: tuple[int, ...], seed: int) -> None:
+def test_bytes_and_bits_are_distinguished_from_numbers(
+    ends: Ends, dtype: Dtype, shape: tuple[int, ...], seed: int
+) -> None:
     """BIT has one byte for eight of them."""
     with ends.producer.claim(shape, dtype) as slot:
         count = int(np.prod(shape))

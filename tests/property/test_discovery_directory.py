@@ -27,8 +27,8 @@ class Known:
     def __init__(self) -> None:
         self.epoch = 0  # 0: not announced
         self.producer_id = 0
-        self.heard_ns = 0
-        self.told_ns = 0
+        self.announced_ns = 0
+        self.reported_ns = 0
         self.name, self.name_epoch = "", 0
         self.tags, self.meta_epoch = frozenset[str](), 0
 
@@ -46,18 +46,21 @@ class Directories(RuleBasedStateMachine):
         """What is known of it, without what has expired."""
         key = driver, stream_id
         known = self.known.get(key)
-        if known is not None and self.now_ns - (known.heard_ns if known.epoch else known.told_ns) >= WINDOWS[driver]:
+        if (
+            known is not None
+            and self.now_ns - (known.announced_ns if known.epoch else known.reported_ns) >= WINDOWS[driver]
+        ):
             known = None
         if known is None:
             known = self.known[key] = Known()
-            known.heard_ns = known.told_ns = self.now_ns
+            known.announced_ns = known.reported_ns = self.now_ns
         return known
 
     def fresh(self) -> dict[tuple[str, int], Known]:
         return {
             key: known
             for key, known in self.known.items()
-            if known.epoch and self.now_ns - known.heard_ns < WINDOWS[key[0]]
+            if known.epoch and self.now_ns - known.announced_ns < WINDOWS[key[0]]
         }
 
     @rule(ns=st.sampled_from([1, EXPIRY_NS // 4, EXPIRY_NS // 2, EXPIRY_NS]))
@@ -78,19 +81,19 @@ class Directories(RuleBasedStateMachine):
                 known.name = ""
             if known.meta_epoch < epoch:
                 known.tags = frozenset()
-        known.epoch, known.producer_id, known.heard_ns = epoch, producer_id, self.now_ns
+        known.epoch, known.producer_id, known.announced_ns = epoch, producer_id, self.now_ns
 
     @rule(driver=DRIVERS, stream_id=STREAMS)
     def hear_again(self, driver: str, stream_id: int) -> None:
         is_known = (driver, stream_id) in self.fresh()
         assert self.directory.on_repeat(driver, stream_id, self.now_ns) is is_known
         if is_known:
-            self.known[driver, stream_id].heard_ns = self.now_ns
+            self.known[driver, stream_id].announced_ns = self.now_ns
 
     @rule(driver=DRIVERS, stream_id=STREAMS, epoch=EPOCHS, name=NAMES)
     def name(self, driver: str, stream_id: int, epoch: int, name: str) -> None:
         known = self.of(driver, stream_id)
-        known.told_ns = self.now_ns
+        known.reported_ns = self.now_ns
         taken = self.directory.on_data_source_announce(driver, named(stream_id, name, epoch), self.now_ns)
         assert taken is (epoch >= known.epoch)
         if taken:
@@ -99,7 +102,7 @@ class Directories(RuleBasedStateMachine):
     @rule(driver=DRIVERS, stream_id=STREAMS, tags=TAGS)
     def describe(self, driver: str, stream_id: int, tags: set[str]) -> None:
         known = self.of(driver, stream_id)
-        known.told_ns = self.now_ns
+        known.reported_ns = self.now_ns
         assert self.directory.on_data_source_meta(driver, described(stream_id, tags=",".join(tags)), self.now_ns)
         known.tags, known.meta_epoch = frozenset(tags), max(known.name_epoch, known.epoch)
 

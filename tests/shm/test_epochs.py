@@ -343,7 +343,7 @@ def test_a_scan_passes_over_garbage(tree: EpochTree, shm_dir: Path) -> None:
     assert names(root) == before
 
 
-def test_anybody_may_scan_a_namespace(tree: EpochTree) -> None:
+def test_every_process_may_scan_a_namespace(tree: EpochTree) -> None:
     """Without its lock, and without changing it."""
     tree.create(1, 2, SPEC, 3)
     assert scan_epochs(tree.path) == tree.scan()

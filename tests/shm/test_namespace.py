@@ -77,7 +77,7 @@ def test_a_changed_mode_reaches_directories_of_an_earlier_run(shm_dir: Path) -> 
         assert [mode_of(shm_dir), mode_of(path.parent), mode_of(path)] == ["750", expected, expected]
 
 
-# Runs as nobody after making what root should not trust, or what root prepared.
+# Runs as the user nobody after making what root should not trust, or what root prepared.
 AS_NOBODY = """
 import os, sys
 from tensorpool.errors import ConfigError

@@ -173,7 +173,7 @@ def number_of(array: np.ndarray[Any, Any]) -> Any:
 def test_live_frames_are_measured_where_they_are(
     spark: SparkSession, pool: tp.Local, client: Client, payload: str
 ) -> None:
-    """Payloads travel with the rows, or are fetched from shared memory by whoever looks at them: the same answers."""
+    """Payloads travel with the rows, or are fetched from shared memory by the task that needs them: same answers."""
     stream_id = new_stream()
     with publish(client, stream_id, 40):
         live = read(spark, pool, stream_id, payload=payload)

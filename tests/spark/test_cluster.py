@@ -42,10 +42,10 @@ from tensorpool.spark import session, total_of
 from tensorpool.spark.analytics import stats
 from tensorpool.spark.recorder import Recorder, Settings
 
-master, told, folder, conf = sys.argv[1:5]
-told = json.loads(told)
+master, options, folder, conf = sys.argv[1:5]
+options = json.loads(options)
 spark = session(master, **json.loads(conf))
-live = spark.readStream.format("tensorpool").options(**told, startingOffsets="earliest").load()
+live = spark.readStream.format("tensorpool").options(**options, startingOffsets="earliest").load()
 rows = live.select("seq", sha2("payload", 256).alias("digest"), spark_partition_id().alias("task"))
 found = []
 writer = rows.writeStream.foreachBatch(lambda batch, _: found.extend(row.asDict() for row in batch.collect()))
@@ -53,10 +53,10 @@ query = writer.option("checkpointLocation", folder + "/checkpoint").trigger(avai
 assert query.awaitTermination(300)
 total = total_of(query.recentProgress)
 
-where = {key: value for key, value in told.items() if "." in key}
+where = {key: value for key, value in options.items() if "." in key}
 settings = Settings(trigger_s=0.2, codec="lz4", starting_offsets="earliest", is_warmed_up=False, is_durable=False,
-                    aeron_dir=told["aeronDir"], overrides=where)
-with Recorder(spark, [int(told["streams"])], folder + "/lake", settings=settings) as recorder:
+                    aeron_dir=options["aeronDir"], overrides=where)
+with Recorder(spark, [int(options["streams"])], folder + "/lake", settings=settings) as recorder:
     while recorder.totals().frames < total.frames:
         recorder.wait(0.1)
 recorded = recorder.totals()
@@ -140,13 +140,13 @@ def run_application(
         "spark.local.dir": str(folder),
         **conf,
     }
-    told = [cluster.master, json.dumps(options), str(folder), json.dumps(settings)]
-    with Process("-c", script, *told, PYSPARK_PYTHON=sys.executable, SPARK_LOCAL_IP="127.0.0.1") as process:
+    arguments = [cluster.master, json.dumps(options), str(folder), json.dumps(settings)]
+    with Process("-c", script, *arguments, PYSPARK_PYTHON=sys.executable, SPARK_LOCAL_IP="127.0.0.1") as process:
         code, output = process.finish(timeout_s=280)
     assert code == 0, output
     # Threads of Spark may have words of their own after it.
-    told_at_last = next(line for line in reversed(output.splitlines()) if line.startswith("{"))
-    last: dict[str, Any] = json.loads(told_at_last)
+    last_result = next(line for line in reversed(output.splitlines()) if line.startswith("{"))
+    last: dict[str, Any] = json.loads(last_result)
     return last
 
 
@@ -159,12 +159,12 @@ def test_a_cluster_reads_records_and_measures_frames_of_16_mib_with_workers_of_1
     stream_id = 12_005
     with publish(client, stream_id, FRAMES, FRAME_BYTES):
         options = options_of(pool) | {"streams": str(stream_id), "minPartitions": "2"}
-        told = run_application(cluster, APPLICATION, options, tmp_path, **{"spark.executor.pyspark.memory": "1g"})
-    assert (told["frames"], told["gaps"], told["executors"]) == (FRAMES, 0, 2)
+        result = run_application(cluster, APPLICATION, options, tmp_path, **{"spark.executor.pyspark.memory": "1g"})
+    assert (result["frames"], result["gaps"], result["executors"]) == (FRAMES, 0, 2)
     digests = {seq: hashlib.sha256(pattern(seq, FRAME_BYTES)).hexdigest() for seq in range(FRAMES)}
-    assert {row["seq"]: row["digest"] for row in told["rows"]} == digests
-    assert {row["task"] for row in told["rows"]} == {0, 1}
-    assert (told["recorded"], told["adds_up"]) == (FRAMES, True)
+    assert {row["seq"]: row["digest"] for row in result["rows"]} == digests
+    assert {row["task"] for row in result["rows"]} == {0, 1}
+    assert (result["recorded"], result["adds_up"]) == (FRAMES, True)
     lake = Lake.open(tmp_path / "lake")
     written = {
         row["seq"]: hashlib.sha256(row["payload"]).hexdigest()
@@ -174,7 +174,7 @@ def test_a_cluster_reads_records_and_measures_frames_of_16_mib_with_workers_of_1
     }
     assert written == digests
     means = [pattern(seq, FRAME_BYTES).mean() for seq in range(FRAMES)]
-    assert told["figures"] == [
+    assert result["figures"] == [
         {
             "frames": FRAMES, "bytes": FRAMES * FRAME_BYTES, "lost": 0, "min": 0.0, "max": FRAMES - 1,
             "mean": pytest.approx(sum(means) / FRAMES),

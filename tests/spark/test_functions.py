@@ -302,7 +302,7 @@ def test_state_is_refused_in_a_session_that_cannot_keep_it(tables: Tables) -> No
 
 def test_frames_get_the_metadata_that_applied(tables: Tables) -> None:
     """Their own version, or else the newest earlier one; none for version 0; the same on a stream."""
-    told = tables.metadata(
+    metadata = tables.metadata(
         attribute(10_000, 1, "exposure_ms", "4", kind="application/json"),
         attribute(10_000, 1, "lens", "35 mm"),
         attribute(10_000, 1, "lens", "35 mm"),
@@ -318,20 +318,20 @@ def test_frames_get_the_metadata_that_applied(tables: Tables) -> None:
         (3, 3, {"exposure_ms": "8", "table": "cmF3"}),
         (4, 3, {"exposure_ms": "8", "table": "cmF3"}),
     ]
-    found = with_metadata(tables.batch(rows), told)
+    found = with_metadata(tables.batch(rows), metadata)
     assert values(sorted_by(as_dicts(found), "seq"), "seq", "metadata_version", "metadata") == expected
     assert found.columns == [*tables.batch(rows).columns, "metadata_version", "metadata"]
-    streamed = tables.run(with_metadata(tables.stream([rows]), told))
+    streamed = tables.run(with_metadata(tables.stream([rows]), metadata))
     assert values(sorted_by(streamed, "seq"), "seq", "metadata_version", "metadata") == expected
 
 
-def test_a_version_that_is_told_anew_applies_from_then_on(tables: Tables) -> None:
+def test_a_version_that_is_sent_anew_applies_from_then_on(tables: Tables) -> None:
     """A restarted producer counts its versions from one again."""
-    told = tables.metadata(
+    metadata = tables.metadata(
         attribute(10_000, 1, "run", "first", told_ns=100), attribute(10_000, 1, "run", "second", told_ns=500)
     )
     rows = [row(seq=seq, meta_version=1, timestamp_ns=at) for seq, at in enumerate((50, 200, 499, 500, 900))]
-    found = sorted_by(as_dicts(with_metadata(tables.batch(rows), told)), "seq")
+    found = sorted_by(as_dicts(with_metadata(tables.batch(rows), metadata)), "seq")
     assert [one["metadata"]["run"] for one in found] == ["first", "first", "first", "second", "second"]
 
 

@@ -30,9 +30,9 @@ def test_a_live_stream_that_spark_recorded_is_played_as_it_was_published(
             producer.publish(image, seq=seq, timestamp_ns=SECOND_NS + seq * MS, meta_version=3)
         read(spark, pool, stream_id).write.format("tensorpool.lake").mode("append").save(str(tmp_path / "lake"))
     lake = Lake.open(tmp_path / "lake")
-    ((heard,), summary, _) = play(lake, client, frames=12, recorded=[stream_id], speed=1.0, timestamps="preserve")
-    assert [frame.row["seq"] for frame in heard] == seqs
-    assert [frame.row["timestamp_ns"] for frame in heard] == [SECOND_NS + seq * MS for seq in seqs]
-    assert {frame.row["meta_version"] for frame in heard} == {3}
-    np.testing.assert_array_equal([frame.array for frame in heard], images)
+    ((received,), summary, _) = play(lake, client, frames=12, recorded=[stream_id], speed=1.0, timestamps="preserve")
+    assert [frame.row["seq"] for frame in received] == seqs
+    assert [frame.row["timestamp_ns"] for frame in received] == [SECOND_NS + seq * MS for seq in seqs]
+    assert {frame.row["meta_version"] for frame in received} == {3}
+    np.testing.assert_array_equal([frame.array for frame in received], images)
     assert summary.streams[0].dropped == {}

@@ -27,7 +27,7 @@ while True:
 
 
 @pytest.mark.parametrize("times", [1, 20])
-def test_a_planner_ends_when_it_is_told_however_often(pool: tp.Local, client: Client, times: int) -> None:
+def test_a_planner_ends_on_request_however_often(pool: tp.Local, client: Client, times: int) -> None:
     """Spark never calls `stop`; it sends SIGTERM, and again while we are at it."""
     stream_id = new_stream()
     publish(client, stream_id, 3)

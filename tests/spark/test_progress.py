@@ -52,10 +52,10 @@ def report(observed: Any, offset: str = LIVE, start: str | None = LIVE % 3) -> d
 @pytest.mark.parametrize("observed", [METRICS, OVER_CONNECT], ids=["own session", "over Connect"])
 @pytest.mark.parametrize("as_spark_does", [dict, StreamingQueryProgress.fromJson], ids=["JSON", "object"])
 def test_bytes_are_found_wherever_the_report_comes_from(observed: Any, as_spark_does: Any) -> None:
-    told = as_spark_does(report(observed))
+    reported = as_spark_does(report(observed))
     expected = Progress(frames=5, gaps=1, lag=2, nbytes=320, seconds=2.402)
-    assert progress_of(told) == expected
-    assert total_of([told, told]).nbytes == 640
+    assert progress_of(reported) == expected
+    assert total_of([reported, reported]).nbytes == 640
 
 
 def test_gaps_of_the_first_batch_and_of_a_lake_are_those_that_the_rows_say() -> None:
@@ -67,10 +67,10 @@ def test_gaps_of_the_first_batch_and_of_a_lake_are_those_that_the_rows_say() -> 
 
 
 def test_sources_add_up_and_those_of_others_do_not_count() -> None:
-    """In one report: two streams that are joined, and a table of somebody else's."""
-    told = report(METRICS)
-    told["sources"] += [*told["sources"], told["sources"][0] | {"endOffset": 17, "startOffset": 3, "latestOffset": 20}]
-    assert progress_of(told) == Progress(frames=10, gaps=2, lag=4, nbytes=320, seconds=2.402)
+    """In one report: two streams that are joined, and a table of another source."""
+    reported = report(METRICS)
+    reported["sources"] += [*reported["sources"], reported["sources"][0] | {"endOffset": 17, "startOffset": 3, "latestOffset": 20}]
+    assert progress_of(reported) == Progress(frames=10, gaps=2, lag=4, nbytes=320, seconds=2.402)
 
 
 def test_a_query_without_a_batch_has_done_nothing_yet() -> None:

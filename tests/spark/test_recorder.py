@@ -22,6 +22,7 @@ from tensorpool.spark.recorder import Recorder, RecordingFailed, Settings
 from tests.support.deployment import look_until, new_stream
 from tests.support.lakes import Camera, check, options_of
 from tests.support.recorder_cases import (  # noqa: F401  run here with the fixture `record` below
+    test_a_caller_that_gives_up_draining_learns_what_is_left,
     test_a_driver_that_is_killed_and_started_again_costs_no_recording,
     test_a_full_disk_is_waited_for,
     test_a_new_epoch_goes_on_in_the_same_recording,
@@ -31,7 +32,6 @@ from tests.support.recorder_cases import (  # noqa: F401  run here with the fixt
     test_a_recording_is_named_by_its_streams,
     test_two_streams_are_recorded_whole_with_what_was_said_of_them,
     test_what_cannot_be_recorded_is_refused,
-    test_whoever_gives_up_draining_is_told_what_is_left,
     wait_for_frames,
 )
 

@@ -75,7 +75,7 @@ def test_every_dtype_order_and_shape_comes_back_as_it_was(
     writer = writer.option("streams", stream_id).options(**options_of(pool)).trigger(availableNow=True)
     started = query(writer)
     assert started.awaitTermination(180)
-    assert len([told for told in started.recentProgress if told.numInputRows]) == 2
+    assert len([batch for batch in started.recentProgress if batch.numInputRows]) == 2
     found = read(spark, pool, stream_id).orderBy("seq").collect()
     names = ("dtype", "order", "shape", "payload", "timestamp_ns", "meta_version")
     assert [{name: row[name] for name in names} for row in found] == [
@@ -88,7 +88,7 @@ def test_every_dtype_order_and_shape_comes_back_as_it_was(
 def test_a_batch_is_published_in_order_and_gives_its_lease_back(
     spark: SparkSession, pool: tp.Local, client: Client, stream: Stream
 ) -> None:
-    """Two streams at once, told apart by stream_id."""
+    """Two streams at once, distinguished by stream_id."""
     streams = [stream("tiny"), stream("tiny")]
     rows = [(streams[n % 2], bytearray(pattern(n).tobytes()), "UINT8", [8, 8], n + 1) for n in range(12)]
     columns = "stream_id BIGINT, payload BINARY, dtype STRING, shape ARRAY<INT>, trace_id BIGINT"

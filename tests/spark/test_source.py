@@ -127,25 +127,25 @@ def test_references_are_fetched_in_later_stages(
 def test_two_streams_of_different_rates_in_one_query(
     spark: SparkSession, pool: tp.Local, client: Client, stream: Stream, query: Start
 ) -> None:
-    """Admission control holds, nobody starves, every frame comes once, and the progress tells frames, bytes and lag."""
+    """Admission control holds, no stream starves, every frame comes once, progress reports frames, bytes and lag."""
     fast, slow = stream("deep"), stream()
     with publish(client, fast, 600) as producer, publish(client, slow, 30):
         frames = read_stream(spark, pool, fast, slow, startingOffsets="earliest", maxFramesPerTrigger=250)
         started = query(into_memory(with_metrics(frames), "rates", processingTime="10 milliseconds"))
-        first = wait_for_progress(started, lambda told: told["numInputRows"] > 0, "a first batch")
+        first = wait_for_progress(started, lambda batch: batch["numInputRows"] > 0, "a first batch")
         for number in range(600, 700):
             producer.publish(pattern(number))
         wait_for_rows(started, 730)
         started.processAllAvailable()
-        assert max(told.numInputRows for told in started.recentProgress) <= 250
+        assert max(batch.numInputRows for batch in started.recentProgress) <= 250
         rows = spark.table("rates").select("stream_id", "seq").collect()
         assert sorted((row.stream_id, row.seq) for row in rows) == sorted(
             [(fast, seq) for seq in range(700)] + [(slow, seq) for seq in range(30)]
         )
-        told = progress_of(first)
-        assert 240 < told.frames <= 250
-        assert (told.gaps, told.nbytes) == (0, told.frames * 64)
-        assert told.lag >= 380
+        in_first_batch = progress_of(first)
+        assert 240 < in_first_batch.frames <= 250
+        assert (in_first_batch.gaps, in_first_batch.nbytes) == (0, in_first_batch.frames * 64)
+        assert in_first_batch.lag >= 380
         total = total_of(started.recentProgress)
         assert (total.frames, total.gaps, total.nbytes, total.lag) == (730, 0, 730 * 64, 0)
 
@@ -236,7 +236,7 @@ def test_a_planner_that_is_killed_costs_the_query_but_no_frame(
         writer = frames.select("seq").writeStream.format("parquet").option("path", str(tmp_path / "seqs"))
         before = planners(spark)
         started = query(writer, tmp_path / "checkpoint")
-        wait_for_progress(started, lambda told: told["numInputRows"] > 0, "a first batch")
+        wait_for_progress(started, lambda batch: batch["numInputRows"] > 0, "a first batch")
         (planner,) = planners(spark) - before
         os.kill(planner, signal.SIGKILL)
         with pytest.raises(StreamingQueryException):
@@ -247,7 +247,7 @@ def test_a_planner_that_is_killed_costs_the_query_but_no_frame(
         writer = limited.writeStream.format("parquet").option("path", str(tmp_path / "seqs"))
         again = query(writer.trigger(availableNow=True), tmp_path / "checkpoint")
         assert again.awaitTermination(180)
-        assert max(told.numInputRows for told in again.recentProgress) <= 40
+        assert max(batch.numInputRows for batch in again.recentProgress) <= 40
         found = spark.read.parquet(str(tmp_path / "seqs")).orderBy("seq").collect()
         assert [row.seq for row in found] == list(range(150))
         wait_until(lambda: consumer_leases(pool, stream_id) == 0, "the lease of the killed planner expires")

@@ -116,7 +116,7 @@ def test_the_work_is_seen_while_it_goes_on(spark: SparkSession, tmp_path: Path) 
     release = str(tmp_path / "release")
 
     def wait_for_release(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        wait_until(lambda: os.path.exists(release), "somebody sees the progress")
+        wait_until(lambda: os.path.exists(release), "the progress is seen")
         return batches
 
     line = SeenLine(tmp_path / "release")
@@ -135,7 +135,7 @@ def test_a_large_file_is_many_tasks(spark: SparkSession, lake: Lake, monkeypatch
     assert measured.rdd.getNumPartitions() > len([file for file in lake.files() if file.stream_id == 10_000])
 
 
-def test_an_empty_lake_is_told_as_one(tmp_path: Path) -> None:
+def test_an_empty_lake_is_reported_as_empty(tmp_path: Path) -> None:
     """No frames, and no reports; nothing is started for that."""
     empty = make_lake(tmp_path / "empty", [])
     assert "has no frames" in run("stats", empty.path).stdout

@@ -35,17 +35,17 @@ def test_announces_are_a_table(spark: SparkSession, pool: tp.Local, client: Clie
 def test_metadata_is_a_table(
     spark: SparkSession, pool: tp.Local, client: Client, query: Callable[..., StreamingQuery]
 ) -> None:
-    """As a stream: every version that is told from the query's start on."""
+    """As a stream: every version that is sent from the query's start on."""
     with publish(client, "table/camera", 1) as producer:
         metadata = read_stream(spark, pool, producer.stream_id, table="metadata")
-        started = query(metadata.writeStream.format("memory").queryName("told"))
-        look_until(lambda: spark.table("told").filter("kind = 'source'").count(), "the source is announced")
+        started = query(metadata.writeStream.format("memory").queryName("metadata_rows"))
+        look_until(lambda: spark.table("metadata_rows").filter("kind = 'source'").count(), "the source is announced")
         version = producer.set_metadata({"exposure_ms": 4})
-        look_until(lambda: spark.table("told").filter("key = 'exposure_ms'").count(), "its metadata")
+        look_until(lambda: spark.table("metadata_rows").filter("key = 'exposure_ms'").count(), "its metadata")
         started.stop()
-    (row,) = spark.table("told").filter("key = 'exposure_ms'").limit(1).collect()
+    (row,) = spark.table("metadata_rows").filter("key = 'exposure_ms'").limit(1).collect()
     assert (row.stream_id, row.meta_version, bytes(row.value)) == (producer.stream_id, version, b"4")
-    (source,) = spark.table("told").filter("kind = 'source'").limit(1).collect()
+    (source,) = spark.table("metadata_rows").filter("kind = 'source'").limit(1).collect()
     assert source.name == "table/camera"
 
 
@@ -55,7 +55,7 @@ def listening(pool: tp.Local) -> dict[str, str]:
 
 
 def test_a_query_that_starts_again_counts_on_from_its_checkpoint(listening: dict[str, str]) -> None:
-    """Rows that an earlier run planned are gone; what is heard from now on is not."""
+    """Rows that an earlier run planned are gone; messages that arrive from now on are not."""
     reader = TableStreamReader(source_options(listening))
     (lost,) = reader.partitions({"row": 40}, {"row": 50})
     assert rows_of(lost) == []

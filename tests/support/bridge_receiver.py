@@ -15,7 +15,7 @@ from typing import Any, Final, NamedTuple
 from tensorpool import aeron
 from tensorpool.wire.bridge import BridgeFrameChunk
 from tests.support.bridge_sender import CHUNK, CHUNK_FIELDS, CHUNK_HEADER, Link
-from tests.support.listener import Endpoint, Heard, WireListener
+from tests.support.listener import Endpoint, ReceivedMessage, WireListener
 from tests.support.wire_consumer import Slot
 
 POLL_LIMIT: Final = 100
@@ -75,13 +75,13 @@ class BridgeReceiver(WireListener):
 
     def kinds(self, endpoint: Endpoint) -> set[type[Any]]:
         """Which messages came on a stream; NoneType is what does not decode."""
-        return {type(heard.message) for heard in self.transcript if heard.stream_id == endpoint[1]}
+        return {type(received.message) for received in self.transcript if received.stream_id == endpoint[1]}
 
     # --- frames
 
     def chunks(self, since: int = 0, **fields: Any) -> list[BridgeFrameChunk]:
         """In the order of their arrival."""
-        return [heard.message for heard in self.heard(BridgeFrameChunk, since, **fields)]
+        return [received.message for received in self.received(BridgeFrameChunk, since, **fields)]
 
     def wait_frame(self, seq: int, **fields: Any) -> Assembled:
         """The frame, when all its chunks are there."""
@@ -99,10 +99,10 @@ class BridgeReceiver(WireListener):
 
     def assembled(self, seq: int, **fields: Any) -> Assembled:
         """Put a frame together; every rule of 5.1 and 5.2 that binds a sender holds."""
-        heard = self.heard(BridgeFrameChunk, seq=seq, **fields)
-        for each in heard:
+        received = self.received(BridgeFrameChunk, seq=seq, **fields)
+        for each in received:
             _check_bytes(each)
-        chunks = [each.message for each in heard]
+        chunks = [each.message for each in received]
         first = chunks[0]
         payload = bytearray(first.payload_length)
         is_filled = bytearray(first.payload_length)
@@ -130,9 +130,9 @@ class BridgeReceiver(WireListener):
         return bool(chunks) and len({chunk.chunk_index for chunk in chunks}) >= chunks[0].chunk_count
 
 
-def _check_bytes(heard: Heard[BridgeFrameChunk]) -> None:
+def _check_bytes(received: ReceivedMessage[BridgeFrameChunk]) -> None:
     """The message is laid out as in byte_layouts: block, headerBytes, payloadBytes, and nothing behind them."""
-    data, chunk = heard.data, heard.message
+    data, chunk = received.data, received.message
     values = CHUNK.unpack_from(data)
     assert values[:4] == CHUNK_HEADER
     assert values[4:-1] == tuple(int(getattr(chunk, name)) for name in CHUNK_FIELDS)

@@ -33,7 +33,7 @@ from tests.support.bridge_receiver import Assembled, BridgeReceiver
 from tests.support.bridge_sender import BridgeSender, Chunk, Link, packed_chunk
 from tests.support.driver_client import DriverClient
 from tests.support.driver_process import NSLOTS, POOLS, Deployment, DriverProcess
-from tests.support.listener import Endpoint, Heard
+from tests.support.listener import Endpoint, ReceivedMessage
 from tests.support.patience import PATIENT
 from tests.support.processes import private_directory
 from tests.support.toml import toml_text
@@ -365,7 +365,7 @@ class Reception:
 
     def meet(self) -> Self:
         """Announce, and return when a frame got through."""
-        self.wait_until(self.sender.is_heard, "the bridge listens to the link")
+        self.wait_until(self.sender.is_connected, "the bridge listens to the link")
         self.wait_through(announces=True)
         return self
 
@@ -427,32 +427,32 @@ class Reception:
         return len(self.consumer.transcript)
 
     def published(self, since: int = 0) -> list[FrameDescriptor]:
-        found = self.consumer.heard(FrameDescriptor, since, stream_id=self.dest_stream_id)
-        return [heard.message for heard in found]
+        found = self.consumer.received(FrameDescriptor, since, stream_id=self.dest_stream_id)
+        return [received.message for received in found]
 
     def seqs(self, since: int = 0) -> list[int]:
         return [descriptor.seq for descriptor in self.published(since)]
 
     def wait_arrived(self, seq: int, since: int = 0) -> Arrived:
-        heard = self.wait_for(FrameDescriptor, since, stream_id=self.dest_stream_id, seq=seq)
-        mapped = self.mapped(heard.message.epoch)
-        return Arrived(heard.message, mapped.slot(seq), mapped.payload(seq), heard.stream_id)
+        received = self.wait_for(FrameDescriptor, since, stream_id=self.dest_stream_id, seq=seq)
+        mapped = self.mapped(received.message.epoch)
+        return Arrived(received.message, mapped.slot(seq), mapped.payload(seq), received.stream_id)
 
     def mapped(self, epoch: int) -> MappedStream:
         """The destination's memory of an epoch, as the local driver announces it."""
         if epoch not in self._mapped:
-            heard = self.wait_for(ShmPoolAnnounce, stream_id=self.dest_stream_id, epoch=epoch)
-            self._mapped[epoch] = self.consumer.map(heard.message)
+            received = self.wait_for(ShmPoolAnnounce, stream_id=self.dest_stream_id, epoch=epoch)
+            self._mapped[epoch] = self.consumer.map(received.message)
         return self._mapped[epoch]
 
     def files(self, epoch: int) -> dict[int, bytes]:
         """Every byte of that memory but the superblocks, by region."""
         return {region: path.read_bytes()[64:] for region, path in self.mapped(epoch).paths.items()}
 
-    def wait_for[M: Message](self, kind: type[M], since: int = 0, **fields: Any) -> Heard[M]:
+    def wait_for[M: Message](self, kind: type[M], since: int = 0, **fields: Any) -> ReceivedMessage[M]:
         """The first message of a kind with these fields on the destination's streams."""
-        self.wait_until(lambda: self.consumer.heard(kind, since, **fields), f"{kind.__name__} with {fields}")
-        return self.consumer.heard(kind, since, **fields)[0]
+        self.wait_until(lambda: self.consumer.received(kind, since, **fields), f"{kind.__name__} with {fields}")
+        return self.consumer.received(kind, since, **fields)[0]
 
     def wait_until(self, condition: Callable[..., object], what: str) -> None:
         """Listen until a condition holds, or the bridge fails."""

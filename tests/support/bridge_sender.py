@@ -1,10 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """A bridge sender made of the codec and Aeron over UDP: it has no shared memory, and lies on request.
 
-Honest unless told otherwise: its frames have the slot image and the chunks that a sender of the specification would
-make of them. A frame is a list of chunks, a chunk a dictionary of its fields, so that a test changes, drops, repeats
-and reorders what it likes before the bytes are made. Nothing is said by itself. Bridge §5, §7.2, §11; decisions G1,
-G10, G24, G26.
+Honest unless a test falsifies it: its frames have the slot image and the chunks that the specification demands. A
+frame is a list of chunks, a chunk a dictionary of its fields, so that a test changes, drops, repeats and reorders what
+it likes before the bytes are made. Nothing is said by itself. Bridge §5, §7.2, §11; decisions G1, G10, G24, G26.
 """
 
 from __future__ import annotations
@@ -150,7 +149,7 @@ class BridgeSender:
     def close(self) -> None:
         self._client.close()
 
-    def is_heard(self, *endpoints: Endpoint) -> bool:
+    def is_connected(self, *endpoints: Endpoint) -> bool:
         """Whether these have subscribers, by default those of frames and announces."""
         return all(self._publications[it].has_room for it in endpoints or self.link[:2])
 

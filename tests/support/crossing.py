@@ -23,9 +23,10 @@ from types import MappingProxyType
 from typing import Any, Final, NamedTuple
 
 from tests.support.driver_process import DriverProcess
+from tests.support.frame_books import Book
 from tests.support.hosts import SWITCH, BridgeEnd, Host, Network
 from tests.support.processes import wait_until
-from tests.support.stream_processes import Book, Consuming, Producing
+from tests.support.stream_processes import Consuming, Producing
 
 STREAM, ARRIVES_AS = 51_000, 52_000  # from left to right
 BACK, BACK_ARRIVES_AS = 61_000, 62_000  # from right to left

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """A client of any discovery provider that knows nothing but the wire: the codec, Aeron, and bytes.
 
-It keeps a transcript of its response endpoint, of the stream that requests go to and of whatever else it is told to
+It keeps a transcript of its response endpoint, of the stream that requests go to and of whatever else it is asked to
 listen to. Requests may be messages or bytes that no codec would write. A provider reads one client's requests in order,
 so that an answer to a later one proves that an earlier one got none.
 """
@@ -18,7 +18,7 @@ from typing import Any, Final, NamedTuple, Self
 from tensorpool.wire.discovery import DiscoveryRequest, DiscoveryResponse, DiscoveryStatus, Result, Tag
 from tests.support.driver_client import new_client_id, packed_text
 from tests.support.driver_process import IPC, DriverProcess
-from tests.support.listener import Endpoint, Heard, Said, WireListener, encoded
+from tests.support.listener import Endpoint, ReceivedMessage, Said, WireListener, encoded
 from tests.support.processes import wait_until
 
 NULL_32: Final = 2**32 - 1
@@ -138,7 +138,9 @@ class DiscoveryPeer(WireListener):
         """The answer to a request."""
         return self.answer(self.request(**changed)).message
 
-    def answer(self, said: DiscoveryRequest | bytes, request_id: int | None = None) -> Heard[DiscoveryResponse]:
+    def answer(
+        self, said: DiscoveryRequest | bytes, request_id: int | None = None
+    ) -> ReceivedMessage[DiscoveryResponse]:
         """The answer to a request that was built before, or to bytes with that id."""
         expected = said.request_id if isinstance(said, DiscoveryRequest) else request_id
         return self.wait_for(DiscoveryResponse, self.send(said), request_id=expected)
@@ -165,7 +167,7 @@ class DiscoveryPeer(WireListener):
         for each in said:
             self.send(each)
         last = self.answer(self.request(stream_id=1)).message
-        answers = [heard.message for heard in self.heard(DiscoveryResponse, since)]
+        answers = [received.message for received in self.received(DiscoveryResponse, since)]
         assert answers == [last]
 
     # --- waiting

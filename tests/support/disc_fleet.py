@@ -81,7 +81,7 @@ class AnnouncedDriver:
         return entry
 
     @property
-    def is_heard(self) -> bool:
+    def is_connected(self) -> bool:
         """Whether all of its streams have subscribers."""
         return all(publication.has_room for publication in self._publications.values())
 
@@ -189,7 +189,7 @@ class Registry:
         peer = DiscoveryPeer(self.aeron_dir, self.endpoint).meet(process)
         for driver in self.drivers:
             if isinstance(driver, AnnouncedDriver):
-                wait_until(lambda it=driver: it.is_heard, f"{driver.instance_id} is heard")
+                wait_until(lambda it=driver: it.is_connected, f"the registry listens to {driver.instance_id}")
         return peer
 
     def write(self) -> None:

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """A discovery provider made of the codec and Aeron: it answers what the test wants answered, with any lie in it.
 
-Honest unless told otherwise: it returns `results`, filtered as the request asks, to the endpoint that is asked for.
+Honest unless a test falsifies it: it returns `results`, filtered as requested, to the endpoint of the request.
 `lies` are what it makes of the next answers: a message, bytes, several of both, or nothing. Requests are kept as they
 came over the wire, and nothing else.
 """
@@ -19,7 +19,7 @@ from tensorpool.wire import Message, discovery
 from tensorpool.wire.discovery import DiscoveryRequest, DiscoveryResponse, DiscoveryStatus, Result, Tag
 from tests.support.disc_client import new_response_stream_id
 from tests.support.driver_process import IPC
-from tests.support.listener import Endpoint, Heard, Said, WireServer, decoded, encoded
+from tests.support.listener import Endpoint, ReceivedMessage, Said, WireServer, decoded, encoded
 from tests.support.processes import wait_until
 from tests.support.wire_producer import WireProducer
 
@@ -86,7 +86,7 @@ class WireProvider(WireServer):
         publication = self._publication(to)
         wait_until(lambda: publication.offer(data), "a client takes an answer", timeout_s=CONNECT_WITHIN_S)
 
-    def wait_asked(self, since: int = 0) -> Heard[DiscoveryRequest]:
+    def wait_asked(self, since: int = 0) -> ReceivedMessage[DiscoveryRequest]:
         """The first request at or after index `since`."""
         self.wait_until(lambda: self.now > since, "a client asks")
         return self.transcript[since]
@@ -98,8 +98,8 @@ class WireProvider(WireServer):
         super()._on_message(data, info)
         lie = self.lies.popleft() if self.lies else self.always
         honest = self.honest(message)
-        told = honest if lie is None else lie(honest)
-        for said in [told] if isinstance(told, (Message, bytes)) else told:
+        answers = honest if lie is None else lie(honest)
+        for said in [answers] if isinstance(answers, (Message, bytes)) else answers:
             self.send(said, (message.response_channel, message.response_stream_id))
 
     def _publication(self, to: Endpoint) -> aeron.Publication:

@@ -34,7 +34,7 @@ from tensorpool.wire.driver import (
     ShutdownReason,
 )
 from tests.support.driver_process import Deployment, DriverProcess
-from tests.support.listener import Heard, Said, WireListener, encoded, has
+from tests.support.listener import ReceivedMessage, Said, WireListener, encoded, has
 from tests.support.processes import private_directory, wait_until
 
 FROM_DRIVER: Final = (
@@ -57,7 +57,7 @@ class Lease(NamedTuple):
     role: Role
     response: ShmAttachResponse
     sent_ns: int
-    heard: Heard[ShmAttachResponse]
+    received: ReceivedMessage[ShmAttachResponse]
 
     @property
     def lease_id(self) -> int:
@@ -180,9 +180,9 @@ class DriverClient(WireListener):
 
     def granted(self, request: ShmAttachRequest) -> Lease:
         sent_ns, since = self.send(request), len(self.transcript)
-        heard = self.wait_for(ShmAttachResponse, since, correlation_id=request.correlation_id)
-        assert heard.message.code is ResponseCode.OK, heard.message
-        return Lease(request.client_id, request.role, heard.message, sent_ns, heard)
+        received = self.wait_for(ShmAttachResponse, since, correlation_id=request.correlation_id)
+        assert received.message.code is ResponseCode.OK, received.message
+        return Lease(request.client_id, request.role, received.message, sent_ns, received)
 
     def refused(self, request: ShmAttachRequest | bytes, correlation_id: int | None = None) -> ShmAttachResponse:
         """The refusal; fails if the driver grants."""
@@ -194,7 +194,7 @@ class DriverClient(WireListener):
         assert response.code is not ResponseCode.OK, response
         return response
 
-    def detach(self, lease: Lease, **changed: Any) -> Heard[ShmDetachResponse]:
+    def detach(self, lease: Lease, **changed: Any) -> ReceivedMessage[ShmDetachResponse]:
         """The answer to a detach."""
         request = lease.detach(**changed)
         since = len(self.transcript)
@@ -232,18 +232,18 @@ class DriverClient(WireListener):
                 self.send(lease.keepalive())
         super().poll()
 
-    def from_driver(self, since: int = 0, **fields: Any) -> Iterator[Heard[Any]]:
+    def from_driver(self, since: int = 0, **fields: Any) -> Iterator[ReceivedMessage[Any]]:
         """The driver's own messages with these fields, in the order of the wire."""
-        for heard in self.transcript[since:]:
-            if isinstance(heard.message, FROM_DRIVER) and has(heard.message, fields):
-                yield heard
+        for received in self.transcript[since:]:
+            if isinstance(received.message, FROM_DRIVER) and has(received.message, fields):
+                yield received
 
-    def next_announce(self, stream_id: int, **fields: Any) -> Heard[ShmPoolAnnounce]:
+    def next_announce(self, stream_id: int, **fields: Any) -> ReceivedMessage[ShmPoolAnnounce]:
         """An announce that was not there before the call."""
         self.poll()
         return self.wait_for(ShmPoolAnnounce, len(self.transcript), stream_id=stream_id, **fields)
 
-    def announce_after(self, stream_id: int, epoch: int) -> Heard[ShmPoolAnnounce]:
+    def announce_after(self, stream_id: int, epoch: int) -> ReceivedMessage[ShmPoolAnnounce]:
         """The first announce of a higher epoch."""
         return self.wait_for(ShmPoolAnnounce, stream_id=stream_id, where=lambda it: it.epoch > epoch)
 

@@ -94,9 +94,9 @@ def make_lake(
     for key in dict.fromkeys((one["stream_id"], one["epoch"]) for one in frames):
         own = [one for one in frames if (one["stream_id"], one["epoch"]) == key]
         files += [_write_file(lake, own[at : at + rows_per_file]) for at in range(0, len(own), rows_per_file)]
-    told, alone = with_gaps(files, gaps)
+    described, alone = with_gaps(files, gaps)
     assert not alone, "gaps of an epoch without frames"
-    lake.append("write", lambda _: Change(tuple(told)))
+    lake.append("write", lambda _: Change(tuple(described)))
     for name, found in (("metadata", list(metadata)), ("qos", list(qos))):
         if found:
             write_rows(lake, name, found)

@@ -23,7 +23,7 @@ type Endpoint = tuple[str, int]
 type Said = Message | bytes
 
 
-class Heard[M: Message](NamedTuple):
+class ReceivedMessage[M: Message](NamedTuple):
     """A message as it came over the wire."""
 
     message: M
@@ -49,7 +49,7 @@ class WireListener:
     """
 
     def __init__(self, aeron_dir: str, *, driver_timeout_ms: int = 10_000) -> None:
-        self.transcript: list[Heard[Any]] = []
+        self.transcript: list[ReceivedMessage[Any]] = []
         self._client = aeron.connect(aeron_dir, driver_timeout_ms=driver_timeout_ms)
         self._subscriptions: list[aeron.Subscription] = []
 
@@ -71,9 +71,9 @@ class WireListener:
         """Where the transcript ends."""
         return len(self.transcript)
 
-    def heard[M: Message](self, kind: type[M], since: int = 0, **fields: Any) -> list[Heard[M]]:
+    def received[M: Message](self, kind: type[M], since: int = 0, **fields: Any) -> list[ReceivedMessage[M]]:
         """What the transcript has of a kind with these fields, from index `since` on."""
-        return [heard for heard in self.transcript[since:] if is_like(heard.message, kind, fields)]
+        return [received for received in self.transcript[since:] if is_like(received.message, kind, fields)]
 
     def wait_for[M: Message](
         self,
@@ -82,16 +82,18 @@ class WireListener:
         *,
         where: Callable[[M], object] = lambda _: True,
         **fields: Any,
-    ) -> Heard[M]:
+    ) -> ReceivedMessage[M]:
         """The first message of a kind with these fields at or after index `since` of the transcript."""
-        found: list[Heard[M]] = []
+        found: list[ReceivedMessage[M]] = []
         at = since
 
         def is_found() -> bool:
             nonlocal at
             fresh = self.transcript[at:]
             at += len(fresh)
-            found.extend(heard for heard in fresh if is_like(heard.message, kind, fields) and where(heard.message))
+            found.extend(
+                received for received in fresh if is_like(received.message, kind, fields) and where(received.message)
+            )
             return bool(found)
 
         self.wait_until(is_found, f"{kind.__name__} with {fields}")
@@ -118,12 +120,14 @@ class WireListener:
             if time.monotonic() > next_probe_s:
                 next_probe_s = time.monotonic() + PROBE_EVERY_S
                 asked.add(ask())
-            return any(getattr(heard.message, id_name) in asked for heard in self.heard(answer))
+            return any(getattr(received.message, id_name) in asked for received in self.received(answer))
 
         self.wait_until(is_answered, f"an answer comes: {answer.__name__}")
 
     def _on_message(self, data: bytes, info: aeron.MessageInfo) -> None:
-        self.transcript.append(Heard(decoded(data), data, time.monotonic_ns(), len(self.transcript), info.stream_id))
+        self.transcript.append(
+            ReceivedMessage(decoded(data), data, time.monotonic_ns(), len(self.transcript), info.stream_id)
+        )
 
     def __enter__(self) -> Self:
         return self

@@ -3,7 +3,7 @@
 
     python -m tests.support.lossy_media AERON_DIR [NAME=VALUE ...]       lines on its input:  loss 0.01
 
-The interceptor is part of the C media driver. It is chosen and first told its rate by two variables of the environment;
+The interceptor is part of the C media driver. Two variables of the environment choose it and set its first rate;
 its function of configuration, which the shared object exports, tells it later ones.
 """
 

@@ -20,6 +20,18 @@ from tensorpool.wire.control import (
 
 NOWHERE: Final = "/dev/shm/tensorpool/tensorpool-nobody/lab"
 ONE_POOL: Final[Mapping[int, int]] = MappingProxyType({1: 4096})  # id: stride
+# the second of two chunks of a frame, as fields of BridgeFrameChunk
+CHUNK: Final[dict[str, Any]] = {
+    "stream_id": 10000,
+    "epoch": 7,
+    "seq": 5,
+    "chunk_index": 1,
+    "chunk_count": 2,
+    "chunk_offset": 4,
+    "chunk_length": 2,
+    "payload_length": 6,
+    "header_included": False,
+}
 
 
 def announce(

@@ -56,8 +56,8 @@ def test_two_streams_are_recorded_whole_with_what_was_said_of_them(
     lake = Lake.open(tmp_path / "lake")
     assert sum(map(len, check(lake, ends).values())) == totals.frames >= 100
     newest = lake.metadata(first)[-1]
-    told = {attribute.key: attribute.value for attribute in newest.attributes}
-    assert told.items() >= {"exposure_ms": b"4", "tags": b"lab1"}.items()
+    attributes = {attribute.key: attribute.value for attribute in newest.attributes}
+    assert attributes.items() >= {"exposure_ms": b"4", "tags": b"lab1"}.items()
     assert sum(file.rows for file in lake.tables("qos")) == totals.qos_rows > 0
 
 
@@ -112,7 +112,7 @@ def test_a_recording_goes_on_with_fewer_streams(
     assert max(found[left_out]) < ends[second] - 1
 
 
-def test_whoever_gives_up_draining_is_told_what_is_left(
+def test_a_caller_that_gives_up_draining_learns_what_is_left(
     record: Callable[..., RecorderBase], client: Client, caplog: pytest.LogCaptureFixture
 ) -> None:
     stream = new_stream("deep")
@@ -122,8 +122,8 @@ def test_whoever_gives_up_draining_is_told_what_is_left(
         seq = camera.producers[stream].next_seq
         wait_until(lambda: camera.producers[stream].next_seq > seq, "there is something to record")
         recorder.stop(timeout_s=0)
-    (told,) = [it.message for it in caplog.records if it.message.startswith("stopped_early")]
-    assert "goes on where its last commit ended" in told
+    (text,) = [it.message for it in caplog.records if it.message.startswith("stopped_early")]
+    assert "goes on where its last commit ended" in text
 
 
 def test_a_new_epoch_goes_on_in_the_same_recording(
@@ -185,7 +185,7 @@ def test_a_full_disk_is_waited_for(
         assert not recorder.is_full
         assert totals.adds_up
         check(Lake.open(mount), ends)
-        assert [told.message.split()[0] for told in caplog.records if "lake_" in told.message] == [
+        assert [record.message.split()[0] for record in caplog.records if "lake_" in record.message] == [
             "lake_full",
             "lake_goes_on",
         ]

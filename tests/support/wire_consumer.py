@@ -23,7 +23,7 @@ from tensorpool.wire.control import ConsumerHello, MajorOrder, QosConsumer, ShmP
 from tensorpool.wire.driver import ShmAttachResponse
 from tests.support.driver_client import DriverClient, new_client_id
 from tests.support.driver_process import IPC, Deployment, path_of
-from tests.support.listener import Endpoint, Heard
+from tests.support.listener import Endpoint, ReceivedMessage
 from tests.support.messages import consumer_qos, hello
 from tests.support.processes import wait_until
 from tests.support.region_bytes import DTYPES, SLOT, SLOT_FIELDS
@@ -131,7 +131,7 @@ class WireConsumer(DriverClient):
     def __init__(self, deployment: Deployment) -> None:
         super().__init__(deployment)
         self.consumer_id = new_client_id()
-        self.observers: list[Callable[[Heard[Any]], None]] = []  # called as each message comes
+        self.observers: list[Callable[[ReceivedMessage[Any]], None]] = []  # called as each message comes
         self.repeated: list[ConsumerHello] = []  # said again and again while this consumer waits
         self._next_hello_s = 0.0
         self.endpoints = {name: endpoint_of(deployment, name) for name in ("descriptor", "qos", "metadata")}
@@ -173,9 +173,9 @@ class WireConsumer(DriverClient):
                 self.send(message)
         super().poll()
 
-    def heard_on[M: Message](self, endpoint: Endpoint, kind: type[M], since: int = 0) -> list[M]:
+    def received_on[M: Message](self, endpoint: Endpoint, kind: type[M], since: int = 0) -> list[M]:
         """The messages of a kind that came on one stream."""
-        return [heard.message for heard in self.heard(kind, since) if heard.stream_id == endpoint[1]]
+        return [received.message for received in self.received(kind, since) if received.stream_id == endpoint[1]]
 
     def _on_message(self, data: bytes, info: aeron.MessageInfo) -> None:
         super()._on_message(data, info)

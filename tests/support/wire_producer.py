@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """A producer, and the driver that its clients need, made of the codec, Aeron and plain files.
 
-Honest unless told otherwise: it creates the regions of an epoch, grants leases, announces, keeps the superblocks
+Honest unless a test falsifies it: it creates the regions of an epoch, grants leases, announces, keeps the superblocks
 fresh and writes slots by the seqlock protocol. Every message is built from what is true, with whatever fields the test
 wants otherwise; every byte of every file can be replaced. What clients say is kept in a transcript.
 
@@ -339,8 +339,8 @@ class WireProducer(WireServer):
             self.send(grant.response)
         else:
             self.ended.append(grant)
-            told = lie(grant.response)
-            for said in [told] if isinstance(told, (Message, bytes)) else told:
+            answers = lie(grant.response)
+            for said in [answers] if isinstance(answers, (Message, bytes)) else answers:
                 self.send(said)
         return grant
 

@@ -37,7 +37,7 @@ def states() -> list[StateChange]:
 
 
 @pytest.fixture
-def told() -> list[Progress]:
+def reported() -> list[Progress]:
     """The progress that a consumer reported to its callback."""
     return []
 

@@ -90,7 +90,7 @@ def test_without_announces_our_producer_stamps_nothing(driver: WireProducer, cli
     driver.lease_ns = None
     producer = client.producer(driver.stream_id)
     since = driver.now
-    wait_until(lambda: driver.heard(ShmPoolAnnounce, since), "the epoch is announced")
+    wait_until(lambda: driver.received(ShmPoolAnnounce, since), "the epoch is announced")
     driver.announces = False
     seen: set[int] = set()
     wait_until(lambda: seen.add(stamp(driver)) or producer.state is State.WAITING, "the lease is lost")

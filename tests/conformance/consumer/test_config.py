@@ -35,7 +35,7 @@ PERIOD_MS = 1000  # a consumer's: what failed is tried again after that
 
 
 @pytest.fixture
-def private(shared_media_driver: aeron.MediaDriver, peer: WireProducer, told: list[Progress]) -> Iterator[Consumer]:
+def private(shared_media_driver: aeron.MediaDriver, peer: WireProducer, reported: list[Progress]) -> Iterator[Consumer]:
     """A consumer that asked for streams of its own; the ids are the next ones after the peer's."""
     settings = peer.settings | {"policies.announce_period_ms": PERIOD_MS}
     first = peer.endpoints.control[1]
@@ -44,7 +44,7 @@ def private(shared_media_driver: aeron.MediaDriver, peer: WireProducer, told: li
         "private_control": Endpoint(IPC, first + 8),
     }
     with tp.connect(shared_media_driver.aeron_dir, overrides=settings) as client:
-        consumer = client.consumer(peer.stream_id, on_progress=told.append, **endpoints)
+        consumer = client.consumer(peer.stream_id, on_progress=reported.append, **endpoints)
         deliver(peer, consumer)
         yield consumer
 
@@ -68,7 +68,7 @@ def descriptors_of(consumer: Consumer, peer: WireProducer, name: str = "descript
 
 
 @pytest.mark.spec("WIRE-10.1.3-04")
-def test_a_consumer_without_a_rate_that_is_told_to_limit_it_takes_the_configured_one(
+def test_a_consumer_without_a_rate_that_must_limit_it_takes_the_configured_one(
     peer: WireProducer, consumer: Consumer
 ) -> None:
     """E26: 10 frames a second by the frames' own time, unless configured otherwise; STREAM delivers all again."""
@@ -149,43 +149,43 @@ def publish_until_delivered(peer: WireProducer, consumer: Consumer, on: tuple[st
     wait_until(is_through, "a frame comes over the private stream")
 
 
-def hears_progress(peer: WireProducer, consumer: Consumer, told: list[Progress], on: tuple[str, int]) -> None:
+def wait_for_progress(peer: WireProducer, consumer: Consumer, reported: list[Progress], on: tuple[str, int]) -> None:
     """Return when progress on that stream is reported to the user."""
-    told.clear()
+    reported.clear()
 
-    def is_told() -> bool:
+    def is_reported() -> bool:
         peer.next_seq += 1
         peer.begin(peer.next_seq, FRAME)
         peer.say(FrameProgress, on=on, seq=peer.next_seq, payload_bytes_filled=0, state=FrameProgressState.STARTED)
-        return consumer.poll(0.02) is None and bool(told)
+        return consumer.poll(0.02) is None and bool(reported)
 
-    wait_until(is_told, f"progress on {on} is reported")
+    wait_until(is_reported, f"progress on {on} is reported")
 
 
 @pytest.mark.spec("WIRE-10.1.3-10")
 def test_after_a_decline_of_a_private_control_stream_progress_comes_on_the_shared_one(
-    peer: WireProducer, private: Consumer, told: list[Progress]
+    peer: WireProducer, private: Consumer, reported: list[Progress]
 ) -> None:
     """It was granted first; declined with a later answer, the consumer listens to the shared stream again."""
     own = peer.open((IPC, peer.endpoints.control[1] + 8))
-    hears_progress(peer, private, told, peer.endpoints.control)
+    wait_for_progress(peer, private, reported, peer.endpoints.control)
     configure(peer, private, **descriptors_of(private, peer, "control"))
     wait_until(lambda: private.poll() is None and peer.has_listener(own), "the consumer listens on its stream")
-    hears_progress(peer, private, told, own)
+    wait_for_progress(peer, private, reported, own)
     configure(peer, private)
-    hears_progress(peer, private, told, peer.endpoints.control)
+    wait_for_progress(peer, private, reported, peer.endpoints.control)
     wait_until(lambda: private.poll() is None and not peer.has_listener(own), "the private stream is left")
 
 
 @pytest.mark.parametrize("name", ["descriptor", "control"])
 def test_a_private_stream_that_could_not_be_opened_is_tried_again(
-    peer: WireProducer, private: Consumer, told: list[Progress], name: str
+    peer: WireProducer, private: Consumer, reported: list[Progress], name: str
 ) -> None:
     """A later answer names one that works; until then frames and progress come on the shared streams."""
     unusable = {f"{name}_channel": "aeron:udp?endpoint=nowhere.invalid:1", f"{name}_stream_id": 5}
     configure(peer, private, **unusable)
     assert deliver(peer, private)[0] == peer.epoch
-    hears_progress(peer, private, told, peer.endpoints.control)
+    wait_for_progress(peer, private, reported, peer.endpoints.control)
     granted = descriptors_of(private, peer, name)
     own = peer.open((granted[f"{name}_channel"], granted[f"{name}_stream_id"]))
 

@@ -139,7 +139,7 @@ def test_a_descriptor_of_a_later_epoch_makes_the_consumer_ask_and_nothing_else(
     assert drain(consumer) == seqs
     peer.fence(consumer)
     assert consumer.is_active
-    assert len(peer.heard(ShmAttachRequest, since)) == 1
+    assert len(peer.received(ShmAttachRequest, since)) == 1
 
 
 @pytest.mark.spec("WIRE-15.21-09", "WIRE-15.21-10")

@@ -346,7 +346,7 @@ def test_a_superblock_that_differs_from_the_announce_is_not_mapped(
     peer.use(regions)
     wait_waiting(consumer)
     since = peer.now
-    wait_until(lambda: len(peer.heard(ShmPoolAnnounce, since)) > 2, "the epoch is announced again")
+    wait_until(lambda: len(peer.received(ShmPoolAnnounce, since)) > 2, "the epoch is announced again")
     peer.announces = False
     peer.fence(consumer)
     assert not consumer.is_active
@@ -388,7 +388,7 @@ def test_a_pid_that_changes_within_an_epoch_is_a_second_writer(peer: WireProduce
     peer.regions.set_superblock(RING, pid=os.getpid() + 1)
     wait_waiting(consumer)
     since = peer.now
-    wait_until(lambda: len(peer.heard(ShmPoolAnnounce, since)) > 3, "the epoch is announced again")
+    wait_until(lambda: len(peer.received(ShmPoolAnnounce, since)) > 3, "the epoch is announced again")
     peer.publish(np.zeros(8, np.uint8))
     peer.fence(consumer)
     assert drain(consumer) == []
@@ -398,7 +398,7 @@ def test_a_pid_that_changes_within_an_epoch_is_a_second_writer(peer: WireProduce
 
 
 @pytest.mark.spec("WIRE-7.1-06", "WIRE-15.1-10", "WIRE-15.14-01", "WIRE-15.21-10")
-def test_regions_that_nobody_refreshes_are_let_go(connected: Connect, peer: WireProducer) -> None:
+def test_regions_that_no_driver_refreshes_are_unmapped(connected: Connect, peer: WireProducer) -> None:
     """Announced all the while: a stale activity stamp alone ends the mapping; what comes until it is fresh is lost."""
     consumer = connected(SHORT_PERIOD_MS).consumer(peer.stream_id)
     deliver(peer, consumer)
@@ -409,7 +409,7 @@ def test_regions_that_nobody_refreshes_are_let_go(connected: Connect, peer: Wire
         peer.publish(np.zeros(8, np.uint8))
     assert drain(consumer) == []
     since = peer.now
-    wait_until(lambda: len(peer.heard(ShmPoolAnnounce, since)) > 3, "the epoch is announced again")
+    wait_until(lambda: len(peer.received(ShmPoolAnnounce, since)) > 3, "the epoch is announced again")
     assert not consumer.is_active
     peer.breathes = True
     wait_until(lambda: consumer.is_active, "the consumer has mapped again")

@@ -61,21 +61,21 @@ def test_every_version_of_quick_changes_reaches_the_wire_in_order_and_a_late_joi
         assert version == value + 1
         assert producer.publish(FRAME) is not None
     mine = {"stream_id": producer.stream_id}
-    wait_until(lambda: peer.heard(DataSourceMeta, since, **mine, meta_version=9), "the last version is sent")
-    sent = dict.fromkeys(it.message.meta_version for it in peer.heard(DataSourceMeta, since, **mine))
+    wait_until(lambda: peer.received(DataSourceMeta, since, **mine, meta_version=9), "the last version is sent")
+    sent = dict.fromkeys(it.message.meta_version for it in peer.received(DataSourceMeta, since, **mine))
     assert [version for version in sent if version] == list(range(1, 10))  # version 0 tells of the clock only
-    announced = peer.heard(DataSourceAnnounce, since, **mine)
+    announced = peer.received(DataSourceAnnounce, since, **mine)
     assert {it.message.epoch for it in announced} == {producer.epoch}
     late = peer.now
     wait_until(
-        lambda: {it.message.meta_version for it in peer.heard(DataSourceMeta, late, **mine)} == {6, 7, 8, 9},
+        lambda: {it.message.meta_version for it in peer.received(DataSourceMeta, late, **mine)} == {6, 7, 8, 9},
         "all are repeated",
     )
     producer.close()
 
 
 @pytest.mark.spec("WIRE-10.3.2-03")
-def test_our_own_producers_that_follow_each_other_are_told_apart() -> None:
+def test_our_own_producers_that_follow_each_other_are_distinguished() -> None:
     """A real driver, two producers of one process one after the other, four quick versions each."""
     with tp.local() as pool, pool.connect() as client:
         for value in ("old", "new"):

@@ -53,7 +53,7 @@ def consumer(client: Client, peer: WireProducer) -> Consumer:
 
 
 def asked_of_a_driver(peer: WireProducer) -> list[Any]:
-    return [it for kind in (ShmAttachRequest, ShmDetachRequest, ShmLeaseKeepalive) for it in peer.heard(kind)]
+    return [it for kind in (ShmAttachRequest, ShmDetachRequest, ShmLeaseKeepalive) for it in peer.received(kind)]
 
 
 @pytest.mark.spec("WIRE-10.1.2-01", "WIRE-15.12-01", "WIRE-15.21-05")
