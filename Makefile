@@ -6,25 +6,32 @@
 # make bench  our figures on this machine         make bench-peers   the same next to iceoryx2, zmq, zenoh, …
 # make conformance  which test asserts which requirement                    make lock   pin the dependencies anew
 # make mutants      known mistakes, each noticed by the tests that claim its requirement: many minutes
+# make wheel        sdist and wheel in dist/, tried in fresh environments     make test-native-aarch64   under qemu
 #
-# A fresh machine needs make, gcc/g++, cmake, Java 17 and some python3. Nothing outside this folder is touched.
+# A fresh machine needs make, g++, cmake, a CPython of at least 3.12 and, for Spark, Java 17. `make setup` and `make demo`
+# leave nothing outside this folder. PYTHON=3.12 or PYTHON=/path/to/python chooses an interpreter.
 
 SHELL := /bin/bash
 .DELETE_ON_ERROR:
-.PHONY: setup demo quick test soak check spark-archive test-native bench bench-peers stubs conformance configuration mutants lock clean
+.PHONY: setup demo quick test soak check spark-archive test-native wheel bench bench-peers stubs conformance configuration mutants lock clean
 
 UV_VERSION := 0.13.7
 UV := .uv/bin/uv
 PY := .venv/bin/python
 export UV_PYTHON_DOWNLOADS ?= never
 export UV_NO_PROGRESS := 1
+# The cache is in this folder, on one disk with .venv, which then is made of links; or where you say.
+ifdef UV_CACHE_DIR
 export UV_LINK_MODE ?= copy
+else
+export UV_CACHE_DIR := $(CURDIR)/.uv/cache
+endif
 export UV_COMPILE_BYTECODE := 1
 
 setup: .venv/.installed
 
 demo: setup
-	$(PY) -m tensorpool demo
+	MPLCONFIGDIR=$(CURDIR)/build/matplotlib $(PY) -m tensorpool demo
 
 # Tests mostly wait, for timers and other processes: two workers a core.
 PYTEST := $(PY) -m pytest --numprocesses 4 --dist loadfile --no-loadscope-reorder
@@ -40,10 +47,11 @@ test: setup
 	    $(MAKE) --jobs 2 --output-sync=target check test-native spark-archive
 	.ci/stage "pytest" $(PYTEST)
 
-soak: setup spark-archive
+soak: setup spark-archive dist/.built
 	.ci/stage "tests of the soak level" $(PY) -m pytest -m soak
 	TENSORPOOL_SOAK=$(SOAK) .ci/stage "random tests, $(SOAK) times as long" \
 	    $(PY) -m pytest --timeout 7200 tests/property tests/fuzz tests/fault
+	.ci/stage "native tests as aarch64" $(MAKE) test-native-aarch64
 	.ci/stage "torn reads" $(PY) -m benchmarks.torn_reads
 	.ci/stage "bridge on bad networks" $(PY) -m benchmarks.bridge_soak
 	.ci/stage "bridge under kills" $(PY) -m benchmarks.bridge_soak --kills
@@ -68,10 +76,10 @@ check: setup
 
 $(UV):
 	python3 -m venv .uv
-	.uv/bin/python -m pip install --quiet --disable-pip-version-check uv==$(UV_VERSION)
+	.uv/bin/python -m pip install --quiet --disable-pip-version-check --no-cache-dir uv==$(UV_VERSION)
 
-.venv/.locked: requirements.lock .python-version | $(UV)
-	$(UV) venv --quiet --allow-existing .venv
+.venv/.locked: requirements.lock | $(UV)
+	python=$${PYTHON:-$$(.uv/bin/python .ci/newest_python.py $(UV))} && $(UV) venv --quiet --allow-existing --python "$$python" .venv
 	$(UV) pip sync --quiet --python $(PY) --require-hashes requirements.lock
 	@touch $@
 
@@ -80,6 +88,19 @@ NATIVE := CMakeLists.txt $(wildcard native/*.hpp native/bindings/*)
 .venv/.installed: .venv/.locked pyproject.toml $(NATIVE)
 	$(UV) pip install --quiet --python $(PY) --no-deps --no-build-isolation --editable .
 	$(PY) -m compileall -q src
+	@touch $@
+
+# --- the distribution: a source archive and, built from it, a wheel for every CPython from 3.12 on
+
+wheel: dist/.built
+	$(PY) -m pytest -m soak tests/wheel
+
+dist/.built: .venv/.installed $(shell find src -name '*.py' -o -name '*.pyi' -o -name '*.xml') README.md LICENSE
+	rm -rf dist build/unrepaired
+	$(UV) build --quiet --python $(PY) --no-build-isolation --out-dir build/unrepaired
+	PATH="$(CURDIR)/.venv/bin:$$PATH" auditwheel --verbose repair --wheel-dir dist build/unrepaired/*.whl > build/auditwheel.log 2>&1 \
+	    || (cat build/auditwheel.log; false)
+	cp build/unrepaired/*.tar.gz dist
 	@touch $@
 
 # The packages we are compared with: beside the locked ones, and gone again when those are synced anew.
@@ -121,12 +142,24 @@ test-native: $(addprefix test-native-,plain thread address)
 test-native-%:
 	@mkdir -p build
 	cmake -S . -B build/native-$* -DTENSORPOOL_NATIVE_TESTS=ON -DTENSORPOOL_SANITIZE=$(SANITIZE_$*) \
-	    -DCMAKE_BUILD_TYPE=RelWithDebInfo > build/native-$*.log 2>&1 || (cat build/native-$*.log; false)
+	    -DCMAKE_BUILD_TYPE=RelWithDebInfo $(CMAKE_$*) > build/native-$*.log 2>&1 || (cat build/native-$*.log; false)
 	cmake --build build/native-$* --parallel 2 > build/native-$*.log 2>&1 || (cat build/native-$*.log; false)
 	ctest --test-dir build/native-$* --output-on-failure
 
 SANITIZE_thread := thread
 SANITIZE_address := address,undefined
 
+# Cross-compiled and run under emulation: it proves that the code works there, not its memory order, which is the host's.
+AARCH64_PACKAGES := g++-aarch64-linux-gnu qemu-user
+CMAKE_aarch64 := -DCMAKE_SYSTEM_NAME=Linux -DCMAKE_SYSTEM_PROCESSOR=aarch64 -DCMAKE_CXX_COMPILER=aarch64-linux-gnu-g++ \
+    "-DCMAKE_CROSSCOMPILING_EMULATOR=qemu-aarch64;-L;/usr/aarch64-linux-gnu"
+
+test-native-aarch64: aarch64-tools
+.PHONY: aarch64-tools
+aarch64-tools:
+	@(command -v aarch64-linux-gnu-g++ && command -v qemu-aarch64) > /dev/null \
+	    || ([ "$$(id -u)" = 0 ] && apt-get install --yes --no-install-recommends $(AARCH64_PACKAGES)) \
+	    || (echo "make test-native-aarch64 needs Debian's packages $(AARCH64_PACKAGES): apt-get install $(AARCH64_PACKAGES)"; false)
+
 clean:
-	rm -rf .venv .uv build .mypy_cache .ruff_cache .pytest_cache
+	rm -rf .venv .uv build dist .mypy_cache .ruff_cache .pytest_cache

@@ -21,6 +21,7 @@ SLOW_FOLDERS = {
     "lake",
     "spark",
     "torch",
+    "wheel",
 }
 
 

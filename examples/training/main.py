@@ -94,7 +94,7 @@ def main() -> None:
     if has_torch:
         print("PyTorch learns")
     else:
-        print("numpy learns; with PyTorch (pip install 'tensorpool[torch]') a DataLoader makes the batches")
+        print("numpy learns; with PyTorch (pip install 'aeron-tensorpool[torch]') a DataLoader makes the batches")
 
     with (
         tp.local(overrides={"profiles.default": RING}) as pool,

@@ -39,13 +39,14 @@ if TYPE_CHECKING:
         FrameOverwritten,
         LeaseLost,
         LocalProtocolError,
+        MissingExtra,
         ProtocolError,
         RegionRejected,
         RemoteProtocolError,
         TensorPoolError,
         TransportError,
     )
-    from tensorpool.lake.opening import open
+    from tensorpool.opening import open
     from tensorpool.version import __version__ as __version__
     from tensorpool.wire.control import Dtype
 
@@ -71,6 +72,7 @@ __all__ = [
     "Local",
     "LocalProtocolError",
     "Metadata",
+    "MissingExtra",
     "Producer",
     "ProducerStats",
     "Progress",
@@ -97,7 +99,7 @@ _HOMES = (
     | dict.fromkeys(("Local", "local"), "tensorpool.embedded")
     | dict.fromkeys(_CLIENT.split(), "tensorpool.client")
     | {"Dtype": "tensorpool.wire.control", "Endpoint": "tensorpool.channel", "__version__": "tensorpool.version"}
-    | {"open": "tensorpool.lake.opening"}
+    | {"open": "tensorpool.opening"}
 )
 
 

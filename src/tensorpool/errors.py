@@ -14,6 +14,7 @@
     ├─ RegionRejected         a shared-memory region that fails a check
     ├─ FrameOverwritten       the producer needed the slot before you were done with the frame
     ├─ TransportError         Aeron's failure, wrapped once
+    ├─ MissingExtra           a package that an extra of the distribution brings; an ImportError, too
     └─ Closed                 you used it after close()
 
 Loss is not an error: it is counted with a reason and never raised. Back pressure is a falsy result.
@@ -22,6 +23,9 @@ Loss is not an error: it is counted with a reason and never raised. Back pressur
 from __future__ import annotations
 
 from enum import StrEnum
+from typing import Final
+
+DISTRIBUTION: Final = "aeron-tensorpool"  # our name on PyPI
 
 
 class TensorPoolError(Exception):
@@ -165,3 +169,19 @@ class TransportError(TensorPoolError):
 
 class Closed(TensorPoolError):
     """You used an object after `close()`, or in a process that was forked from its owner."""
+
+
+class MissingExtra(TensorPoolError, ImportError):
+    """A `part` of tensorpool needs `packages` that are not installed; `extra` of the distribution brings them."""
+
+    def __init__(self, part: str, extra: str, *packages: str) -> None:
+        super().__init__(part, extra, *packages)
+        self.text = f"{part} needs {' and '.join(packages)}, not installed here: {install_command(extra)}"
+        self.part = part
+        self.extra = extra
+        self.packages = packages
+
+
+def install_command(extra: str) -> str:
+    """What installs an extra. On PyPI the name of the import belongs to another project."""
+    return f'pip install "{DISTRIBUTION}[{extra}]"'

@@ -6,4 +6,6 @@ from __future__ import annotations
 from importlib.metadata import version
 from typing import Final
 
-__version__: Final = version("tensorpool")
+from tensorpool.errors import DISTRIBUTION
+
+__version__: Final = version(DISTRIBUTION)

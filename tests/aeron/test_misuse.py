@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import importlib.util
+import shutil
 from pathlib import Path
 
 import pytest
@@ -265,3 +267,31 @@ def test_a_missing_or_useless_library_is_named(shm_dir: Path) -> None:
     code, output = run_script(script, TENSORPOOL_LIBAERON="libm.so.6")
     assert code == 1
     assert "symbols are missing: aeron_errcode" in output
+
+
+def test_without_pyaeron_the_libraries_of_the_system_are_taken(shm_dir: Path) -> None:
+    """Where no wheel carries Aeron, the loader's libaeron and libaeron_driver do; without them the error says so."""
+    script = """
+import sys
+sys.modules["pyaeron"] = None
+import tensorpool as tp
+from tensorpool.aeron import library
+try:
+    print(*library.library_paths(), library.version().split()[0])
+    with tp.local() as pool, pool.connect() as client, client.producer("cam", create=True) as producer:
+        print(producer.stream_id > 0)
+except tp.TransportError as error:
+    print(error)
+"""
+    code, output = run_script(script)
+    assert code == 0, output
+    assert output.startswith("no usable Aeron: pyaeron, whose wheel carries one, is not installed, ")
+    assert "libaeron.so" in output
+    assert "docs/install.md" in output
+    spec = importlib.util.find_spec("pyaeron")
+    assert spec is not None
+    (carried,) = Path(str(spec.origin)).parent.glob("_pyaeron*.so")
+    for name in ("libaeron.so", "libaeron_driver.so"):
+        shutil.copy(carried, shm_dir / name)
+    expected = "libaeron.so libaeron_driver.so aeron\nTrue\n"
+    assert run_script(script, LD_LIBRARY_PATH=str(shm_dir)) == (0, expected)

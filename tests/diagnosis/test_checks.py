@@ -306,4 +306,4 @@ def test_java_is_not_checked_without_spark(monkeypatch: pytest.MonkeyPatch) -> N
     """Only how to get it is said."""
     monkeypatch.setattr("importlib.util.find_spec", lambda _name: None)
     assert software.check_java() is None
-    assert software.check_spark().found.endswith("pip install 'tensorpool[spark]'")
+    assert software.check_spark().found.endswith('pip install "aeron-tensorpool[spark]"')

@@ -6,12 +6,12 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Callable
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Final
 
 import pytest
 
+from tensorpool import __version__
 from tensorpool.errors import AttachRefused, RegionRejected, RemoteProtocolError
 from tensorpool.shm import AllowedBases, Backing, Check, PoolSpec, RegionSpec, RingSpec, containment, create_region
 from tensorpool.shm import region as module
@@ -45,7 +45,7 @@ def mapping_refused(uri: str, shm_dir: Path, spec: RegionSpec = RING) -> RegionR
         (
             {"layout_version": 2},
             "layout_version: expected 1, found 2; update the older of driver and client: both need the same layout "
-            f"version (this is tensorpool {version('tensorpool')}, layout version 1)",
+            f"version (this is tensorpool {__version__}, layout version 1)",
         ),
         (
             {"epoch": 6},

@@ -21,7 +21,7 @@ import numpy as np
 import tensorpool as tp
 import tensorpool.cli.doctor, tensorpool.cli.main, tensorpool.diagnosis.all_checks, tensorpool.embedded
 tensorpool.aeron.library.load()
-importlib.metadata.version("tensorpool")
+importlib.metadata.version("aeron-tensorpool"), tp.__version__
 uid, groups = int(sys.argv[1]), [int(gid) for gid in sys.argv[2].split(",") if gid]
 os.setgroups(groups)
 os.setgid(uid)

@@ -94,7 +94,7 @@ def check_camera_to_training_set(output: str) -> None:
 
 def check_training(output: str) -> None:
     learner = output.splitlines()[0]
-    assert learner == "PyTorch learns" or "pip install 'tensorpool[torch]'" in learner
+    assert learner == "PyTorch learns" or "pip install 'aeron-tensorpool[torch]'" in learner
     recorded, _ = counts(r"recorded (\d+) frames, (\d+) lost", output)
     (samples,) = counts(r"lake, epoch 1: (\d+) samples", output)
     assert samples == recorded >= 320

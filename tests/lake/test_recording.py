@@ -27,7 +27,7 @@ from tensorpool.lake.staging import Staging
 from tests.support.deployment import new_stream
 from tests.support.frame_rows import attribute, bit_row, make_lake, row, rows_over_time, source
 from tests.support.lakes import Camera, Ring, options_of
-from tests.support.processes import ROOT, run_script
+from tests.support.processes import ROOT
 from tests.support.recorder_cases import wait_for_frames
 
 START = datetime(2026, 11, 16, 10, tzinfo=UTC)
@@ -392,7 +392,7 @@ def test_what_a_recorder_writes_is_read_while_it_writes(pool: tp.Local, client: 
         assert stream.at(now).seq == stream.seqs[-1]
 
 
-# --- the documents, and what has to be installed
+# --- the documents
 
 
 def test_the_snippet_of_the_documentation_runs(tmp_path: Path) -> None:
@@ -401,16 +401,3 @@ def test_the_snippet_of_the_documentation_runs(tmp_path: Path) -> None:
     section = (ROOT / "docs/lake.md").read_text().split("## Random access")[1].split("\n## ")[0]
     (snippet,) = re.findall(r"```python\n(.*?)```", section, re.DOTALL)
     exec(snippet.replace("/data/lake", str(tmp_path / "lake")), {})
-
-
-def test_without_pyarrow_the_extra_is_named() -> None:
-    script = """
-import sys
-sys.modules["pyarrow"] = None
-import tensorpool
-try:
-    tensorpool.open("/nowhere")
-except ImportError as error:
-    print(error)
-"""
-    assert run_script(script) == (0, "reading a lake needs pyarrow: pip install 'tensorpool[lake]'\n")

@@ -69,7 +69,10 @@ def test_gaps_of_the_first_batch_and_of_a_lake_are_those_that_the_rows_say() -> 
 def test_sources_add_up_and_those_of_others_do_not_count() -> None:
     """In one report: two streams that are joined, and a table of another source."""
     reported = report(METRICS)
-    reported["sources"] += [*reported["sources"], reported["sources"][0] | {"endOffset": 17, "startOffset": 3, "latestOffset": 20}]
+    reported["sources"] += [
+        *reported["sources"],
+        reported["sources"][0] | {"endOffset": 17, "startOffset": 3, "latestOffset": 20},
+    ]
     assert progress_of(reported) == Progress(frames=10, gaps=2, lag=4, nbytes=320, seconds=2.402)
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which Aeron we use: the shared object inside pyaeron's wheel, or the libraries that TENSORPOOL_LIBAERON names.
+"""Which Aeron we use: the libraries that TENSORPOOL_LIBAERON names, the one inside pyaeron's wheel, or the system's.
 
 Only the C API of that object is called; pyaeron's Python layer is never imported.
 """
@@ -18,6 +18,7 @@ from tensorpool import _core
 from tensorpool.errors import TransportError
 
 ENVIRONMENT_VARIABLE = "TENSORPOOL_LIBAERON"
+SYSTEM_LIBRARIES = (Path("libaeron.so"), Path("libaeron_driver.so"))  # found by the loader, as ldconfig knows them
 
 
 class Closable(Protocol):
@@ -35,7 +36,17 @@ def load() -> None:
 
     Raises `TransportError` when no library is found, or one lacks a function that we call.
     """
-    _core.load_aeron([str(path) for path in library_paths()])
+    paths = library_paths()
+    try:
+        _core.load_aeron([str(path) for path in paths])
+    except TransportError as error:
+        if tuple(paths) != SYSTEM_LIBRARIES:
+            raise
+        raise TransportError(
+            f"no usable Aeron: pyaeron, whose wheel carries one, is not installed, and of the system's: {error}; "
+            "install pyaeron, or build libaeron and libaeron_driver (docs/install.md); where the loader does not find "
+            f"them, name both in {ENVIRONMENT_VARIABLE}, separated by '{os.pathsep}'"
+        ) from None
 
 
 def library_paths() -> list[Path]:
@@ -48,10 +59,7 @@ def library_paths() -> list[Path]:
         found = sorted(Path(folder).glob("_pyaeron*.so"))
         if found:
             return found[:1]
-    raise TransportError(
-        "no Aeron found: install pyaeron (its wheel carries libaeron), or name libaeron and libaeron_driver in "
-        f"{ENVIRONMENT_VARIABLE}, separated by '{os.pathsep}'"
-    )
+    return list(SYSTEM_LIBRARIES)
 
 
 def version() -> str:

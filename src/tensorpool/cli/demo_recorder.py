@@ -68,7 +68,7 @@ def missing_for_spark() -> str:
     try:
         from tensorpool.spark.sessions import require_java
     except ImportError as error:
-        return f"{error.name} is missing: pip install 'tensorpool[spark]'"
+        return str(error)
     try:
         require_java()
     except TensorPoolError as error:

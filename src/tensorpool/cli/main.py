@@ -12,7 +12,7 @@ from typing import Final
 
 import click
 
-from tensorpool.errors import TensorPoolError
+from tensorpool.errors import DISTRIBUTION, TensorPoolError
 
 # name: (module, one line for --help); the module's attribute `command` is the click command
 COMMANDS: Final = {
@@ -71,7 +71,7 @@ class LazyGroup(click.Group):
 
 
 @click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
-@click.version_option(package_name="tensorpool", message="%(version)s")
+@click.version_option(package_name=DISTRIBUTION, message="%(version)s")
 def group() -> None:
     """Zero-copy exchange of large tensors between processes."""
 

@@ -9,6 +9,7 @@ from typing import Any
 import click
 import msgspec
 
+from tensorpool import extras
 from tensorpool.cli import format, options, spark_options
 from tensorpool.cli.progress import LiveLine
 
@@ -34,6 +35,7 @@ def command(
     Lag counts the frames that the producer had reported and the consumer had not yet seen; drops count from the
     consumer's start.
     """
+    extras.require("tensorpool qos", "spark", "pyspark")  # which brings the extra of the lake, too
     from tensorpool.lake import Lake, pictures
     from tensorpool.lake.durations import parse_duration_ns
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Final
 import click
 import msgspec
 
+from tensorpool import extras
 from tensorpool.cli import format, options, progress, spark_options
 from tensorpool.cli.signals import StopSignals, interruptible
 
@@ -108,6 +109,8 @@ def command(
     service:recorder:NAME pause` commands it from another terminal; so do resume, status and drain. Exit code 1: the
     recording failed.
     """
+    if not direct:
+        extras.require("recording without --direct", "spark", "pyspark")
     connection.load()  # refuses a wrong configuration before Spark starts
     with progress.LiveLine(is_quiet=as_json) as line, interruptible(), contextlib.ExitStack() as stack:
         from tensorpool.lake.option_values import size_of

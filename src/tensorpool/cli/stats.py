@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 import msgspec
 
+from tensorpool import extras
 from tensorpool.cli import format, options, spark_options
 from tensorpool.cli.progress import LiveLine
 
@@ -60,6 +61,7 @@ def command(
 
     A gap counts in the window of the frame after it. Latency is the time from capture until the recorder read a frame.
     """
+    extras.require("tensorpool stats", "spark", "pyspark")  # which brings the extra of the lake, too
     from tensorpool.lake import Lake, pictures
     from tensorpool.lake.durations import parse_duration_ns
 

@@ -27,7 +27,7 @@ from tensorpool.control.commands import KEY, Command, Unacceptable
 from tensorpool.control.config import ControlConfig, check_tag
 from tensorpool.control.events import Alive, State, make_event
 from tensorpool.control.streams import ServiceStreams
-from tensorpool.errors import Closed, DecodeError, LocalProtocolError, TensorPoolError, TransportError
+from tensorpool.errors import DISTRIBUTION, Closed, DecodeError, LocalProtocolError, TensorPoolError, TransportError
 from tensorpool.logs import get_logger
 from tensorpool.wire import event
 from tensorpool.wire.event import EventMessage
@@ -352,7 +352,7 @@ class Service:
 @functools.cache
 def version() -> str:
     """Of tensorpool."""
-    return metadata.version("tensorpool")
+    return metadata.version(DISTRIBUTION)
 
 
 def _short(words: str) -> str:

@@ -16,7 +16,7 @@ from typing import Final
 
 from tensorpool.aeron import library
 from tensorpool.diagnosis.check_result import CheckResult, fail, ok, warn
-from tensorpool.errors import TransportError
+from tensorpool.errors import DISTRIBUTION, TransportError, install_command
 
 MIN_PYTHON: Final = (3, 12)
 MIN_JAVA: Final = 17
@@ -26,7 +26,7 @@ JAVA_TIMEOUT_S: Final = 10.0
 
 def check_python() -> CheckResult:
     text = (
-        f"tensorpool {_version('tensorpool')}, Python {platform.python_version()}, numpy {_version('numpy')}, "
+        f"tensorpool {_version(DISTRIBUTION)}, Python {platform.python_version()}, numpy {_version('numpy')}, "
         f"{platform.system()} {platform.release()} {platform.machine()}"
     )
     if sys.version_info < MIN_PYTHON:
@@ -42,17 +42,15 @@ def check_aeron() -> CheckResult:
         paths = ", ".join(map(str, library.library_paths()))
         return ok("libaeron", f"{library.version()}, from {paths}")
     except TransportError as error:
-        return fail("libaeron", str(error), "pip install pyaeron==0.1.0")
+        return fail("libaeron", str(error), "pip install pyaeron==0.1.0, or see docs/install.md where it has no wheel")
 
 
 def check_spark() -> CheckResult:
     if importlib.util.find_spec("pyspark") is None:
-        return ok("spark", "not installed; recording and analytics need it: pip install 'tensorpool[spark]'")
+        return ok("spark", f"not installed; recording and analytics need it: {install_command('spark')}")
     version = _version("pyspark")
     if _numbers(version) < MIN_SPARK:
-        return warn(
-            "spark", f'pyspark {version} is too old for format("tensorpool")', "pip install 'tensorpool[spark]'"
-        )
+        return warn("spark", f'pyspark {version} is too old for format("tensorpool")', install_command("spark"))
     return ok("spark", f"pyspark {version}, pyarrow {_version('pyarrow')}, pandas {_version('pandas')}")
 
 

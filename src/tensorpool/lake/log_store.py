@@ -282,10 +282,8 @@ class _Remote(io.RawIOBase):
 
 
 def _bucket(bucket: str, prefix: str) -> S3Store:
-    try:
-        from obstore.store import S3Store
-    except ImportError:
-        raise ConfigError("lake", f"s3://{bucket}/{prefix}", "a local path: obstore is not installed") from None
+    from obstore.store import S3Store
+
     options: dict[str, Any] = {"prefix": prefix} if prefix else {}
     return S3Store(bucket, **options)
 

@@ -15,6 +15,7 @@ from typing import Any, Final
 import msgspec
 import numpy as np
 
+from tensorpool import extras
 from tensorpool.errors import ConfigError
 from tensorpool.lake import Lake
 from tensorpool.lake.payloads import array_of, dtype_named, payloads_of
@@ -386,7 +387,8 @@ class _figure_style:  # noqa: N801  a context, read as a phrase
 
 
 def require_place(path: Path | str) -> Path:
-    """Raises ConfigError where no picture can be written; asked before the work is done."""
+    """Raises ConfigError where no picture can be written, MissingExtra without matplotlib; asked before the work."""
+    extras.require("a picture", "spark", "matplotlib")
     where = Path(path).absolute()
     if where.is_dir() or not where.parent.is_dir() or not os.access(where.parent, os.W_OK):
         raise ConfigError("picture", str(path), "a file that can be written, in a directory that is there")

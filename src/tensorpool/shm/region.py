@@ -118,9 +118,9 @@ def mismatched(uri: str, differences: dict[str, str]) -> RegionRejected:
     """A superblock that is not the announced one: only what differs, and what to do about that."""
     remedy = next(text for fields, text in _REMEDIES if not fields or not fields.isdisjoint(differences))
     if "layout_version" in differences:
-        from importlib.metadata import version
+        from tensorpool.version import __version__
 
-        remedy += f" (this is tensorpool {version('tensorpool')}, layout version {LAYOUT_VERSION})"
+        remedy += f" (this is tensorpool {__version__}, layout version {LAYOUT_VERSION})"
     return RegionRejected(uri, Check.SUPERBLOCK, "; ".join(differences.values()), remedy)
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
+from tensorpool import extras
 from tensorpool.lazy import exports
 
 if TYPE_CHECKING:
@@ -26,5 +27,7 @@ _HOMES: Final = {
     "total_of": "tensorpool.spark.progress",
     "with_metrics": "tensorpool.spark.progress",
 }
+
+extras.require("tensorpool.spark", "spark", "pyspark")
 
 __getattr__ = exports(__name__, _HOMES)

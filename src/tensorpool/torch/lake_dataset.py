@@ -19,9 +19,9 @@ from typing import TYPE_CHECKING, Any, Final
 import msgspec
 import numpy as np
 
+from tensorpool import opening
 from tensorpool.client import arguments
 from tensorpool.errors import Closed, ConfigError
-from tensorpool.lake import opening
 from tensorpool.lake.errors import NotRecorded, RecordingOutdated
 from tensorpool.lake.log_store import LocalStore
 from tensorpool.torch.bases import Dataset
@@ -59,7 +59,7 @@ class LakeDataset(Dataset):
     A sample is the frame's array, or what `transform` makes of its Sample. With a `window` it is so many frames in a
     row, stacked, or what `transform` makes of the list of them; a window spans neither a gap nor two epochs. Without
     `streams` it has all of the lake, one after the other. Raises ConfigError where there is no lake, NotRecorded for a
-    stream that it does not have, ImportError where the extra `lake` is not installed.
+    stream that it does not have, MissingExtra where the extra `lake` is not installed.
     """
 
     def __init__(
