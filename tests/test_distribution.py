@@ -36,7 +36,7 @@ def test_the_distribution_and_its_extras() -> None:
     assert set(metadata(DISTRIBUTION).get_all("Provides-Extra") or []) == {"lake", "spark", "torch", "all"}
     assert {"pyarrow", "obstore"} <= required_by("lake")
     assert {"pyspark", "pandas", "matplotlib", "aeron-tensorpool"} <= required_by("spark")
-    assert required_by("torch") == {"torch"}
+    assert required_by("torch") == {"torch", "aeron-tensorpool"}
     (everything,) = [line for line in requirements() if re.search("""extra == ["']all""", line)]
     assert set(everything.partition("[")[2].partition("]")[0].split(",")) == {"lake", "spark", "torch"}
 
