@@ -9,6 +9,7 @@ it accounts for and what is missing of them, so that a task that finds it staged
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -26,6 +27,7 @@ from tensorpool.lake.errors import LakeDamaged
 from tensorpool.lake.file_policy import FilePolicy
 from tensorpool.lake.manifest import Gap, LakeFile
 from tensorpool.lake.ring_reader import FRAME_SCHEMA
+from tensorpool.lake.selection import Bounds, Selection, time_us_of
 
 ROW_GROUP_BYTES: Final = 2 << 20
 WRITE_BYTES: Final = 16 << 20  # that a writer collects and adds at once
@@ -33,6 +35,8 @@ ZSTD_LEVEL: Final = 1
 PAGE_BYTES: Final = 1 << 20
 WITHOUT_PAYLOAD: Final = [name for name in FRAME_SCHEMA.names if name != "payload"]
 PARTITION: Final = ("stream_id", "epoch")  # in the names of folders, as Delta has it, and not in the files
+CHOSEN_BY: Final = ("seq", "time")  # columns of files that rows are chosen by
+ALL: Final = Selection()
 FILE_SCHEMA: Final = pa.schema([field for field in FRAME_SCHEMA if field.name not in PARTITION])
 
 _FOOTER: Final = b"tensorpool"
@@ -179,30 +183,63 @@ def read_frames(
     source: Any = None,
     columns: list[str] | None = None,
     share: tuple[int, int] = (0, 1),
-    lo: int | None = None,
-    hi: int | None = None,
+    wanted: Selection = ALL,
 ) -> Iterator[pa.RecordBatch]:
     """The rows of a file, one batch per row group; of `share` (i, n) only the i-th of n parts of its row groups.
 
-    Of a file that is not a local one `source` is read, and `path` is its name. Raises LakeDamaged.
+    Row groups without a seq or time that is `wanted`, by their statistics, are not read; stream and epoch are the
+    caller's to choose files by. Of a file that is not a local one `source` is read, and `path` is its name. Raises
+    LakeDamaged.
     """
-    wanted = columns or FRAME_SCHEMA.names
-    stored = [name for name in wanted if name not in PARTITION]
+    names = columns or FRAME_SCHEMA.names
+    stored = [name for name in names if name not in PARTITION]
     try:
         is_remote = source is not None and not isinstance(source, Path)  # there a row group is one request
         with pq.ParquetFile(path if source is None else source, pre_buffer=is_remote) as file:
             index, count = share
             groups = file.metadata.num_row_groups
             for group in range(groups * index // count, groups * (index + 1) // count):
-                table = file.read_row_group(group, stored, use_threads=False)
-                if lo is not None and hi is not None:
-                    seqs = table.column("seq")
-                    table = table.filter(pc.and_(pc.greater_equal(seqs, lo), pc.less(seqs, hi)))
-                yield from _normal(with_ids(table, *ids_of(path, file)), wanted).to_batches()
+                if not _may_have(file.metadata, group, wanted):
+                    continue
+                table = _chosen(file.read_row_group(group, stored, use_threads=False), wanted)
+                yield from _normal(with_ids(table, *ids_of(path, file)), names).to_batches()
     except FileNotFoundError:
         raise LakeDamaged(str(path), "the log names this file, but it is missing") from None
     except (pa.ArrowInvalid, OSError) as error:
         raise LakeDamaged(str(path), f"it is torn or no Parquet file ({error})") from None
+
+
+def _may_have(file: pq.FileMetaData, group: int, wanted: Selection) -> bool:
+    """Whether a row group has frames that are wanted, as far as its statistics say."""
+    for index in range(file.num_columns):
+        name = file.schema.column(index).path
+        if name in CHOSEN_BY and not getattr(wanted, name).is_all:
+            found = file.row_group(group).column(index).statistics
+            if found is not None and found.has_min_max:
+                ends = (time_us_of(end) if name == "time" else end for end in (found.min, found.max))
+                if not getattr(wanted, name).overlaps(*ends):
+                    return False
+    return True
+
+
+def _chosen(table: pa.Table, wanted: Selection) -> pa.Table:
+    """The rows that are wanted."""
+    for name in CHOSEN_BY:
+        bounds: Bounds = getattr(wanted, name)
+        if bounds.is_all:
+            continue
+        numbers = table.column(name)
+        if name == "time":
+            numbers = numbers.cast(pa.timestamp("us", "UTC")).cast(pa.int64())
+        checks = [pc.is_valid(numbers)]
+        if bounds.lo is not None:
+            checks.append(pc.greater_equal(numbers, bounds.lo))
+        if bounds.hi is not None:
+            checks.append(pc.less_equal(numbers, bounds.hi))
+        if bounds.values is not None:
+            checks.append(pc.is_in(numbers, pa.array(bounds.values, pa.int64())))
+        table = table.filter(functools.reduce(pc.and_kleene, checks))
+    return table
 
 
 def ids_of(path: Path | str, file: pq.ParquetFile) -> tuple[int, int]:

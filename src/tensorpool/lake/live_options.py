@@ -5,14 +5,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from datetime import UTC, datetime, timedelta
 from typing import Any, Final
 
 import msgspec
 
 from tensorpool.errors import ConfigError, RemoteProtocolError
 from tensorpool.lake.offsets import Offsets
-from tensorpool.lake.option_values import Parse, count_of, flag_of, one_of, size_of, text_of, unknown
+from tensorpool.lake.option_values import Parse, count_of, flag_of, one_of, size_of, text_of, unknown, utc_ns_of
 
 DEFAULT_BYTES_PER_TRIGGER: Final = 256 << 20
 TABLES: Final = ("frames", "ranges", "qos", "metadata", "announces", "events")
@@ -49,6 +48,7 @@ class LiveOptions(msgspec.Struct, frozen=True, kw_only=True):
     min_partitions: int | None = None
     fail_on_data_loss: bool = False
     payload: str = "inline"
+    push_filters: bool = False
     table: str = "frames"
     aeron_dir: str | None = None
     config: str | None = None
@@ -124,17 +124,7 @@ def _where(key: str, text: str) -> Where:
 
 
 def _moment(key: str, text: str) -> Where:
-    """ISO 8601 with an offset from UTC, as Spark and Kafka's connector write it, or milliseconds since 1970."""
-    if text.isascii() and text.isdecimal():
-        return Moment(int(text) * 1_000_000)
-    accepted = "a time such as 2026-11-16T10:00:00Z, with its offset from UTC, or milliseconds since 1970"
-    try:
-        moment = datetime.fromisoformat(text)
-    except ValueError:
-        raise ConfigError(f"option {key}", text, accepted) from None
-    if moment.tzinfo is None:
-        raise ConfigError(f"option {key}", text, accepted)
-    return Moment((moment - datetime(1970, 1, 1, tzinfo=UTC)) // timedelta(microseconds=1) * 1000)
+    return Moment(utc_ns_of(key, text))
 
 
 _OPTIONS: Final[dict[str, tuple[str, Parse[Any]]]] = {
@@ -147,6 +137,7 @@ _OPTIONS: Final[dict[str, tuple[str, Parse[Any]]]] = {
     "maxBytesPerTrigger": ("max_bytes_per_trigger", size_of),
     "minPartitions": ("min_partitions", count_of),
     "failOnDataLoss": ("fail_on_data_loss", flag_of),
+    "pushFilters": ("push_filters", flag_of),
     "payload": ("payload", one_of(PAYLOADS)),
     "table": ("table", one_of(TABLES)),
     "aeronDir": ("aeron_dir", text_of),
@@ -159,4 +150,7 @@ SOURCE: Final = tuple(name for name in _OPTIONS if name not in ("create", "waitF
 CONTROL_PLANE: Final = ("streams", "table", *WHERE_IT_IS)
 SINK: Final = ("streams", "create", "waitForConsumers", *WHERE_IT_IS)
 SPARKS_OWN: Final = ("path", "checkpointlocation", "queryname")  # reach a sink with the rest
-_ACCEPTED: Final = {"frames": SOURCE, "ranges": tuple(name for name in SOURCE if name != "payload")}
+_ACCEPTED: Final = {
+    "frames": SOURCE,
+    "ranges": tuple(name for name in SOURCE if name not in ("payload", "pushFilters")),
+}

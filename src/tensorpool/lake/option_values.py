@@ -6,13 +6,17 @@ from __future__ import annotations
 import difflib
 import re
 from collections.abc import Callable, Mapping
+from datetime import datetime
 from typing import Final
 
 from tensorpool.errors import ConfigError
+from tensorpool.lake.selection import time_us_of
 
 type Parse[T] = Callable[[str, str], T]  # of an option's name and its text
 
 _UNITS: Final = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30}
+_SECONDS: Final = re.compile(r"(?P<number>[0-9]{1,9}(\.[0-9]{1,6})?)(?P<unit>ms|s|m|h)?")
+_FACTORS: Final = {None: 1.0, "ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0}
 _SIZE: Final = re.compile(r"(?P<number>[0-9]{1,18})(?P<unit>[kmg]?)b?", re.IGNORECASE)
 
 
@@ -40,6 +44,25 @@ def flag_of(key: str, text: str) -> bool:
     if text.lower() not in ("true", "false"):
         raise ConfigError(f"option {key}", text, "true or false")
     return text.lower() == "true"
+
+
+def utc_ns_of(key: str, text: str) -> int:
+    """ISO 8601 with an offset from UTC, as Spark and Kafka's connector write it, or milliseconds since 1970."""
+    if text.isascii() and text.isdecimal():
+        return int(text) * 1_000_000
+    try:
+        return time_us_of(datetime.fromisoformat(text)) * 1000
+    except (ValueError, TypeError):  # no time, or one without its offset
+        accepted = "a time such as 2026-11-16T10:00:00Z, with its offset from UTC, or milliseconds since 1970"
+        raise ConfigError(f"option {key}", text, accepted) from None
+
+
+def seconds_of(key: str, text: str) -> float:
+    match = _SECONDS.fullmatch(text)
+    seconds = 0.0 if match is None else float(match["number"]) * _FACTORS[match["unit"]]
+    if seconds <= 0:
+        raise ConfigError(f"option {key}", text, "a time above 0, such as 30s or 5m")
+    return seconds
 
 
 def one_of(words: tuple[str, ...]) -> Parse[str]:

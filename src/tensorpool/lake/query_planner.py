@@ -17,10 +17,12 @@ from tensorpool.lake.live_options import Ago, LiveOptions, Moment, Where
 from tensorpool.lake.losses import LossLog
 from tensorpool.lake.offsets import Loss, Offsets, Position, RingExtent, SeqRange
 from tensorpool.lake.ring_reader import RingPart, this_host
+from tensorpool.lake.selection import Bounds, Selection
 from tensorpool.logs import get_logger
 
 ATTACH_TIMEOUT_S: Final = 10.0
 CLOCK_WAIT_S: Final = 0.5  # producers of other implementations publish none
+SLACK_US: Final = 1_000_000  # between the clocks by which a planner and a task see a frame of an unknown clock
 SAMPLES: Final = 8  # frames that are looked at to guess the size of all
 
 
@@ -85,6 +87,18 @@ class Planner:
                 "it belongs to another deployment; use a new checkpoint"
             )
 
+    def narrowed(self, ranges: Sequence[SeqRange], wanted: Selection) -> list[SeqRange]:
+        """What is to be read of ranges for the frames that are wanted; by time it is more than those, by a second."""
+        if wanted.is_all:
+            return list(ranges)
+        found = [
+            SeqRange(part.stream_id, part.epoch, lo, hi)
+            for part in ranges
+            if wanted.has_epoch(part.stream_id, part.epoch)
+            for lo, hi in wanted.seq.spans(part.lo, part.hi)
+        ]
+        return found if wanted.time.is_all else [kept for part in found for kept in self._in_time(part, wanted.time)]
+
     def part(self, piece: SeqRange, lost_before: int = 0, lost_reason: str | None = None) -> RingPart | None:
         """A range with what a task needs to read it; None where its epoch is not known any more."""
         epoch = self.epoch(piece)
@@ -115,6 +129,20 @@ class Planner:
 
     def _since(self, is_since: Callable[[SlotFrame, WatchedEpoch], bool]) -> Offsets:
         return Offsets({stream: _first(watch, is_since) for stream, watch in self._watches.items()})
+
+    def _in_time(self, part: SeqRange, time_us: Bounds) -> list[SeqRange]:
+        """From the first to the last frame of a range that has a time within bounds, or none that is known."""
+        epoch = self.epoch(part)
+        if epoch is None:
+            return [part]
+        now = ClockPair(time.monotonic_ns(), time.time_ns())
+        seqs = []
+        for seq in range(part.lo, part.hi):
+            slot = epoch.mapped.reader.read(seq)
+            at_ns = utc_ns(slot.timestamp_ns, epoch.mapped.clock, now) if isinstance(slot, SlotFrame) else None
+            if at_ns is None or time_us.overlaps(at_ns // 1000 - SLACK_US, at_ns // 1000 + SLACK_US):
+                seqs.append(seq)
+        return [SeqRange(part.stream_id, part.epoch, seqs[0], seqs[-1] + 1)] if seqs else []
 
     def _checked(self, option: str, given: Offsets, held: Sequence[RingExtent]) -> Offsets:
         unknown = set(given.positions) - set(self._watches)

@@ -24,6 +24,7 @@ from tensorpool.lake.files import WRITE_BYTES, Footer, FrameFile, read_footer, r
 from tensorpool.lake.manifest import Gap, LakeFile
 from tensorpool.lake.offsets import SeqRange
 from tensorpool.lake.ring_reader import FrameReader, RingPart
+from tensorpool.lake.selection import Bounds, Selection
 
 GONE: Final = "EPOCH_GONE"  # the ring was not there any more
 
@@ -86,7 +87,7 @@ class Staging:
             if lo >= hi or (span.lo <= footer.file.lo and footer.file.hi <= span.hi):
                 continue
             self._read(part, msgspec.structs.replace(span, lo=at, hi=lo), policy, files, gaps)
-            rows = read_frames(self.folder / footer.file.path, lo=lo, hi=hi)
+            rows = read_frames(self.folder / footer.file.path, wanted=Selection(seq=Bounds(lo, hi - 1)))
             self._write(msgspec.structs.replace(span, lo=lo, hi=hi), rows, footer.gaps, policy, files, gaps)
             at = hi
         self._read(part, msgspec.structs.replace(span, lo=at), policy, files, gaps)

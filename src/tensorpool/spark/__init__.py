@@ -13,14 +13,25 @@ from tensorpool.lazy import exports
 
 if TYPE_CHECKING:
     from tensorpool.lake.ring_reader import fetch_payloads
+    from tensorpool.spark.native import native_frames
     from tensorpool.spark.progress import Progress, progress_of, total_of, with_metrics
     from tensorpool.spark.sessions import register, session
 
-__all__ = ["Progress", "fetch_payloads", "progress_of", "register", "session", "total_of", "with_metrics"]
+__all__ = [
+    "Progress",
+    "fetch_payloads",
+    "native_frames",
+    "progress_of",
+    "register",
+    "session",
+    "total_of",
+    "with_metrics",
+]
 
 _HOMES: Final = {
     "Progress": "tensorpool.spark.progress",
     "fetch_payloads": "tensorpool.lake.ring_reader",
+    "native_frames": "tensorpool.spark.native",
     "progress_of": "tensorpool.spark.progress",
     "register": "tensorpool.spark.sessions",
     "session": "tensorpool.spark.sessions",

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from typing import Any, Final
 
@@ -11,14 +10,13 @@ import msgspec
 
 from tensorpool.errors import ConfigError
 from tensorpool.lake.file_policy import CODECS, FilePolicy
-from tensorpool.lake.option_values import Parse, flag_of, one_of, size_of, text_of, unknown
+from tensorpool.lake.option_values import Parse, flag_of, one_of, seconds_of, size_of, text_of, unknown, utc_ns_of
+from tensorpool.lake.selection import Bounds, Selection
 
 TABLES: Final = ("frames", "gaps", "qos", "metadata", "files")
 PAYLOADS: Final = ("inline", "reference")
 
 _OF_SPARK: Final = ("checkpointlocation", "queryname")  # what Spark passes on of its own
-_SECONDS: Final = re.compile(r"(?P<number>[0-9]{1,9}(\.[0-9]{1,6})?)(?P<unit>ms|s|m|h)?")
-_FACTORS: Final = {None: 1.0, "ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0}
 
 
 class LakeOptions(msgspec.Struct, frozen=True, kw_only=True):
@@ -29,13 +27,23 @@ class LakeOptions(msgspec.Struct, frozen=True, kw_only=True):
     streams: tuple[int | str, ...] = ()
     payload: str = "inline"
     starting_commit: int = 0  # -1: the newest
+    starting_ns: int | None = None  # UTC: frames that were taken then or later
+    ending_ns: int | None = None  # UTC: and before that
     max_bytes_per_trigger: int | None = None
     max_bytes_per_partition: int = 128 << 20
     fail_on_data_loss: bool = True
+    push_filters: bool = False
     codec: str = "zstd"
     max_file_bytes: int = 256 << 20
     max_file_seconds: float = 60.0
     is_durable: bool = True
+
+    @property
+    def selection(self) -> Selection:
+        """The frames that the options ask for, by their times."""
+        first = None if self.starting_ns is None else -(-self.starting_ns // 1000)
+        end = None if self.ending_ns is None else -(-self.ending_ns // 1000)
+        return Selection(time=Bounds(first, None if end is None else end - 1))
 
     @property
     def policy(self) -> FilePolicy:
@@ -55,7 +63,11 @@ def lake_options(given: Mapping[str, str]) -> LakeOptions:
         values[name] = parse(spelling, text)
     if "path" not in values:
         raise ConfigError("option path", None, "the directory of a lake")
-    return LakeOptions(**values)
+    options = LakeOptions(**values)
+    for name, value in (("startingTimestamp", options.starting_ns), ("endingTimestamp", options.ending_ns)):
+        if value is not None and options.table != "frames":
+            raise ConfigError(f"option {name}", value, f"table frames: rows of table {options.table} have no such time")
+    return options
 
 
 def _path(key: str, text: str) -> str:
@@ -77,26 +89,21 @@ def _commit(key: str, text: str) -> int:
     return int(text)
 
 
-def _seconds(key: str, text: str) -> float:
-    match = _SECONDS.fullmatch(text)
-    seconds = 0.0 if match is None else float(match["number"]) * _FACTORS[match["unit"]]
-    if seconds <= 0:
-        raise ConfigError(f"option {key}", text, "a time above 0, such as 30s or 5m")
-    return seconds
-
-
 _OPTIONS: Final[dict[str, tuple[str, Parse[Any]]]] = {
     "path": ("path", _path),
     "table": ("table", one_of(TABLES)),
     "streams": ("streams", _streams),
     "payload": ("payload", one_of(PAYLOADS)),
     "startingOffsets": ("starting_commit", _commit),
+    "startingTimestamp": ("starting_ns", utc_ns_of),
+    "endingTimestamp": ("ending_ns", utc_ns_of),
     "maxBytesPerTrigger": ("max_bytes_per_trigger", size_of),
     "maxBytesPerPartition": ("max_bytes_per_partition", size_of),
     "failOnDataLoss": ("fail_on_data_loss", flag_of),
+    "pushFilters": ("push_filters", flag_of),
     "codec": ("codec", one_of(CODECS)),
     "maxFileBytes": ("max_file_bytes", size_of),
-    "maxFileSeconds": ("max_file_seconds", _seconds),
+    "maxFileSeconds": ("max_file_seconds", seconds_of),
     "durable": ("is_durable", flag_of),
 }
 _SPELLING: Final = {name.lower(): name for name in _OPTIONS}

@@ -23,11 +23,14 @@ from tensorpool.lake.errors import LakeDamaged
 from tensorpool.lake.files import WITHOUT_PAYLOAD
 from tensorpool.lake.lake import Lake, files_of, gaps_of, table_files
 from tensorpool.lake.layout import SIDE_TABLES
+from tensorpool.lake.log_store import open_store
 from tensorpool.lake.manifest import Gap, LakeFile, TableFile, file_of
 from tensorpool.lake.ring_reader import FRAME_SCHEMA
+from tensorpool.lake.selection import Selection
 from tensorpool.lake.table_log import TableLog
 from tensorpool.logs import get_logger
 from tensorpool.spark.lake_options import LakeOptions
+from tensorpool.spark.pushdown import Pushdown
 
 _INT: Final = pa.int64()
 ROW_SCHEMAS: Final = {
@@ -44,13 +47,12 @@ ROW_SCHEMAS: Final = {
 
 
 class Share(msgspec.Struct, frozen=True):
-    """A part of a file: the `index`-th of `count` parts of its row groups, and of those only seqs in a range."""
+    """A part of a file: the `index`-th of `count` parts of its row groups, and of those the frames that are wanted."""
 
     path: str
+    wanted: Selection
     index: int = 0
     count: int = 1
-    lo: int | None = None
-    hi: int | None = None
 
 
 class SharesPartition(InputPartition):
@@ -84,8 +86,8 @@ def with_ids(options: LakeOptions) -> LakeOptions:
     return msgspec.structs.replace(options, streams=tuple(sorted(ids)))
 
 
-def plan(lake: Lake, options: LakeOptions, version: int | None = None) -> list[InputPartition]:
-    """The tasks that read what a lake holds now, or held after a version."""
+def plan(lake: Lake, options: LakeOptions, wanted: Selection, version: int | None = None) -> list[InputPartition]:
+    """The tasks that read what a lake holds now, or held after a version; of frames, those that are wanted."""
     if options.table in SIDE_TABLES:
         log = lake.table_log(options.table)
         if not log.exists():
@@ -99,13 +101,24 @@ def plan(lake: Lake, options: LakeOptions, version: int | None = None) -> list[I
         case "files":
             return _of_rows("files", _file_rows(files_of(state), options))
         case "frames":
-            files = [file for file in files_of(state) if _is_wanted(file.stream_id, options)]
-            return _of_shares([(_whole(file), file.bytes) for file in files if file.frames], options)
+            files = [file for file in files_of(state) if _has_wanted(file, wanted, options)]
+            return _of_shares([_share(file, wanted) for file in files], options)
     raise AssertionError(options.table)
 
 
 def _is_wanted(stream_id: int, options: LakeOptions) -> bool:
     return not options.streams or stream_id in options.streams
+
+
+def _has_wanted(file: LakeFile, wanted: Selection, options: LakeOptions) -> bool:
+    """Whether a file may have frames that are wanted, by its partition and its statistics."""
+    return (
+        file.frames > 0
+        and _is_wanted(file.stream_id, options)
+        and wanted.has_epoch(file.stream_id, file.epoch)
+        and wanted.seq.overlaps(file.first_seq, file.last_seq)
+        and wanted.time.overlaps(file.first_time_us, file.last_time_us)
+    )
 
 
 def _gap_rows(gaps: Sequence[Gap], options: LakeOptions) -> list[tuple[Any, ...]]:
@@ -120,8 +133,10 @@ def _file_rows(files: Sequence[LakeFile], options: LakeOptions) -> list[tuple[An
     return [msgspec.structs.astuple(file)[:12] for file in files if _is_wanted(file.stream_id, options)]
 
 
-def _whole(file: LakeFile) -> Share:
-    return Share(file.path)
+def _share(file: LakeFile, wanted: Selection) -> tuple[Share, int]:
+    """A file for the tasks, and about how many bytes of it they read."""
+    seqs = sum(hi - lo for lo, hi in wanted.seq.spans(file.lo, file.hi))
+    return Share(file.path, wanted), file.bytes * seqs // max(1, file.hi - file.lo)
 
 
 def _of_rows(table: str, rows: list[tuple[Any, ...]]) -> list[InputPartition]:
@@ -129,7 +144,7 @@ def _of_rows(table: str, rows: list[tuple[Any, ...]]) -> list[InputPartition]:
 
 
 def _of_tables(tables: Sequence[TableFile], options: LakeOptions) -> list[InputPartition]:
-    shares = [(Share(file.path), file.bytes) for file in tables]
+    shares = [(Share(file.path, Selection()), file.bytes) for file in tables]
     return _of_shares(shares, options)
 
 
@@ -166,7 +181,7 @@ def read_partition(partition: InputPartition | None, streams: Sequence[int | str
         return
     if not isinstance(partition, SharesPartition):
         return  # Spark runs one task for a plan without any
-    lake = Lake.open(partition.root)
+    lake = Lake(open_store(partition.root))  # the files are known: its log is not read again
     for share in msgspec.msgpack.decode(partition.shares, type=list[Share]):
         try:
             if partition.table == "frames":
@@ -182,7 +197,7 @@ def read_partition(partition: InputPartition | None, streams: Sequence[int | str
 def _frames(lake: Lake, share: Share, inline: bool) -> Iterator[pa.RecordBatch]:
     columns = None if inline else WITHOUT_PAYLOAD
     part = (share.index, share.count)
-    for batch in lake.read_frames(share.path, columns=columns, share=part, lo=share.lo, hi=share.hi):
+    for batch in lake.read_frames(share.path, columns=columns, share=part, wanted=share.wanted):
         if inline:
             yield batch
         else:
@@ -203,9 +218,12 @@ class LakeReader(DataSourceReader):
 
     def __init__(self, options: LakeOptions) -> None:
         self._options = options
+        self._pushdown = Pushdown(options.selection)
+        if options.push_filters and options.table == "frames":
+            self.pushFilters = self._pushdown  # type: ignore[method-assign]
 
     def partitions(self) -> Sequence[InputPartition]:
-        return plan(Lake.open(self._options.path), self._options)
+        return plan(Lake.open(self._options.path), self._options, self._pushdown.selection)
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         return read_partition(partition, self._options.streams)
@@ -265,7 +283,7 @@ class LakeStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             if lo > 0:
                 where = f"{self._log().store.uri}/{FOLDER}"
                 raise LakeDamaged(where, f"versions {lo + 1} to {oldest - 1} are forgotten; use a new checkpoint")
-            return plan(self._open(), self._options, hi)
+            return plan(self._open(), self._options, self._options.selection, hi)
         return self._plan_versions(range(lo + 1, hi + 1))
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
@@ -302,21 +320,24 @@ class LakeStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if options.table in SIDE_TABLES:
             return _of_tables(table_files(options.table, news), options)
         files = [file for file in map(file_of, news) if _is_wanted(file.stream_id, options)]
+        if options.table == "frames":
+            wanted = options.selection
+            found = [file for file in files if _has_wanted(file, wanted, options)]
+            return _of_shares([share for file in found for share in _present(lake, file, wanted)], options)
         if options.table == "gaps":
             return _of_rows("gaps", _gap_rows([gap for file in files for gap in file.gaps], options))
-        if options.table == "files":
-            return _of_rows("files", _file_rows(files, options))
-        return _of_shares([found for file in files if file.frames for found in _present(lake, file)], options)
+        return _of_rows("files", _file_rows(files, options))
 
 
-def _present(lake: Lake, file: LakeFile) -> list[tuple[Share, int]]:
+def _present(lake: Lake, file: LakeFile, wanted: Selection) -> list[tuple[Share, int]]:
     """Where the frames of a file are now: in it, as long as it exists, or in those that took it in."""
     state = lake.state
     if file.path in state.files or lake.store.size(file.path) is not None:
-        return [(_whole(file), file.bytes)]
+        return [_share(file, wanted)]
+    own = wanted.narrowed("seq", lo=file.lo, hi=file.hi - 1)
     heirs = [
-        (Share(other.path, lo=max(file.lo, other.lo), hi=min(file.hi, other.hi)), other.bytes)
+        _share(other, own)
         for other in files_of(state, file.stream_id, file.epoch)
         if file.is_recorded and other.is_recorded and other.lo < file.hi and file.lo < other.hi
     ]
-    return heirs or [(_whole(file), file.bytes)]  # retained no more: the task says so
+    return heirs or [_share(file, wanted)]  # retained no more: the task says so

@@ -17,6 +17,7 @@ from pyspark.sql.types import StructType
 
 from tensorpool.errors import ConfigError
 from tensorpool.lake.lake import Lake
+from tensorpool.spark.catalog import options_given, schema_for
 from tensorpool.spark.columns import LAKE_DDL
 from tensorpool.spark.lake_options import lake_options
 
@@ -28,20 +29,20 @@ class LakeDataSource(DataSource):
     def name(cls) -> str:
         return "tensorpool.lake"
 
-    def schema(self) -> str:
-        options = lake_options(self.options)
+    def schema(self) -> str | StructType:
+        options = lake_options(options_given(self.options))
         Lake.open(options.path)
-        return LAKE_DDL[options.table]
+        return schema_for(LAKE_DDL[options.table], self.options)
 
     def reader(self, schema: StructType) -> DataSourceReader:
         from tensorpool.spark.lake_reader import LakeReader, with_ids
 
-        return LakeReader(with_ids(lake_options(self.options)))
+        return LakeReader(with_ids(lake_options(options_given(self.options, schema))))
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:
         from tensorpool.spark.lake_reader import LakeStreamReader, with_ids
 
-        return LakeStreamReader(with_ids(lake_options(self.options)))
+        return LakeStreamReader(with_ids(lake_options(options_given(self.options, schema))))
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
         options = lake_options(self.options)

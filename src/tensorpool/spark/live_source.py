@@ -32,9 +32,12 @@ from tensorpool.lake.offsets import Limits, Loss, Offsets, SeqRange
 from tensorpool.lake.query_planner import Planner
 from tensorpool.lake.ring_reader import FrameReader, RingPart
 from tensorpool.lake.row_staging import gap_of
+from tensorpool.lake.selection import Selection
 from tensorpool.logs import get_logger
 from tensorpool.spark.planner_process import exit_in_order, kept_planner
+from tensorpool.spark.pushdown import Pushdown
 
+EVERYTHING: Final = Selection()
 DEFAULT_PARTITIONS: Final = os.cpu_count() or 2
 RANGE_SCHEMA: Final = pa.schema(
     [
@@ -70,17 +73,24 @@ class RangesPartition(InputPartition):
 
 
 def plan(
-    planner: Planner, start: Offsets, end: Offsets, options: LiveOptions, *, is_open: bool = False
+    planner: Planner,
+    start: Offsets,
+    end: Offsets,
+    options: LiveOptions,
+    *,
+    is_open: bool = False,
+    wanted: Selection = EVERYTHING,
 ) -> list[InputPartition]:
     """The tasks of a batch. Raises DataLoss where something is lost already that must not be.
 
-    With `is_open` the last range of every stream ends where its ring does when the task comes to it.
+    Nothing is read but what is `wanted`. With `is_open` the last range of every stream ends where its ring does when
+    the task comes to it.
     """
     ranges, losses = offsets.between(start, end)
     planner.count(losses)
     refuse(losses, is_fatal=options.fail_on_data_loss)
     tasks = options.min_partitions or DEFAULT_PARTITIONS
-    pieces = offsets.split(ranges, tasks)
+    pieces = offsets.split(planner.narrowed(ranges, wanted), tasks)
     if options.table == "ranges":  # a task costs more than a range: there are as many as cores, whatever the streams
         return _ranges(planner, offsets.grouped(pieces, tasks), losses)
     found: list[InputPartition] = []
@@ -220,6 +230,9 @@ class LiveReader(DataSourceReader):
 
     def __init__(self, options: LiveOptions) -> None:
         self._options = options
+        self._pushdown = Pushdown(EVERYTHING, hints=["time"])
+        if options.push_filters and options.table == "frames":
+            self.pushFilters = self._pushdown  # type: ignore[method-assign]
 
     def partitions(self) -> Sequence[InputPartition]:
         """One look at the rings decides. A ring that went round before its task came is read on to its new end."""
@@ -230,7 +243,9 @@ class LiveReader(DataSourceReader):
         start = planner.resolve("startingOffsets", options.starting_offsets or "earliest", held)
         end = planner.resolve("endingOffsets", options.ending_offsets, held)
         stop = offsets.advance(start, offsets.cut(held, end), Limits())
-        return plan(planner, start, stop, options, is_open=options.ending_offsets == "latest")
+        wanted = self._pushdown.selection
+        is_open = options.ending_offsets == "latest" and wanted.is_open_ended
+        return plan(planner, start, stop, options, is_open=is_open, wanted=wanted)
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         return read_partition(partition)

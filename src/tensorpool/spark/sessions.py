@@ -21,6 +21,7 @@ from pyspark.sql import SparkSession
 
 from tensorpool.errors import ConfigError
 from tensorpool.spark.lake_source import LakeDataSource
+from tensorpool.spark.pushdown import ENABLED
 from tensorpool.spark.source import TensorpoolDataSource
 from tensorpool.spark.stateful import ROCKS_DB, STATE_STORE
 
@@ -29,6 +30,7 @@ SETTINGS: Final = {
     "spark.sql.execution.arrow.maxBytesPerBatch": "16m",
     "spark.sql.execution.pythonUDF.arrow.enabled": "true",
     "spark.python.daemon.module": "tensorpool.spark.daemon",  # workers are forked with everything loaded
+    ENABLED: "true",
     "spark.python.unix.domain.socket.enabled": "true",
     "spark.ui.showConsoleProgress": "false",
     "spark.sql.shuffle.partitions": "4",
@@ -150,7 +152,8 @@ def _children() -> set[int]:
 
 
 def register(spark: SparkSession) -> None:
-    """Add our formats to a session."""
+    """Add our formats to a session, and have it hand them the filters of batch reads."""
+    spark.conf.set(ENABLED, "true")
     for source in (TensorpoolDataSource, LakeDataSource):
         try:
             spark.dataSource.register(source)

@@ -16,6 +16,7 @@ from pyspark.sql.datasource import (
 from pyspark.sql.types import StructType
 
 from tensorpool.lake.live_options import sink_options, source_options
+from tensorpool.spark.catalog import options_given, schema_for
 from tensorpool.spark.columns import LIVE_DDL, TABLE_DDL
 
 
@@ -26,11 +27,11 @@ class TensorpoolDataSource(DataSource):
     def name(cls) -> str:
         return "tensorpool"
 
-    def schema(self) -> str:
-        return LIVE_DDL[source_options(self.options).table]
+    def schema(self) -> str | StructType:
+        return schema_for(LIVE_DDL[source_options(options_given(self.options)).table], self.options)
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:
-        options = source_options(self.options)
+        options = source_options(options_given(self.options, schema))
         if options.table in TABLE_DDL:
             from tensorpool.spark.tables import TableStreamReader
 
@@ -40,7 +41,7 @@ class TensorpoolDataSource(DataSource):
         return LiveStreamReader(options)
 
     def reader(self, schema: StructType) -> DataSourceReader:
-        options = source_options(self.options)
+        options = source_options(options_given(self.options, schema))
         if options.table in TABLE_DDL:
             from tensorpool.spark.tables import TableReader
 
