@@ -35,7 +35,7 @@ from tensorpool.lake.file_policy import FilePolicy
 from tensorpool.lake.ring_reader import FRAME_SCHEMA
 from tensorpool.lake.row_staging import stage_rows
 from tensorpool.lake.staging import Staging
-from tensorpool.spark import session
+from tensorpool.spark import native_frames, session
 
 SHAPE: Final = (512, 1280)
 FRAME_BYTES: Final = SHAPE[0] * SHAPE[1]
@@ -126,12 +126,12 @@ def measure(spark: SparkSession, lake: Lake, looks: int) -> Reads:
 
 def filters(spark: SparkSession, lake: Lake, frames: int, looks: int) -> tuple[float, float]:
     """`where seq = N`, ours and natively: medians of looks in turns."""
-    files = [str(lake.path / file.path) for file in lake.files()]
-    natively = spark.read.option("basePath", str(lake.path)).parquet(*files)
+    natively = native_frames(spark, lake.path)
     ours_s, native_s = [], []
     for number in range(-2, looks):  # the first two warm up
         seq = random.randrange(frames)
-        ours = find(spark.read.format("tensorpool.lake").load(str(lake.path)), seq)
+        reader = spark.read.format("tensorpool.lake").option("pushFilters", "true")
+        ours = find(reader.load(str(lake.path)), seq)
         theirs = find(natively, seq)
         if number >= 0:
             ours_s.append(ours)
