@@ -31,7 +31,7 @@ export UV_COMPILE_BYTECODE := 1
 setup: .venv/.installed
 
 demo: setup
-	MPLCONFIGDIR=$(CURDIR)/build/matplotlib $(PY) -m tensorpool demo
+	MPLCONFIGDIR=$(CURDIR)/build/matplotlib JDK_JAVA_OPTIONS=-XX:-UsePerfData $(PY) -m tensorpool demo
 
 # Tests mostly wait, for timers and other processes: two workers a core.
 PYTEST := $(PY) -m pytest --numprocesses 4 --dist loadfile --no-loadscope-reorder
@@ -80,7 +80,8 @@ $(UV):
 
 .venv/.locked: requirements.lock | $(UV)
 	python=$${PYTHON:-$$(.uv/bin/python .ci/newest_python.py $(UV))} && $(UV) venv --quiet --allow-existing --python "$$python" .venv
-	$(UV) pip sync --quiet --python $(PY) --require-hashes requirements.lock
+	@mkdir -p .uv/tmp
+	TMPDIR=$(CURDIR)/.uv/tmp $(UV) pip sync --quiet --python $(PY) --require-hashes requirements.lock
 	@touch $@
 
 NATIVE := CMakeLists.txt $(wildcard native/*.hpp native/bindings/*)

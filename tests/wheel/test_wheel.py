@@ -81,11 +81,18 @@ class Environment:
 
     def install(self, extra: str) -> tuple[str, ...]:
         wheel = f"{built('*.whl')}[{extra}]" if extra else str(built("*.whl"))
-        return "--python", f"{self._folder}/venv", "--only-binary", ":all:", wheel
+        return "--python", f"{self._folder}/venv", wheel
 
     def uv(self, *words: str) -> str:
+        """What uv prints. PySpark is a source archive of Python alone: it is built, but nothing can be compiled."""
         done = subprocess.run(
-            [UV, *words], cwd=self._folder, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=1200
+            [UV, *words],
+            cwd=self._folder,
+            env=os.environ | {"PATH": self._variables["PATH"]},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            timeout=1200,
         )
         assert done.returncode == 0, done.stdout
         return done.stdout
