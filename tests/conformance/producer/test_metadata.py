@@ -20,6 +20,7 @@ from tensorpool.wire.control import (
     QosProducer,
 )
 from tests.conformance.producer.conftest import descriptors
+from tests.support.checksums import crc32c
 from tests.support.wire_consumer import MappedStream, WireConsumer
 
 
@@ -87,13 +88,3 @@ def test_a_blob_is_cut_into_chunks_that_cover_it(
     assert (announce.message.checksum != 0) == (checksum and length > 0)
     if length == 1 and checksum:
         assert announce.message.checksum == crc32c(blob)
-
-
-def crc32c(data: bytes) -> int:
-    """Castagnoli's, bit by bit."""
-    crc = 0xFFFFFFFF
-    for byte in data:
-        crc ^= byte
-        for _ in range(8):
-            crc = crc >> 1 ^ (0x82F63B78 if crc & 1 else 0)
-    return crc ^ 0xFFFFFFFF

@@ -7,18 +7,9 @@ import pytest
 
 from tensorpool.client import Consumer
 from tensorpool.wire.control import Attribute, DataSourceMeta, MetaBlobAnnounce, MetaBlobChunk, MetaBlobComplete
+from tests.support.checksums import crc32c
 from tests.support.processes import wait_until
 from tests.support.wire_producer import WireProducer
-
-
-def crc32c(data: bytes) -> int:
-    """Castagnoli's, bit by bit."""
-    crc = 0xFFFFFFFF
-    for byte in data:
-        crc ^= byte
-        for _ in range(8):
-            crc = crc >> 1 ^ (0x82F63B78 if crc & 1 else 0)
-    return crc ^ 0xFFFFFFFF
 
 
 @pytest.mark.spec("WIRE-10.3.2-04")
