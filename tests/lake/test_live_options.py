@@ -6,7 +6,7 @@ from __future__ import annotations
 import pytest
 
 from tensorpool.errors import ConfigError
-from tensorpool.lake.live_options import Ago, Moment, sink_options, source_options
+from tensorpool.lake.live_options import Ago, Moment, sink_options, source_options, stream_options
 from tensorpool.lake.offsets import Offsets, Position
 
 
@@ -64,6 +64,21 @@ def test_sizes(text: str, size: int) -> None:
     assert source_options({"streams": "7", "maxBytesPerTrigger": text}).max_bytes_per_trigger == size
 
 
+def test_patterns_and_triggers() -> None:
+    given = {"subscribePattern": "camera/.*", "minFramesPerTrigger": "50", "maxTriggerDelay": "200ms"}
+    options = source_options(given | {"includeMetadata": "true"})
+    assert (options.streams, options.stream_pattern) == ((), "camera/.*")
+    assert (options.min_frames_per_trigger, options.max_trigger_delay_s) == (50, 0.2)
+    assert options.include_metadata
+
+
+def test_a_stream_has_no_end() -> None:
+    for ending in ({"endingOffsets": "-1s"}, {"endingTimestamp": "1"}):
+        with pytest.raises(ConfigError, match="batch reads only"):
+            stream_options({"streams": "7"} | ending)
+    assert stream_options({"streams": "7", "endingOffsets": "latest"}).ending_offsets == "latest"
+
+
 def test_dotted_keys_are_the_configurations() -> None:
     assert source_options({"streams": "7", "shm.base_dir": "/dev/shm/x"}).overrides == {"shm.base_dir": "/dev/shm/x"}
 
@@ -77,7 +92,7 @@ def test_dotted_keys_are_the_configurations() -> None:
         ({"streams": "1,1"}, "each stream once"),
         ({"stream": "1"}, "did you mean streams?"),
         ({"streams": "1", "startingOfsets": "latest"}, "did you mean startingOffsets?"),
-        ({"streams": "1", "banana": "x"}, "option banana = 'x' is not usable; accepted: streams, startingOffsets"),
+        ({"streams": "1", "banana": "x"}, "option banana = 'x' is not usable; accepted: streams, subscribePattern, st"),
         ({"streams": "1", "startingOffsets": "now"}, "earliest, latest, an age such as -10s"),
         ({"streams": "1", "startingOffsets": "10s"}, "earliest, latest, an age such as -10s"),
         ({"streams": "1", "endingOffsets": '{"a": 1}'}, "earliest, latest, an age such as -10s"),
@@ -99,6 +114,13 @@ def test_dotted_keys_are_the_configurations() -> None:
         ({"streams": "1", "create": "true"}, "option create"),
         ({"streams": "1", "table": "ranges", "payload": "inline"}, "option payload"),
         ({"table": "qos", "failOnDataLoss": "true"}, "accepted: streams, table, aeronDir, config"),
+        ({"subscribePattern": "camera/("}, "a regular expression"),
+        ({"streams": "1", "subscribePattern": "camera/.*"}, "streams or subscribePattern, not both"),
+        ({"table": "qos", "subscribePattern": "camera/.*"}, "option subscribePattern"),
+        ({"streams": "1", "maxTriggerDelay": "2s"}, "with minFramesPerTrigger only"),
+        ({"streams": "1", "minFramesPerTrigger": "9", "maxTriggerDelay": "0s"}, "a time above 0"),
+        ({"streams": "1", "minFramesPerTrigger": "9", "maxFramesPerTrigger": "8"}, "at least minFramesPerTrigger, 9"),
+        ({"streams": "1", "table": "ranges", "includeMetadata": "true"}, "option includeMetadata"),
         ({"table": "qos", "streams": "camera/front"}, "ids of streams for table qos"),
     ],
 )

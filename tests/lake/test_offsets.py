@@ -135,6 +135,19 @@ def test_a_position_ahead_of_every_epoch_is_found() -> None:
     assert offsets.ahead(at(6, 99), [held(6, 0, 3)]) == []
 
 
+def test_a_stream_that_joins_begins_with_the_oldest_frame_that_there_is() -> None:
+    """Its first batch follows from its offsets alone, and may be limited like any other."""
+    there = [held(5, 0, 12), held(3, 0, 0, stream=2), held(4, 20, 40, stream=2)]
+    end = offsets.advance(at(5, 10), there, Limits(12), joins_at_oldest=True)
+    again = Offsets.from_json(end.to_json())
+    ranges, losses = offsets.between(at(5, 10), again)
+    assert (ranges, losses) == ([SeqRange(1, 5, 10, 11), SeqRange(2, 4, 20, 30)], [])
+    rest = offsets.advance(again, there, NO_LIMITS, joins_at_oldest=True)
+    assert offsets.between(again, rest)[0][-1].hi == 40
+    assert offsets.advance(rest, there, NO_LIMITS, joins_at_oldest=True) == rest
+    assert offsets.advance(Offsets(), [held(7, 0, 0)], NO_LIMITS, joins_at_oldest=True) == at(7, 0)
+
+
 def test_user_given_ends_in_different_epochs_name_what_lies_between() -> None:
     ranges, losses = offsets.between(at(5, 10), at(8, 3))
     assert ranges == [SeqRange(1, 8, 0, 3)]

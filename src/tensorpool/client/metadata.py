@@ -198,6 +198,13 @@ class MetadataCache:
                 return match
         return None
 
+    def versions(self, epoch: int) -> dict[int, Metadata]:
+        """Everything that is known of an epoch, by version."""
+        found: dict[int, Metadata] = {}
+        for source in self._sources_of(epoch)[::-1]:
+            found |= {kept.meta_version: kept for (of, _), kept in tuple(self._versions.items()) if of is source}
+        return found
+
     def blob(self, blob_type: int, meta_version: int | None = None, epoch: int | None = None) -> bytes | None:
         """The blob of a version, or the one of this type that came last, in an epoch (the mapped one by default)."""
         for source in self._sources_of(epoch):

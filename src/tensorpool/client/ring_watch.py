@@ -16,6 +16,7 @@ from typing import Final, Self
 from tensorpool._core import SlotFrame
 from tensorpool.client.consumer_session import ConsumerSession
 from tensorpool.client.mapped_epoch import MappedEpoch
+from tensorpool.client.metadata import MetadataCache
 from tensorpool.client.session import State
 from tensorpool.shm.announced import Regions
 
@@ -99,6 +100,11 @@ class RingWatch:
     @property
     def stream_id(self) -> int:
         return self._session.stream_id
+
+    @property
+    def metadata(self) -> MetadataCache:
+        """What producers say about the stream's frames."""
+        return self._session.metadata
 
     @property
     def state(self) -> State:

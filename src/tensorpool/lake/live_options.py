@@ -11,7 +11,19 @@ import msgspec
 
 from tensorpool.errors import ConfigError, RemoteProtocolError
 from tensorpool.lake.offsets import Offsets
-from tensorpool.lake.option_values import Parse, count_of, flag_of, one_of, size_of, text_of, unknown, utc_ns_of
+from tensorpool.lake.option_values import (
+    Parse,
+    check_trigger,
+    count_of,
+    flag_of,
+    one_of,
+    pattern_of,
+    seconds_of,
+    size_of,
+    text_of,
+    unknown,
+    utc_ns_of,
+)
 
 DEFAULT_BYTES_PER_TRIGGER: Final = 256 << 20
 TABLES: Final = ("frames", "ranges", "qos", "metadata", "announces", "events")
@@ -41,14 +53,18 @@ class LiveOptions(msgspec.Struct, frozen=True, kw_only=True):
     """Of format "tensorpool"; made by `source_options` and `sink_options`."""
 
     streams: tuple[int | str, ...]
+    stream_pattern: str | None = None  # of names, in place of streams
     starting_offsets: Where | None = None
     ending_offsets: Where = "latest"
     max_frames_per_trigger: int | None = None
     max_bytes_per_trigger: int | None = DEFAULT_BYTES_PER_TRIGGER
+    min_frames_per_trigger: int | None = None
+    max_trigger_delay_s: float | None = None
     min_partitions: int | None = None
     fail_on_data_loss: bool = False
     payload: str = "inline"
     push_filters: bool = False
+    include_metadata: bool = False
     table: str = "frames"
     aeron_dir: str | None = None
     config: str | None = None
@@ -61,10 +77,26 @@ def source_options(given: Mapping[str, str]) -> LiveOptions:
     """Check the options of a query that reads. Raises ConfigError with what is accepted."""
     table = _OPTIONS["table"][1]("table", given["table"]) if "table" in given else "frames"
     options = _options(given, _ACCEPTED.get(table, CONTROL_PLANE))
-    if not options.streams and table in _ACCEPTED:
-        raise ConfigError("option streams", None, STREAMS)
+    if options.streams and options.stream_pattern is not None:
+        raise ConfigError("option subscribePattern", options.stream_pattern, "streams or subscribePattern, not both")
+    if not options.streams and options.stream_pattern is None and table in _ACCEPTED:
+        raise ConfigError("option streams", None, f"{STREAMS}; or subscribePattern")
+    check_trigger(options.min_frames_per_trigger, options.max_trigger_delay_s)
+    most = options.max_frames_per_trigger
+    if most is not None and most < (options.min_frames_per_trigger or 0):
+        accepted = f"at least minFramesPerTrigger, {options.min_frames_per_trigger}"
+        raise ConfigError("option maxFramesPerTrigger", most, accepted)
     if table in ("qos", "announces", "metadata") and not all(isinstance(stream, int) for stream in options.streams):
         raise ConfigError("option streams", ",".join(map(str, options.streams)), f"ids of streams for table {table}")
+    return options
+
+
+def stream_options(given: Mapping[str, str]) -> LiveOptions:
+    """The same of a query that streams: what would end it is refused."""
+    options = source_options(given)
+    if options.ending_offsets != "latest":
+        accepted = "batch reads only: a stream goes on until it is stopped"
+        raise ConfigError("option endingOffsets or endingTimestamp", options.ending_offsets, accepted)
     return options
 
 
@@ -129,15 +161,19 @@ def _moment(key: str, text: str) -> Where:
 
 _OPTIONS: Final[dict[str, tuple[str, Parse[Any]]]] = {
     "streams": ("streams", _streams),
+    "subscribePattern": ("stream_pattern", pattern_of),
     "startingOffsets": ("starting_offsets", _where),
     "endingOffsets": ("ending_offsets", _where),
     "startingTimestamp": ("starting_offsets", _moment),
     "endingTimestamp": ("ending_offsets", _moment),
     "maxFramesPerTrigger": ("max_frames_per_trigger", count_of),
     "maxBytesPerTrigger": ("max_bytes_per_trigger", size_of),
+    "minFramesPerTrigger": ("min_frames_per_trigger", count_of),
+    "maxTriggerDelay": ("max_trigger_delay_s", seconds_of),
     "minPartitions": ("min_partitions", count_of),
     "failOnDataLoss": ("fail_on_data_loss", flag_of),
     "pushFilters": ("push_filters", flag_of),
+    "includeMetadata": ("include_metadata", flag_of),
     "payload": ("payload", one_of(PAYLOADS)),
     "table": ("table", one_of(TABLES)),
     "aeronDir": ("aeron_dir", text_of),
@@ -152,5 +188,5 @@ SINK: Final = ("streams", "create", "waitForConsumers", *WHERE_IT_IS)
 SPARKS_OWN: Final = ("path", "checkpointlocation", "queryname")  # reach a sink with the rest
 _ACCEPTED: Final = {
     "frames": SOURCE,
-    "ranges": tuple(name for name in SOURCE if name not in ("payload", "pushFilters")),
+    "ranges": tuple(name for name in SOURCE if name not in ("payload", "pushFilters", "includeMetadata")),
 }

@@ -194,24 +194,28 @@ def ahead(start: Offsets, held: Sequence[RingExtent]) -> list[tuple[int, int, in
     return found
 
 
-def advance(start: Offsets, held: Sequence[RingExtent], limits: Limits) -> Offsets:
+def advance(start: Offsets, held: Sequence[RingExtent], limits: Limits, *, joins_at_oldest: bool = False) -> Offsets:
     """Where the next batch ends: as far as the rings and the limits allow.
 
     The limits are shared in proportion to what each stream has waiting, and no stream that has some gets nothing.
-    A stream without news keeps its position as it is; one that was not there before begins with its newest frame.
+    A stream without news keeps its position as it is; one that was not there before begins with its newest frame, or
+    with `joins_at_oldest` with the oldest that its ring has.
     """
     positions = dict(start.positions)
     pending: dict[int, list[_PendingSpan]] = {}
+    joining = earliest(held).positions if joins_at_oldest else {}
     for stream, epochs in _by_stream(held).items():
-        begin = positions.get(stream)
+        begin = positions.get(stream, joining.get(stream))
         if begin is None:
             positions[stream] = Position(epochs[-1].epoch, epochs[-1].end)
         else:
+            positions[stream] = begin
             pending[stream] = _pending_spans(begin, epochs)
     admitted = _admitted(pending, limits)
     for stream, spans in pending.items():
         if spans:
-            positions[stream] = _walk(positions[stream], spans, admitted[stream])
+            is_known = stream in start.positions  # otherwise the path says where it began
+            positions[stream] = _walk(positions[stream] if is_known else None, spans, admitted[stream])
     return Offsets(positions)
 
 
@@ -247,7 +251,7 @@ def _pending_spans(begin: Position, epochs: Sequence[RingExtent]) -> list[_Pendi
     return pending
 
 
-def _walk(begin: Position, pending: Sequence[_PendingSpan], frames: int) -> Position:
+def _walk(begin: Position | None, pending: Sequence[_PendingSpan], frames: int) -> Position:
     spans: list[EpochSpan] = []
     for part in pending:
         taken = min(frames, part.frames)
@@ -257,7 +261,7 @@ def _walk(begin: Position, pending: Sequence[_PendingSpan], frames: int) -> Posi
             break
     last = spans[-1]
     assert last.hi is not None
-    is_plain = len(spans) == 1 and (last.epoch, last.lo) == (begin.epoch, begin.seq)
+    is_plain = len(spans) == 1 and begin is not None and (last.epoch, last.lo) == (begin.epoch, begin.seq)
     return Position(last.epoch, last.hi, () if is_plain else tuple(spans))
 
 
@@ -291,6 +295,8 @@ def between(start: Offsets, end: Offsets) -> tuple[list[SeqRange], list[Loss]]:
     losses: list[Loss] = []
     for stream, stop in sorted(end.positions.items()):
         begin = start.positions.get(stream)
+        if begin is None and stop.path:  # it joined with this batch
+            begin = Position(stop.path[0].epoch, stop.path[0].lo)
         if begin is None or begin == stop or (begin.epoch, begin.seq) == (stop.epoch, stop.seq):
             continue
         for part in _spans(begin, stop):

@@ -65,6 +65,20 @@ def seconds_of(key: str, text: str) -> float:
     return seconds
 
 
+def pattern_of(key: str, text: str) -> str:
+    try:
+        re.compile(text_of(key, text))
+    except re.error as error:
+        raise ConfigError(f"option {key}", text, f"a regular expression ({error})") from None
+    return text
+
+
+def check_trigger(min_frames: int | None, max_delay_s: float | None) -> None:
+    """Raises ConfigError for a delay without anything to wait for."""
+    if min_frames is None and max_delay_s is not None:
+        raise ConfigError("option maxTriggerDelay", max_delay_s, "with minFramesPerTrigger only")
+
+
 def one_of(words: tuple[str, ...]) -> Parse[str]:
     def parse(key: str, text: str) -> str:
         if text not in words:

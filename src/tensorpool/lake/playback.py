@@ -18,10 +18,12 @@ from typing import Any, Final, Self
 import msgspec
 import pyarrow as pa
 
+from tensorpool.client.metadata import Metadata
 from tensorpool.errors import ConfigError
 from tensorpool.lake import Lake, LakeFile, RecordedAttribute, RecordedMetadata
 from tensorpool.lake.payloads import payloads_of
 from tensorpool.shm.arrays import Array
+from tensorpool.wire.control import Attribute, DataSourceMeta
 
 FOREIGN_CLOCK_NS: Final = 600_000_000_000  # a frame that is received so long after its capture has another clock
 AHEAD_NS: Final = 1_000_000_000
@@ -310,6 +312,21 @@ class ToldMetadata:
             return None
         earlier = [one for one in tellings if (one.timestamp_ns or 0) <= at_ns]
         return earlier[-1] if earlier else tellings[0]
+
+    def metadata(self, meta_version: int, at_ns: int) -> Metadata | None:
+        """The same, as frames show it."""
+        found = self.of(meta_version, at_ns)
+        if found is None:
+            return None
+        attributes = tuple(Attribute(key=one.key, format=one.format, value=one.value) for one in found.attributes)
+        return Metadata.of(
+            DataSourceMeta(
+                stream_id=found.stream_id,
+                meta_version=meta_version,
+                timestamp_ns=found.timestamp_ns or 0,
+                attributes=attributes,
+            )
+        )
 
 
 def recorded_metadata(lake: Lake, stream_id: int) -> ToldMetadata:

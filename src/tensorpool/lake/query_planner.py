@@ -3,15 +3,18 @@
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Callable, Sequence
 from typing import Final
 
 from tensorpool._core import SlotFrame
 from tensorpool.client import Client, connect
+from tensorpool.client.discovery_query import DiscoveredStream
+from tensorpool.client.metadata import Metadata
 from tensorpool.client.ring_watch import RingWatch, WatchedEpoch
 from tensorpool.client.wall_clock import ClockPair, utc_ns
-from tensorpool.errors import ConfigError, RemoteProtocolError
+from tensorpool.errors import ConfigError, DriverUnreachable, RemoteProtocolError, TensorPoolError
 from tensorpool.lake import offsets
 from tensorpool.lake.live_options import Ago, LiveOptions, Moment, Where
 from tensorpool.lake.losses import LossLog
@@ -21,6 +24,7 @@ from tensorpool.lake.selection import Bounds, Selection
 from tensorpool.logs import get_logger
 
 ATTACH_TIMEOUT_S: Final = 10.0
+JOIN_EVERY_S: Final = 2.0
 CLOCK_WAIT_S: Final = 0.5  # producers of other implementations publish none
 SLACK_US: Final = 1_000_000  # between the clocks by which a planner and a task see a frame of an unknown clock
 SAMPLES: Final = 8  # frames that are looked at to guess the size of all
@@ -30,16 +34,21 @@ class Planner:
     """Watches the streams of a query. Raises as `Client.watch` does when they cannot be had."""
 
     def __init__(self, options: LiveOptions) -> None:
-        self._losses = LossLog(get_logger("spark", streams=list(options.streams)))
+        self._log = get_logger("spark", streams=list(options.streams) or options.stream_pattern)
+        self._losses = LossLog(self._log)
         self._client: Client = connect(options.aeron_dir, config=options.config, overrides=options.overrides)
         self._bases = tuple(self._client.config.shm.allowed_base_dirs)
         self._watches: dict[int, RingWatch] = {}
+        self._pattern = None if options.stream_pattern is None else re.compile(options.stream_pattern)
+        self._look_s = 0.0  # when to ask again which streams there are
+        self._unusable: set[tuple[int, int]] = set()  # stream and epoch
         try:
             for stream in options.streams:
                 watch = self._client.watch(stream, timeout=ATTACH_TIMEOUT_S)
                 if watch.stream_id in self._watches:
                     raise ConfigError("option streams", list(options.streams), f"stream {watch.stream_id} only once")
                 self._watches[watch.stream_id] = watch
+            self.join()
             self._await_clocks()
         except BaseException:
             self._client.close()
@@ -52,6 +61,45 @@ class Planner:
         while waiting and time.monotonic() < deadline_s:
             waiting = [watch for watch in waiting if all(epoch.mapped.clock is None for epoch in watch.epochs)]
             time.sleep(0.002 if waiting else 0.0)
+
+    def join(self) -> None:
+        """Watch streams too that match the pattern by now. Asks which there are every JOIN_EVERY_S at most.
+
+        Raises DriverUnreachable where nobody answers the first time.
+        """
+        if self._pattern is None or time.monotonic() < self._look_s:
+            return
+        try:
+            found = self._client.discover(timeout=ATTACH_TIMEOUT_S)
+        except DriverUnreachable:
+            if not self._look_s:
+                raise
+            found = []  # a driver that restarts
+        for stream in found:
+            name, key = stream.data_source_name, (stream.stream_id, stream.epoch)
+            if name is None or stream.stream_id in self._watches or key in self._unusable:
+                continue
+            if self._pattern.fullmatch(name):
+                self._join(stream)
+        self._look_s = time.monotonic() + JOIN_EVERY_S
+
+    def _join(self, stream: DiscoveredStream) -> None:
+        try:
+            watch = self._client.watch(
+                stream.stream_id, timeout=ATTACH_TIMEOUT_S, driver_instance_id=stream.driver_instance_id
+            )
+        except TensorPoolError as error:
+            self._unusable.add((stream.stream_id, stream.epoch))
+            self._log.warning("stream_not_joined", name=stream.data_source_name, problem=str(error))
+            return
+        self._watches[watch.stream_id] = watch
+        self._log.info("stream_joined", name=stream.data_source_name, stream_id=stream.stream_id)
+        self._await_clocks()
+
+    def metadata(self, piece: SeqRange) -> dict[int, Metadata]:
+        """What the producer has published about its frames by now, by meta_version."""
+        watch = self._watches.get(piece.stream_id)
+        return {} if watch is None else watch.metadata.versions(piece.epoch)
 
     def held(self, *, is_exact: bool = True) -> list[RingExtent]:
         """What every ring has right now; without `is_exact` it is cheaper, and may lack frames after skipped seqs."""

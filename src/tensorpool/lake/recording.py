@@ -26,7 +26,7 @@ from tensorpool.lake.open_files import COLUMNS, OpenFiles, Rows, Times
 from tensorpool.lake.payloads import array_of
 from tensorpool.lake.playback import ToldMetadata, recorded_metadata
 from tensorpool.shm.arrays import Array
-from tensorpool.wire.control import Attribute, DataSourceMeta, Dtype
+from tensorpool.wire.control import Dtype
 
 type Moment = str | datetime | np.datetime64
 
@@ -391,18 +391,7 @@ class _Source:
         return recorded_metadata(self._lake, self.stream_id)
 
     def metadata(self, meta_version: int, at_ns: int) -> Metadata | None:
-        found = self._told.of(meta_version, at_ns)
-        if found is None:
-            return None
-        attributes = tuple(Attribute(key=one.key, format=one.format, value=one.value) for one in found.attributes)
-        return Metadata.of(
-            DataSourceMeta(
-                stream_id=self.stream_id,
-                meta_version=meta_version,
-                timestamp_ns=found.timestamp_ns or 0,
-                attributes=attributes,
-            )
-        )
+        return self._told.metadata(meta_version, at_ns)
 
     def frame(self, file: LakeFile, batch: pa.RecordBatch, row: int) -> RecordedFrame:
         told = {name: batch.column(name)[row].as_py() for name in _FIELDS}

@@ -11,6 +11,7 @@ from typing import Final
 from tensorpool.lake.columns import CONTROL_PLANE, FRAMES
 
 FRAME_DDL: Final = ", ".join(f"`{name}` {kind}" for name, kind in FRAMES.items())
+METADATA_DDL: Final = ", `metadata` VARIANT"  # of frames, where it is asked for
 RANGE_DDL: Final = "stream_id BIGINT, epoch BIGINT, lo BIGINT, hi BIGINT, lost STRING, part BINARY"
 TABLE_DDL: Final = {
     table: ", ".join(f"`{name}` {kind}" for name, kind in columns.items()) for table, columns in CONTROL_PLANE.items()

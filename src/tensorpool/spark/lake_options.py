@@ -10,7 +10,18 @@ import msgspec
 
 from tensorpool.errors import ConfigError
 from tensorpool.lake.file_policy import CODECS, FilePolicy
-from tensorpool.lake.option_values import Parse, flag_of, one_of, seconds_of, size_of, text_of, unknown, utc_ns_of
+from tensorpool.lake.option_values import (
+    Parse,
+    check_trigger,
+    count_of,
+    flag_of,
+    one_of,
+    seconds_of,
+    size_of,
+    text_of,
+    unknown,
+    utc_ns_of,
+)
 from tensorpool.lake.selection import Bounds, Selection
 
 TABLES: Final = ("frames", "gaps", "qos", "metadata", "files")
@@ -33,6 +44,9 @@ class LakeOptions(msgspec.Struct, frozen=True, kw_only=True):
     max_bytes_per_partition: int = 128 << 20
     fail_on_data_loss: bool = True
     push_filters: bool = False
+    include_metadata: bool = False
+    min_frames_per_trigger: int | None = None
+    max_trigger_delay_s: float | None = None
     codec: str = "zstd"
     max_file_bytes: int = 256 << 20
     max_file_seconds: float = 60.0
@@ -64,9 +78,11 @@ def lake_options(given: Mapping[str, str]) -> LakeOptions:
     if "path" not in values:
         raise ConfigError("option path", None, "the directory of a lake")
     options = LakeOptions(**values)
-    for name, value in (("startingTimestamp", options.starting_ns), ("endingTimestamp", options.ending_ns)):
-        if value is not None and options.table != "frames":
-            raise ConfigError(f"option {name}", value, f"table frames: rows of table {options.table} have no such time")
+    for name in _OF_FRAMES:
+        field = _OPTIONS[name][0]
+        if field in values and options.table != "frames":
+            raise ConfigError(f"option {name}", values[field], f"table frames only, not {options.table}")
+    check_trigger(options.min_frames_per_trigger, options.max_trigger_delay_s)
     return options
 
 
@@ -101,9 +117,20 @@ _OPTIONS: Final[dict[str, tuple[str, Parse[Any]]]] = {
     "maxBytesPerPartition": ("max_bytes_per_partition", size_of),
     "failOnDataLoss": ("fail_on_data_loss", flag_of),
     "pushFilters": ("push_filters", flag_of),
+    "includeMetadata": ("include_metadata", flag_of),
+    "minFramesPerTrigger": ("min_frames_per_trigger", count_of),
+    "maxTriggerDelay": ("max_trigger_delay_s", seconds_of),
     "codec": ("codec", one_of(CODECS)),
     "maxFileBytes": ("max_file_bytes", size_of),
     "maxFileSeconds": ("max_file_seconds", seconds_of),
     "durable": ("is_durable", flag_of),
 }
+_OF_FRAMES: Final = (
+    "startingTimestamp",
+    "endingTimestamp",
+    "pushFilters",
+    "includeMetadata",
+    "minFramesPerTrigger",
+    "maxTriggerDelay",
+)
 _SPELLING: Final = {name.lower(): name for name in _OPTIONS}

@@ -8,6 +8,8 @@ read one row group at a time.
 
 from __future__ import annotations
 
+import functools
+import time
 from collections.abc import Iterator, Sequence
 from typing import Any, Final
 
@@ -24,12 +26,15 @@ from tensorpool.lake.files import WITHOUT_PAYLOAD
 from tensorpool.lake.lake import Lake, files_of, gaps_of, table_files
 from tensorpool.lake.layout import SIDE_TABLES
 from tensorpool.lake.log_store import open_store
-from tensorpool.lake.manifest import Gap, LakeFile, TableFile, file_of
+from tensorpool.lake.manifest import Gap, LakeFile, TableFile, file_of, rows_of
+from tensorpool.lake.playback import ToldMetadata, recorded_metadata
 from tensorpool.lake.ring_reader import FRAME_SCHEMA
 from tensorpool.lake.selection import Selection
 from tensorpool.lake.table_log import TableLog
+from tensorpool.lake.trigger_delay import TriggerDelay
 from tensorpool.logs import get_logger
 from tensorpool.spark.lake_options import LakeOptions
+from tensorpool.spark.metadata_column import text_of, with_metadata
 from tensorpool.spark.pushdown import Pushdown
 
 _INT: Final = pa.int64()
@@ -58,8 +63,11 @@ class Share(msgspec.Struct, frozen=True):
 class SharesPartition(InputPartition):
     """Files for a task, as Shares. Pickled: plain data only."""
 
-    def __init__(self, root: str, table: str, shares: bytes, inline: bool, fail_on_data_loss: bool) -> None:
+    def __init__(
+        self, root: str, table: str, shares: bytes, inline: bool, fail_on_data_loss: bool, include_metadata: bool
+    ) -> None:
         super().__init__(shares)
+        self.include_metadata = include_metadata
         self.root = root
         self.table = table
         self.shares = shares
@@ -164,11 +172,8 @@ def _of_shares(shares: Sequence[tuple[Share, int]], options: LakeOptions) -> lis
         else:
             tasks.append([share])
             room = bound - size
-    inline = options.payload == "inline"
-    encode = msgspec.msgpack.encode
-    return [
-        SharesPartition(options.path, options.table, encode(task), inline, options.fail_on_data_loss) for task in tasks
-    ]
+    how = options.payload == "inline", options.fail_on_data_loss, options.include_metadata
+    return [SharesPartition(options.path, options.table, msgspec.msgpack.encode(task), *how) for task in tasks]
 
 
 def read_partition(partition: InputPartition | None, streams: Sequence[int | str]) -> Iterator[pa.RecordBatch]:
@@ -182,16 +187,38 @@ def read_partition(partition: InputPartition | None, streams: Sequence[int | str
     if not isinstance(partition, SharesPartition):
         return  # Spark runs one task for a plan without any
     lake = Lake(open_store(partition.root))  # the files are known: its log is not read again
+    told = _Metadata(lake)
     for share in msgspec.msgpack.decode(partition.shares, type=list[Share]):
         try:
             if partition.table == "frames":
-                yield from _frames(lake, share, partition.inline)
+                frames = _frames(lake, share, partition.inline)
+                yield from told.added(frames) if partition.include_metadata else frames
             else:
                 yield from _table_rows(lake.open_parquet(share.path), partition.table, streams)
         except LakeDamaged as damage:
             if partition.fail_on_data_loss:
                 raise
             get_logger("spark").warning("data_loss", path=damage.path, problem=damage.problem)
+
+
+class _Metadata:
+    """The metadata of the streams that a task reads."""
+
+    def __init__(self, lake: Lake) -> None:
+        self._lake = lake
+        self._told: dict[int, ToldMetadata] = {}
+
+    def added(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for batch in batches:
+            if batch.num_rows:
+                stream_id = batch.column("stream_id")[0].as_py()
+                yield with_metadata(batch, functools.partial(self._find, stream_id))
+
+    def _find(self, stream_id: int, meta_version: int, at_ns: int) -> str | None:
+        if stream_id not in self._told:
+            self._told[stream_id] = recorded_metadata(self._lake, stream_id)
+        found = self._told[stream_id].metadata(meta_version, at_ns)
+        return None if found is None else text_of(found)
 
 
 def _frames(lake: Lake, share: Share, inline: bool) -> Iterator[pa.RecordBatch]:
@@ -238,6 +265,7 @@ class LakeStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def __init__(self, options: LakeOptions) -> None:
         self._options = options
+        self._delay = TriggerDelay(options.min_frames_per_trigger, options.max_trigger_delay_s)
         self._lake: Lake | None = None
         self._initial: int | None = None
         self._target: int | None = None
@@ -256,8 +284,10 @@ class LakeStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         newest = self._newest()
         end = newest if self._target is None else min(newest, self._target)
         most = self._options.max_bytes_per_trigger
-        if most is None or end <= begin:
-            return {"commit": max(begin, end)}
+        if end <= begin or (self._target is None and self._is_early(begin, end)):
+            return {"commit": begin}
+        if most is None:
+            return {"commit": end}
         oldest_entry, oldest_version = self._log().oldest()
         if begin + 1 < oldest_entry:
             return {"commit": min(end, oldest_version)}  # whatever its size: it cannot be read in parts
@@ -308,6 +338,13 @@ class LakeStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def _newest(self) -> int:
         """The newest version; 0 where the table is not there yet, as its first version has no rows."""
         return self._log().snapshot().version if self._log().exists() else 0
+
+    def _is_early(self, begin: int, end: int) -> bool:
+        """Whether the next batch is to wait for more frames. Forgotten entries are read at once."""
+        if self._options.min_frames_per_trigger is None or begin + 1 < self._log().oldest()[0]:
+            return False
+        waiting = sum(rows_of(add) for version in range(begin + 1, end + 1) for add in self._news(version))
+        return not self._delay.is_due(waiting, time.monotonic()) and waiting > 0
 
     def _news(self, version: int) -> list[AddFile]:
         actions = self._log().entry(version)

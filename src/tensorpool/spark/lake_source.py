@@ -18,7 +18,7 @@ from pyspark.sql.types import StructType
 from tensorpool.errors import ConfigError
 from tensorpool.lake.lake import Lake
 from tensorpool.spark.catalog import options_given, schema_for
-from tensorpool.spark.columns import LAKE_DDL
+from tensorpool.spark.columns import LAKE_DDL, METADATA_DDL
 from tensorpool.spark.lake_options import lake_options
 
 
@@ -32,7 +32,7 @@ class LakeDataSource(DataSource):
     def schema(self) -> str | StructType:
         options = lake_options(options_given(self.options))
         Lake.open(options.path)
-        return schema_for(LAKE_DDL[options.table], self.options)
+        return schema_for(LAKE_DDL[options.table] + (METADATA_DDL if options.include_metadata else ""), self.options)
 
     def reader(self, schema: StructType) -> DataSourceReader:
         from tensorpool.spark.lake_reader import LakeReader, with_ids

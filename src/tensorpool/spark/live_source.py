@@ -25,15 +25,19 @@ from pyspark.sql.streaming.datasource import (
     SupportsTriggerAvailableNow,
 )
 
+from tensorpool.errors import ConfigError
 from tensorpool.lake import offsets
 from tensorpool.lake.live_options import LiveOptions
 from tensorpool.lake.losses import DataLoss, LossLog, refuse
-from tensorpool.lake.offsets import Limits, Loss, Offsets, SeqRange
+from tensorpool.lake.offsets import Limits, Loss, Offsets, RingExtent, SeqRange
 from tensorpool.lake.query_planner import Planner
 from tensorpool.lake.ring_reader import FrameReader, RingPart
 from tensorpool.lake.row_staging import gap_of
 from tensorpool.lake.selection import Selection
+from tensorpool.lake.trigger_delay import TriggerDelay
 from tensorpool.logs import get_logger
+from tensorpool.spark import metadata_column
+from tensorpool.spark.metadata_column import with_metadata
 from tensorpool.spark.planner_process import exit_in_order, kept_planner
 from tensorpool.spark.pushdown import Pushdown
 
@@ -57,11 +61,14 @@ _losses_of_tasks: Final = LossLog(get_logger("spark"))  # of the worker that we 
 class FramesPartition(InputPartition):
     """A task's share of a batch, as a RingPart. Pickled: plain data only."""
 
-    def __init__(self, part: bytes, inline: bool, fail_on_data_loss: bool) -> None:
+    def __init__(
+        self, part: bytes, inline: bool, fail_on_data_loss: bool, metadata: dict[int, str] | None = None
+    ) -> None:
         super().__init__(part)
         self.part = part
         self.inline = inline
         self.fail_on_data_loss = fail_on_data_loss
+        self.metadata = metadata  # by version; None: not asked for
 
 
 class RangesPartition(InputPartition):
@@ -104,11 +111,17 @@ def plan(
             lost = _lost(gone[-1:], lost)
         else:
             part = msgspec.structs.replace(part, is_open=is_open and last[piece.stream_id] == piece)
-            found.append(FramesPartition(_encode(part), options.payload == "inline", options.fail_on_data_loss))
+            inline, is_fatal = options.payload == "inline", options.fail_on_data_loss
+            metadata = _metadata(planner, piece) if options.include_metadata else None
+            found.append(FramesPartition(_encode(part), inline, is_fatal, metadata))
             lost.pop(piece.stream_id, None)
     planner.count(gone)
     refuse(gone, is_fatal=options.fail_on_data_loss)
     return found
+
+
+def _metadata(planner: Planner, piece: SeqRange) -> dict[int, str]:
+    return {version: metadata_column.text_of(told) for version, told in planner.metadata(piece).items()}
 
 
 def _ranges(planner: Planner, groups: Sequence[Sequence[SeqRange]], losses: Sequence[Loss]) -> list[InputPartition]:
@@ -154,7 +167,9 @@ def read_partition(partition: InputPartition) -> Iterator[pa.RecordBatch]:
 def _read_frames(partition: FramesPartition) -> Iterator[pa.RecordBatch]:
     part = msgspec.msgpack.decode(partition.part, type=RingPart)
     reader = FrameReader(part, inline=partition.inline)
-    yield from reader.batches()
+    known = partition.metadata
+    for batch in reader.batches():
+        yield batch if known is None else with_metadata(batch, lambda version, _: known.get(version))
     losses = [Loss(gap.stream_id, gap.epoch, gap.lo, gap.hi, gap.reason) for gap in reader.gaps]
     _losses_of_tasks.note(losses, time.monotonic())
     if losses and partition.fail_on_data_loss:
@@ -168,6 +183,7 @@ class LiveStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def __init__(self, options: LiveOptions) -> None:
         self._options = options
+        self._delay = TriggerDelay(options.min_frames_per_trigger, options.max_trigger_delay_s)
         self._planner: Planner | None = None
         self._initial: Offsets | None = None
         self._target: Offsets | None = None
@@ -184,11 +200,19 @@ class LiveStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def latestOffset(self, start: dict[str, Any] | None = None, limit: ReadLimit | None = None) -> dict[str, Any]:
         begin = Offsets.from_json(start if start is not None else self.initialOffset())
         planner = self._plan()
+        planner.join()
         held = planner.held()
         planner.check(begin, held)
         if self._target is not None:
             held = offsets.cut(held, self._target)
-        return offsets.advance(begin, held, self._limits(limit)).to_json()
+        elif self._options.min_frames_per_trigger is not None:
+            waiting = offsets.span(begin, self._advance(begin, held, Limits()))
+            if not self._delay.is_due(waiting, time.monotonic()):
+                return begin.to_json()
+        return self._advance(begin, held, self._limits(limit)).to_json()
+
+    def _advance(self, begin: Offsets, held: Sequence[RingExtent], limits: Limits) -> Offsets:
+        return offsets.advance(begin, held, limits, joins_at_oldest=self._options.stream_pattern is not None)
 
     def reportLatestOffset(self) -> dict[str, Any] | None:
         return offsets.latest(self._plan().held()).to_json()
@@ -238,7 +262,10 @@ class LiveReader(DataSourceReader):
         """One look at the rings decides. A ring that went round before its task came is read on to its new end."""
         options = self._options
         planner = kept_planner(options)
+        planner.join()
         held = planner.held()
+        if not held:
+            raise ConfigError("option subscribePattern", options.stream_pattern, "the name of some stream")
         # A batch that began with the latest frame would be empty: without an option it begins with the earliest.
         start = planner.resolve("startingOffsets", options.starting_offsets or "earliest", held)
         end = planner.resolve("endingOffsets", options.ending_offsets, held)

@@ -49,7 +49,9 @@ _lock = threading.Lock()
 
 def kept_planner(options: LiveOptions) -> Planner:
     """A planner that is kept for a while after its last use."""
-    key = msgspec.msgpack.encode([options.streams, options.aeron_dir, options.config, options.overrides])
+    key = msgspec.msgpack.encode(
+        [options.streams, options.stream_pattern, options.aeron_dir, options.config, options.overrides]
+    )
     with _lock:
         kept = _kept.pop(key, None)
         if kept is not None:

@@ -15,9 +15,9 @@ from pyspark.sql.datasource import (
 )
 from pyspark.sql.types import StructType
 
-from tensorpool.lake.live_options import sink_options, source_options
+from tensorpool.lake.live_options import sink_options, source_options, stream_options
 from tensorpool.spark.catalog import options_given, schema_for
-from tensorpool.spark.columns import LIVE_DDL, TABLE_DDL
+from tensorpool.spark.columns import LIVE_DDL, METADATA_DDL, TABLE_DDL
 
 
 class TensorpoolDataSource(DataSource):
@@ -28,10 +28,11 @@ class TensorpoolDataSource(DataSource):
         return "tensorpool"
 
     def schema(self) -> str | StructType:
-        return schema_for(LIVE_DDL[source_options(options_given(self.options)).table], self.options)
+        options = source_options(options_given(self.options))
+        return schema_for(LIVE_DDL[options.table] + (METADATA_DDL if options.include_metadata else ""), self.options)
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:
-        options = source_options(options_given(self.options, schema))
+        options = stream_options(options_given(self.options, schema))
         if options.table in TABLE_DDL:
             from tensorpool.spark.tables import TableStreamReader
 
