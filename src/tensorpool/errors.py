@@ -7,6 +7,7 @@
     │  ├─ LocalProtocolError    we tried what the specification forbids
     │  └─ RemoteProtocolError   the peer did
     │     └─ DecodeError          bytes that are not the message they claim to be
+    ├─ FrameTooLarge          no pool of the stream can ever hold it: sizes and remedy
     ├─ AttachRefused          the driver's answer to an attach, in its own words
     ├─ LeaseLost              a lease ended while something depended on it
     ├─ DriverUnreachable      no SHM driver answers
@@ -81,6 +82,20 @@ class DecodeError(RemoteProtocolError):
         self.offset = offset
         self.fault = fault
         self.field = field
+
+
+class FrameTooLarge(TensorPoolError):
+    """A frame of `nbytes` for a `stream` whose largest pool holds `max_frame_bytes`. Nothing was written."""
+
+    def __init__(self, stream: str, nbytes: int, max_frame_bytes: int) -> None:
+        super().__init__(stream, nbytes, max_frame_bytes)
+        self.text = (
+            f"a frame of {nbytes} bytes fits no pool of {stream}: the largest holds {max_frame_bytes}; "
+            "give its profile a larger stride_bytes"
+        )
+        self.stream = stream
+        self.nbytes = nbytes
+        self.max_frame_bytes = max_frame_bytes
 
 
 class AttachRefused(TensorPoolError):

@@ -164,7 +164,7 @@ def test_what_cannot_be_produced_is_refused_before_it_begins(shell: Shell, clien
     with client.producer("taken", create=True) as producer:
         taken = str(producer.stream_id)
         for arguments, words in (
-            (["produce", "large", "--shape", "1000x1000"], "a frame of 976.6 KiB fits no pool"),
+            (["produce", "large", "--shape", "1000x1000"], "a frame of 1000000 bytes fits no pool of"),
             (["produce", "20001", "--no-create", "--timeout", "1.5"], "stream 20001 does not exist"),
             (["produce", taken, "--timeout", "1.5"], f"stream {taken} already has a producer"),
             (["produce", "any", "--aeron-dir", "/dev/shm/tp-test-nowhere"], "no media driver is alive"),

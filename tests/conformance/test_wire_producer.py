@@ -25,6 +25,7 @@ import tensorpool as tp
 from tensorpool import aeron
 from tensorpool.client import Client, DropReason, Producer
 from tensorpool.client.progress import BURST
+from tensorpool.errors import FrameTooLarge
 from tensorpool.wire import decode
 from tensorpool.wire.control import (
     ConsumerConfig,
@@ -175,7 +176,8 @@ def test_a_frame_that_is_not_published_is_not_described(
 ) -> None:
     """Larger than every pool, or given up: no descriptor, and the seqs that are described have no hole."""
     first = producer.next_seq
-    assert producer.publish(np.zeros((1 << 18) + 1, np.uint8)) is None
+    with pytest.raises(FrameTooLarge):
+        producer.publish(np.zeros((1 << 18) + 1, np.uint8))
     assert producer.stats.dropped == {DropReason.NO_POOL: 1}
     with pytest.raises(RuntimeError, match="no light"), producer.claim((4,), np.uint8):
         raise RuntimeError("no light")

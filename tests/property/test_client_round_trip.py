@@ -18,7 +18,7 @@ from hypothesis.extra import numpy as nps
 
 import tensorpool as tp
 from tensorpool.client import Consumer, DropReason, Frame, Producer
-from tensorpool.errors import LocalProtocolError
+from tensorpool.errors import FrameTooLarge, LocalProtocolError
 from tensorpool.wire.control import Dtype
 from tests.client.conftest import SMALL
 from tests.levels import SOAK
@@ -176,18 +176,18 @@ def test_bytes_and_bits_are_told_from_numbers(ends: Ends, dtype: Dtype, shape: t
 @example(length=LARGEST, is_strided=False)
 @example(length=LARGEST + 1, is_strided=False)
 def test_every_length_arrives_or_is_counted(ends: Ends, length: int, is_strided: bool) -> None:
-    """Across the boundaries of the pools; too large is a drop, and the next seq is the same."""
+    """Across the boundaries of the pools; too large is an error, and the next seq is the same."""
     data = np.resize(np.arange(251, dtype=np.uint8), length)
     array = np.repeat(data, 2)[::2] if is_strided else data
     next_seq, dropped = ends.producer.next_seq, ends.producer.stats.dropped.get(DropReason.NO_POOL, 0)
-    seq = ends.producer.publish(array)
     if length > LARGEST:
-        assert seq is None
+        with pytest.raises(FrameTooLarge):
+            ends.producer.publish(array)
         assert ends.producer.stats.dropped[DropReason.NO_POOL] == dropped + 1
         assert ends.producer.next_seq == next_seq
         assert ends.consumer.poll() is None
     else:
-        assert same(ends.received(seq).copy(), data)
+        assert same(ends.received(ends.producer.publish(array)).copy(), data)
 
 
 @settings(settled, max_examples=100 * SOAK)

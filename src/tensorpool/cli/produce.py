@@ -14,7 +14,6 @@ from tensorpool.cli import format, options, progress
 from tensorpool.cli.signals import StopSignals, interruptible
 from tensorpool.cli.test_pattern import PATTERNS, Painter
 from tensorpool.client import Producer, connect
-from tensorpool.errors import LocalProtocolError
 from tensorpool.shm.arrays import Order, layout_for
 
 DRAIN_S: Final = 5.0
@@ -92,12 +91,7 @@ def command(
             connect(connection.aeron_dir, config=config) as client,
             client.producer(stream, create=create, timeout=timeout, on_state=line.on_state) as producer,
         ):
-            if nbytes > producer.max_frame_bytes:
-                raise LocalProtocolError(
-                    f"a frame of {format.size(nbytes)} fits no pool of "
-                    f"{format.named(producer.stream_id, producer.name)}: the largest holds "
-                    f"{format.size(producer.max_frame_bytes)}; give its profile a larger stride_bytes"
-                )
+            producer.check_fits(nbytes)
             stop = StopSignals()
             producer.set_metadata({"pattern": pattern, "rate_hz": rate})
             job.announce(producer, wanted, nbytes)

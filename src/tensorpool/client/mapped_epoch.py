@@ -70,6 +70,10 @@ class EpochWriter(FramePublisher):
     def epoch(self) -> int:
         return self.ring.epoch
 
+    @property
+    def max_frame_bytes(self) -> int:
+        return max(pool.stride_bytes for pool in self.ring.spec.pools)
+
 
 class EpochMapper:
     """Maps the regions of epochs for the sessions of one client."""

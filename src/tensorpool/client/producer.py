@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Publishing frames: copy an array in, or fill a slot in place.
 
-A producer never waits for anybody: what cannot be published is dropped and counted. It survives the loss of its lease,
-of the driver and of the media driver; meanwhile its frames are dropped and counted as DETACHED.
+A producer never waits for anybody. It survives the loss of its lease, of the driver and of the media driver; meanwhile
+its frames are dropped and counted as DETACHED. A frame that no pool can ever hold is counted and raises FrameTooLarge.
 Wire §8.3, §9, §10.2, §15.18; decisions B4, B12, B17, B26.
 """
 
@@ -32,7 +32,7 @@ from tensorpool.client.producer_session import ProducerSession
 from tensorpool.client.session import State, StateChange
 from tensorpool.client.slot import ProgressAxis, Slot, with_progress
 from tensorpool.client.wall_clock import ClockPair
-from tensorpool.errors import Closed, LocalProtocolError, TransportError
+from tensorpool.errors import Closed, FrameTooLarge, LocalProtocolError, TransportError
 from tensorpool.shm.arrays import Array, Order, layout_for, layout_of, payload_of
 from tensorpool.wire.control import DataSourceMeta, Dtype
 from tensorpool.wire.trace import Parent, TraceLinkSet
@@ -111,7 +111,7 @@ class Producer(ProducerBase):
     def max_frame_bytes(self) -> int:
         """The largest frame that fits a pool; 0 while there is no memory."""
         writer = self._session.writer
-        return 0 if writer is None else max(pool.stride_bytes for pool in writer.ring.spec.pools)
+        return 0 if writer is None else writer.max_frame_bytes
 
     @property
     def state(self) -> State:
@@ -186,8 +186,7 @@ class Producer(ProducerBase):
             layout, data = payload_of(array, dtype, shape, keep_strides)
         number = writer.publish(layout, data, timestamp_ns, version, trace_id, seq, is_usual)
         if number is None:
-            self._dropped[DropReason.NO_POOL] += 1
-            return None
+            raise self._too_large(writer, layout.extent_bytes)
         if links or not session.route.is_plain:
             self._tell_others(writer, number, version, trace_id, links)
         return number
@@ -210,8 +209,9 @@ class Producer(ProducerBase):
         >>> with producer.claim((1080, 1920, 3), np.uint8) as slot:     # doctest: +SKIP
         ...     camera.read_into(slot.array)                            # published here, given up on an exception
 
-        A frame that cannot be published gets an array all the same, so that your loop goes on; it is dropped, and
-        counted, when the slot is left. `progress` lets `slot.progress(rows=…)` tell consumers about partial frames.
+        Without a lease you get an array all the same, so that your loop goes on; the frame is dropped, and counted,
+        when the slot is left. Raises FrameTooLarge for what no pool of the stream holds. `progress` lets
+        `slot.progress(rows=…)` tell consumers about partial frames.
         `strides`, in bytes, are for devices that pad their rows: `claim((1080, 1900), strides=(2048, 1))`.
         """
         timestamp_ns, meta_version, trace_id, seq = frame_numbers(timestamp_ns, meta_version, trace_id, seq)
@@ -223,6 +223,12 @@ class Producer(ProducerBase):
         if writer is None or writer is not self._writer or monotonic_ns() >= writer.until_ns:
             writer = self._renew()
         return Slot(self, writer, layout, timestamp_ns, version, trace_id, progress, seq)
+
+    def check_fits(self, nbytes: int) -> None:
+        """Raises FrameTooLarge for frames that no pool of the stream holds; for sources that know their size."""
+        writer = self._session.writer
+        if writer is not None and nbytes > self.max_frame_bytes:
+            raise self._too_large(writer, nbytes)
 
     # --- about the frames
 
@@ -331,6 +337,11 @@ class Producer(ProducerBase):
             session.conductor.wake()  # we stood still for longer than the lease lasts: it is about to find out
             return None
         return current
+
+    def _too_large(self, writer: EpochWriter, nbytes: int) -> FrameTooLarge:
+        """WIRE §9: such a frame is dropped at once; we count it and say so."""
+        self._dropped[DropReason.NO_POOL] += 1
+        return FrameTooLarge(self._session.stream_label, nbytes, writer.max_frame_bytes)
 
     def _is_current(self, writer: EpochWriter) -> bool:
         return self._session.writer is writer and monotonic_ns() < writer.until_ns

@@ -61,9 +61,8 @@ class Slot:
             writer.check_time(stamp_ns)
             place = writer.ring_writer.begin(number, layout, stamp_ns, meta_version, header_first=progress is not None)
             if place is None:
-                self._drop = DropReason.NO_POOL
-            else:
-                self.seq = number
+                raise producer._too_large(writer, layout.extent_bytes)
+            self.seq = number
         if place is not None:
             self.array: Array = view_of(place[0], place[1], layout, writable=True)
         else:
