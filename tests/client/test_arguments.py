@@ -93,6 +93,7 @@ REFUSED: dict[tuple[type, str], list[dict[str, Any]]] = {
         {"array": np.zeros((4, 4))[::-1], "keep_strides": True},
         {"array": np.broadcast_to(np.zeros(4), (4, 4)), "keep_strides": True},
     ],
+    (Producer, "check_fits"): [{"nbytes": value} for value in [-1, "1 MiB", 2**63]],
     (Producer, "claim"): [
         *({"shape": value} for value in [(), 5, (-1,), (2**31,), ("3",), (1,) * 9]),
         *({"shape": (3,), "order": value} for value in ["", "A", None]),

@@ -872,8 +872,11 @@ def test_a_producer_writes_only_into_files_that_are_there(
         before = tree(folder)
         for index in range(3 * NSLOTS):
             producer.publish(np.full(index * 1000, index, np.uint8))
-        with pytest.raises(tp.AttachRefused) as refused:
-            connected.producer(producer.stream_id, timeout=2.0)
+        with (
+            tp.connect(deployment.aeron_dir, config=deployment.config_path) as other,
+            pytest.raises(tp.AttachRefused) as refused,
+        ):
+            other.producer(producer.stream_id, timeout=2.0)
         assert refused.value.code == "REJECTED"
         assert refused.value.stream == producer.stream_id
         assert tree(folder) == before

@@ -20,6 +20,7 @@ from tensorpool.driver.config import DriverConfig
 from tensorpool.errors import LocalProtocolError
 from tensorpool.wire.control import DataSourceAnnounce, DataSourceMeta
 
+MAX_STREAM_ID: Final = 2**32 - 2
 MAX_TIMEOUT_S: Final = 1e9
 MAX_META_VERSION: Final = 2**32 - 2
 MAX_TRACE_ID: Final = 2**64 - 2
@@ -53,6 +54,19 @@ def timeout(value: object) -> float:
     if number == 0:
         raise LocalProtocolError(f"timeout = {value!r:.80}: expected a positive number of seconds")
     return number
+
+
+def stream(value: object) -> tuple[int, str | None]:
+    """A stream's id and None, or 0 and its name."""
+    if isinstance(value, str):
+        if not value or not value.isprintable() or len(value.encode()) > 256 or not value.isascii():
+            raise LocalProtocolError(f"stream name {value!r:.80}: expected 1 to 256 printable ASCII characters")
+        if not value.isdecimal():
+            return 0, value
+        value = int(value)
+    if type(value) is not int or not 1 <= value <= MAX_STREAM_ID:
+        raise LocalProtocolError(f"stream {value!r:.80}: expected a name, or an id from 1 to 2^32 - 2")
+    return value, None
 
 
 def callback(name: str, value: object) -> None:

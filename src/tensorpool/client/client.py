@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import threading
 import time
+import weakref
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from types import MappingProxyType, TracebackType
@@ -25,7 +26,7 @@ from tensorpool.client.conductor import ClientConductor, WakeableIdle
 from tensorpool.client.consumer_session import ConsumerSession, Preferences, StandaloneSession
 from tensorpool.client.discovery import PATIENCE_NS
 from tensorpool.client.discovery_query import DiscoveredStream, DiscoveryQuery, Filters
-from tensorpool.client.producer_session import ProducerSession
+from tensorpool.client.producer_session import ProducerOptions, ProducerSession
 from tensorpool.client.ring_watch import RingWatch
 from tensorpool.client.session import Session, State, StateChange
 from tensorpool.clock import Clock, SystemClock
@@ -43,7 +44,6 @@ if TYPE_CHECKING:
 CLOSE_WITHIN_S: Final = 2.0
 PATIENCE_S: Final = PATIENCE_NS / 1e9
 LOOK_AGAIN_S: Final = 0.05
-MAX_STREAM_ID: Final = 2**32 - 2
 
 _MODES: Final = {"stream": Mode.STREAM, "rate_limited": Mode.RATE_LIMITED}
 
@@ -80,6 +80,7 @@ class Client:
         self._runner: aeron.AgentRunner | None = None
         self._invoker: aeron.AgentInvoker | None = None
         self._sessions: list[Session] = []
+        self._producers: weakref.WeakSet[Producer] = weakref.WeakSet()
         if conductor == "thread":
             idle = WakeableIdle(self._conductor)
             self._runner = aeron.AgentRunner(self._conductor, idle, on_error=_log_failed_turn).start()
@@ -115,20 +116,26 @@ class Client:
 
         >>> producer = client.producer("camera/front", create=True)     # doctest: +SKIP
 
-        `create` lets the driver make the stream. Within `timeout` seconds a stream that is still taken is asked for
-        again: a producer that was killed holds its lease for some seconds. Without a `timeout` the call waits for
-        `client.attach_timeout_ms` (5 s), and longer for as long as the driver reports that it makes the stream's
-        memory. Raises AttachRefused with the driver's words,
-        AttachPending when a driver has not answered in time, DriverUnreachable when there is none. `on_state` is called
-        from `publish`. Frames of `release_gil_from_bytes` and more are copied without the GIL (8 MiB by default).
-        Another driver's stream is produced with its `driver_instance_id`. A relay (`is_relay`) publishes frames of
-        another host: it announces no data source of its own and gives consumers no streams of their own. Where the
-        timestamps that you give are not of this host's monotonic clock, say so with `has_own_clock=False`, and by
-        `Producer.set_clock` what is known of their clock: `frame.time` depends on it.
+        `create` lets the driver make the stream. The producer of a stream that this client has open already is
+        returned as it is, so that a notebook's cell can be run again; with other arguments that is an error.
+
+        Within `timeout` seconds a stream that is still taken is asked for again: a producer that was killed holds its
+        lease for some seconds. Without a `timeout` the call waits for `client.attach_timeout_ms` (5 s), and longer for
+        as long as the driver reports that it makes the stream's memory. `on_state` is called from `publish`. Frames of
+        `release_gil_from_bytes` and more are copied without the GIL (8 MiB by default). Another driver's stream is
+        produced with its `driver_instance_id`.
+
+        For those who publish frames of others: a relay (`is_relay`) announces no data source of its own and gives
+        consumers no streams of their own. Where the timestamps that you give are not of this host's monotonic clock,
+        say so with `has_own_clock=False`, and by `Producer.set_clock` what is known of their clock: `frame.time`
+        depends on it.
+
+        Raises AttachRefused with the driver's words, AttachPending when a driver has not answered in time,
+        DriverUnreachable when there is none.
         """
         from tensorpool.client.producer import Producer  # with numpy, before anything is attached
 
-        stream_id, name = _stream(stream)
+        stream_id, name = arguments.stream(stream)
         arguments.timeout(self._attach_timeout(timeout))
         arguments.callback("on_state", on_state)
         if release_gil_from_bytes is not None:
@@ -147,21 +154,26 @@ class Client:
                     is_relay=is_relay,
                     has_own_clock=has_own_clock,
                 )
-        if name is not None:
-            stream_id = self._own_stream(name, self._attach_timeout(timeout))
-        spec = AttachSpec(stream_id, Role.PRODUCER, create)
-        session = ProducerSession(
-            self._conductor,
-            spec,
-            name,
+        options = ProducerOptions(
+            on_state=on_state,
+            release_gil_from_bytes=release_gil_from_bytes,
             with_publish_time=with_publish_time,
             is_relay=is_relay,
             has_own_clock=has_own_clock,
         )
+        for known in tuple(self._producers):
+            if known._is_open_as(stream_id, name) and os.getpid() == self._pid:
+                known._check_options(options)
+                return known
+        if name is not None:
+            stream_id = self._own_stream(name, self._attach_timeout(timeout))
+        session = ProducerSession(self._conductor, AttachSpec(stream_id, Role.PRODUCER, create), name, options)
         if name is not None:
             self._order(self._conductor.listen_for_names)
         self._attach(session, lambda now_ns: self._conductor.add_producer(session, now_ns), timeout)
-        return Producer(session, self._detach, self._wait_for, on_state, release_gil_from_bytes)
+        producer = Producer(session, self._detach, self._wait_for, options)
+        self._producers.add(producer)
+        return producer
 
     def consumer(
         self,
@@ -197,7 +209,7 @@ class Client:
         """
         from tensorpool.client.consumer import Consumer  # with numpy, before anything is attached
 
-        stream_id, name = _stream(stream)
+        stream_id, name = arguments.stream(stream)
         preferences = _preferences(
             mode,
             max_rate_hz,
@@ -229,7 +241,7 @@ class Client:
         self, stream: int | str, *, timeout: float | None = None, driver_instance_id: str | None = None
     ) -> RingWatch:
         """Follow a stream's rings without receiving its frames. Raises like `consumer`."""
-        stream_id, name = _stream(stream)
+        stream_id, name = arguments.stream(stream)
         home, stream_id, left = self._locate(stream_id, name, driver_instance_id, self._attach_timeout(timeout))
         spec, preferences = AttachSpec(stream_id, Role.CONSUMER), Preferences(listens=False)
         session = ConsumerSession(home._conductor, spec, name, preferences, None)
@@ -541,18 +553,6 @@ def _ambiguous(name: str, found: list[DiscoveredStream]) -> TensorPoolError:
     is_one_driver = len({stream.driver_instance_id for stream in found}) == 1
     choice = "give one of the ids" if is_one_driver else "choose with driver_instance_id="
     return TensorPoolError(f"{name!r} is ambiguous: {candidates}; {choice}")
-
-
-def _stream(stream: int | str) -> tuple[int, str | None]:
-    if isinstance(stream, str):
-        if not stream or not stream.isprintable() or len(stream.encode()) > 256 or not stream.isascii():
-            raise LocalProtocolError(f"stream name {stream!r:.80}: expected 1 to 256 printable ASCII characters")
-        if not stream.isdecimal():
-            return 0, stream
-        stream = int(stream)
-    if type(stream) is not int or not 1 <= stream <= MAX_STREAM_ID:
-        raise LocalProtocolError(f"stream {stream!r:.80}: expected a name, or an id from 1 to 2^32 - 2")
-    return stream, None
 
 
 def _preferences(

@@ -112,7 +112,8 @@ class Consumer(ConsumerBase):
         self._tracked_epoch: int | None = None
         self._partial: list[Progress] = []
         self._progress_adapter = MessageAdapter(on_malformed=lambda data, error: None)
-        self._progress_adapter.add(FrameProgress, self._on_frame_progress)
+        if on_progress is not None:  # a cycle: without one the last reference ends the consumer at once
+            self._progress_adapter.add(FrameProgress, self._on_frame_progress)
 
     # --- who it is
 
@@ -251,6 +252,11 @@ class Consumer(ConsumerBase):
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+    def __del__(self) -> None:
+        session = getattr(self, "_session", None)
+        if session is not None:
+            session.on_unreferenced(self)
 
     # --- inside
 

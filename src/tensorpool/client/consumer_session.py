@@ -192,6 +192,10 @@ class ConsumerSession(Session):
         except RemoteProtocolError as error:
             self._fail(error, now_ns)
 
+    def abandon(self, now_ns: int) -> None:
+        self.reader.close()
+        super().abandon(now_ns)
+
     def on_metadata(self, message: Message, session_id: int) -> None:
         """A producer of the stream says what its frames mean, or by which clock they are stamped."""
         self.metadata.on_message(message, session_id)

@@ -28,8 +28,8 @@ from tensorpool.client.arguments import (
     whole_number,
 )
 from tensorpool.client.mapped_epoch import EpochWriter
-from tensorpool.client.producer_session import ProducerSession
-from tensorpool.client.session import State, StateChange
+from tensorpool.client.producer_session import ProducerOptions, ProducerSession
+from tensorpool.client.session import State
 from tensorpool.client.slot import ProgressAxis, Slot, with_progress
 from tensorpool.client.wall_clock import ClockPair
 from tensorpool.errors import Closed, FrameTooLarge, LocalProtocolError, TransportError
@@ -65,15 +65,14 @@ class Producer(ProducerBase):
         session: ProducerSession,
         close: Callable[[ProducerSession], None],
         wait: Callable[[ProducerSession, Callable[[], bool], float | None], bool],
-        on_state: Callable[[StateChange], object] | None,
-        release_gil_from_bytes: int | None,
+        options: ProducerOptions,
     ) -> None:
         super().__init__(session.route)
         self._session = session
         self._close = close
         self._wait = wait
-        self._on_state = on_state
-        self._release_gil_from_bytes = release_gil_from_bytes
+        self._options = options
+        self._on_state = options.on_state
         self._dropped: Counter[DropReason] = Counter()
         self._totals = _Totals()
         self._writer: EpochWriter | None = None
@@ -226,8 +225,9 @@ class Producer(ProducerBase):
 
     def check_fits(self, nbytes: int) -> None:
         """Raises FrameTooLarge for frames that no pool of the stream holds; for sources that know their size."""
+        whole_number("nbytes", nbytes, 2**63 - 1)
         writer = self._session.writer
-        if writer is not None and nbytes > self.max_frame_bytes:
+        if writer is not None and nbytes > writer.max_frame_bytes:
             raise self._too_large(writer, nbytes)
 
     # --- about the frames
@@ -316,7 +316,27 @@ class Producer(ProducerBase):
     ) -> None:
         self.close()
 
+    def __del__(self) -> None:
+        session = getattr(self, "_session", None)
+        if session is not None:
+            session.on_unreferenced(self)
+
     # --- inside
+
+    def _is_open_as(self, stream_id: int, name: str | None) -> bool:
+        """Whether a caller who asks for that stream, by id or by name, means this one."""
+        is_same = self.stream_id == stream_id if name is None else self.name == name
+        return is_same and not self._session.is_closed and not self._session.is_ending
+
+    def _check_options(self, options: ProducerOptions) -> None:
+        """Raises LocalProtocolError where it was opened with other arguments."""
+        mine, asked = msgspec.structs.asdict(self._options), msgspec.structs.asdict(options)
+        different = [f"{key}={mine[key]!r:.80}" for key in mine if mine[key] != asked[key]]
+        if different:
+            raise LocalProtocolError(
+                f"this client has {self._session.stream_label} open already, with {', '.join(different)}; close() that "
+                "producer first, or ask for it with the same arguments"
+            )
 
     def _renew(self) -> EpochWriter | None:
         """The epoch changed, or is gone: look again, and tell the user."""
@@ -330,8 +350,8 @@ class Producer(ProducerBase):
         if current is not self._writer:
             self._retire()
             self._writer = current
-            if current is not None and self._release_gil_from_bytes is not None:
-                current.ring_writer.release_gil_from_bytes = self._release_gil_from_bytes
+            if current is not None and self._options.release_gil_from_bytes is not None:
+                current.ring_writer.release_gil_from_bytes = self._options.release_gil_from_bytes
             session.adopt(current)
         if current is not None and monotonic_ns() >= current.until_ns:
             session.conductor.wake()  # we stood still for longer than the lease lasts: it is about to find out

@@ -7,6 +7,8 @@ Wire §5, §10.1.2, §10.1.3, §10.2.2, §10.3, §10.4.2; Driver Model §4.12.2;
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import msgspec
 
 from tensorpool import aeron
@@ -18,7 +20,7 @@ from tensorpool.client.mapped_epoch import EpochWriter
 from tensorpool.client.mapping import ActivityDuty
 from tensorpool.client.metadata import MetadataSender
 from tensorpool.client.names import preferred_id
-from tensorpool.client.session import Session, State
+from tensorpool.client.session import Session, State, StateChange
 from tensorpool.client.streams import ClientStreams
 from tensorpool.client.wall_clock import ClockPair, EpochClock
 from tensorpool.errors import (
@@ -40,6 +42,16 @@ from tensorpool.wire.control import (
 from tensorpool.wire.driver import ResponseCode, ShmAttachResponse
 
 
+class ProducerOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """The arguments of `Client.producer` that a producer keeps to."""
+
+    on_state: Callable[[StateChange], object] | None = None
+    release_gil_from_bytes: int | None = None
+    with_publish_time: bool = False
+    is_relay: bool = False
+    has_own_clock: bool = True
+
+
 class ProducerSession(Session):
     """The conductor's side of a `Producer`.
 
@@ -52,22 +64,19 @@ class ProducerSession(Session):
         conductor: ClientConductor,
         spec: lease.AttachSpec,
         name: str | None,
-        *,
-        with_publish_time: bool = False,
-        is_relay: bool = False,
-        has_own_clock: bool = True,
+        options: ProducerOptions = ProducerOptions(),  # noqa: B008 - frozen
     ) -> None:
         super().__init__(conductor, spec, name)
-        self._has_own_clock = has_own_clock
-        self._is_relay = is_relay
+        self._has_own_clock = options.has_own_clock
+        self._is_relay = options.is_relay
         self.writer: EpochWriter | None = None
         self.progress = ProgressSender()
         self.route = Route()
         self.epochs = 0
-        self.with_publish_time = with_publish_time
+        self.with_publish_time = options.with_publish_time
         self._is_drivers_choice = name is not None and not conductor.config.driver.stream_id_range
         self.consumers = KnownConsumers(
-            self.config, conductor.clock, self.log, self.route, self.send, is_relay=is_relay
+            self.config, conductor.clock, self.log, self.route, self.send, is_relay=options.is_relay
         )
         self._descriptors: aeron.Publication | None = None
         self._metadata = MetadataSender()
