@@ -132,6 +132,9 @@ void bind_frame_publisher(nb::module_& m) {
             "Copy, commit and announce a frame; its seq, or None when no pool holds it. `is_usual`: `layout` is what "
             "every array of the shape and dtype of `data` has.")
         .def(
+            "forget_layout", [](Self& self) { self.last.forget(); },
+            "From now on the layout of the last array means something else: ask for it again.")
+        .def(
             "commit",
             [](Self& self, std::optional<std::uint64_t> timestamp_ns, std::uint32_t meta_version,
                std::uint64_t trace_id, std::uint64_t bytes) {

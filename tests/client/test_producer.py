@@ -72,8 +72,10 @@ def test_a_capture_time_of_the_users_own_and_the_time_of_publishing(shared_clien
         np.array(["2020"], "M8[D]"),
         np.array([1], "m8[s]"),
         np.array([object()]),
-        np.zeros(2, np.float16),
-        np.zeros(2, np.complex64),
+        np.zeros(2, ">f2"),
+        np.zeros(2, np.longdouble),
+        np.zeros((1,) * 8, np.complex64),
+        np.complex64(3),
         np.zeros(2, "S3"),
         np.zeros(2, ">i4"),
         np.zeros(2, [("a", "i4")]),
@@ -229,7 +231,14 @@ def test_one_slot_at_a_time(pair: Pair) -> None:
 
 @pytest.mark.parametrize(
     "arguments",
-    [((), np.uint8), ((1,) * 9, np.uint8), ((-1,), np.uint8), ((3,), np.float16), ((2**31,), np.uint8)],
+    [
+        ((), np.uint8),
+        ((1,) * 9, np.uint8),
+        ((-1,), np.uint8),
+        ((), np.complex64),
+        ((3,), np.longdouble),
+        ((2**31,), np.uint8),
+    ],
     ids=str,
 )
 def test_a_slot_that_no_frame_can_fill_is_refused(pair: Pair, arguments: Any) -> None:

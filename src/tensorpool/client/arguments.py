@@ -13,7 +13,7 @@ from typing import Any, Final
 
 from tensorpool._core import MAX_SEQ
 from tensorpool.channel import Endpoint, check_channel
-from tensorpool.client.metadata import CHUNK_MAX, MAX_BLOB_BYTES, to_message
+from tensorpool.client.metadata import CHUNK_MAX, MAX_BLOB_BYTES, NUMPY_DTYPE, to_message
 from tensorpool.client.streams import BLOB_TERM, max_message_bytes
 from tensorpool.client.wall_clock import MAX_ATTRIBUTE_BYTES
 from tensorpool.driver.config import DriverConfig
@@ -112,12 +112,17 @@ def metadata_message(
     summary: str,
     version: int,
     now_ns: int,
+    numpy_dtype: str | None = None,
 ) -> DataSourceMeta:
     """What `set_metadata` sends, made and measured; its stream id is still open."""
     if not isinstance(attributes, Mapping):
         raise LocalProtocolError(f"attributes = {attributes!r:.80}: expected a mapping of names to values")
     if isinstance(tags, str):
         raise LocalProtocolError(f"tags = {tags!r:.80}: expected a list of texts")
+    if NUMPY_DTYPE in attributes:
+        raise LocalProtocolError(f"metadata key {NUMPY_DTYPE!r} is what the producer fills, from the arrays it gets")
+    if numpy_dtype is not None:
+        attributes = {**attributes, NUMPY_DTYPE: numpy_dtype}
     try:
         message = to_message(1, version, attributes, tuple(tags), now_ns)
         check_metadata(config, name, message, summary)

@@ -233,6 +233,7 @@ class Client:
         spec = AttachSpec(stream_id, Role.CONSUMER, create)
         kind = ConsumerSession if driver else StandaloneSession
         session = kind(home._conductor, spec, name, preferences, max_outstanding_seq_gap)
+        session.wait = home._wait_for
         home._attach_consumer(session, None if timeout is None else left)
         invoke = None if home._invoker is None else home.invoke
         return Consumer(session, home._detach, invoke, on_state, on_progress)

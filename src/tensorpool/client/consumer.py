@@ -71,7 +71,9 @@ class Progress:
     def _prefix(self, mapped: MappedEpoch) -> Array | None:
         """B23: rows of a row-major frame, columns of a column-major one, or the plain bytes of a contiguous one."""
         view = view_of_frame(mapped.pools[self._slot.pool], self._slot)
-        layout = self._slot.layout
+        carried, layout = mapped.carried(self._slot), self._slot.layout
+        if carried is not None:
+            view = carried.restore(view)
         if self.rows is not None and layout.major_order == MajorOrder.ROW:
             return view[: self.rows]
         if self.columns is not None and layout.major_order == MajorOrder.COLUMN and view.ndim == 2:

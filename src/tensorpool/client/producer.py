@@ -17,7 +17,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from tensorpool._core import DropReason, ProducerBase, monotonic_ns
+from tensorpool._core import DropReason, ProducerBase, TensorLayout, monotonic_ns
 from tensorpool.client.arguments import (
     MAX_META_VERSION,
     blob,
@@ -28,12 +28,14 @@ from tensorpool.client.arguments import (
     whole_number,
 )
 from tensorpool.client.mapped_epoch import EpochWriter
+from tensorpool.client.metadata import NUMPY_DTYPE, Metadata, with_numpy_dtype
 from tensorpool.client.producer_session import ProducerOptions, ProducerSession
 from tensorpool.client.session import State
 from tensorpool.client.slot import ProgressAxis, Slot, with_progress
 from tensorpool.client.wall_clock import ClockPair
 from tensorpool.errors import Closed, FrameTooLarge, LocalProtocolError, TransportError
 from tensorpool.shm.arrays import Array, Order, layout_for, layout_of, payload_of
+from tensorpool.shm.carried_dtypes import CarriedDtype, carried_dtype, carried_named
 from tensorpool.wire.control import DataSourceMeta, Dtype
 from tensorpool.wire.trace import Parent, TraceLinkSet
 
@@ -75,6 +77,8 @@ class Producer(ProducerBase):
         self._on_state = options.on_state
         self._dropped: Counter[DropReason] = Counter()
         self._totals = _Totals()
+        self._carried: CarriedDtype | None = None  # what the present metadata say about the dtype
+        self._said = DataSourceMeta(stream_id=1, meta_version=0, timestamp_ns=0), ""  # the present metadata
         self._writer: EpochWriter | None = None
 
     # --- who it is
@@ -174,16 +178,21 @@ class Producer(ProducerBase):
             if writer is None:
                 self._dropped[DropReason.DETACHED] += 1
                 return None
-        version = session.route.meta_version if meta_version is None else meta_version
         is_usual = dtype is None and shape is None and not keep_strides
+        data: Array = array if type(array) is np.ndarray else np.asarray(array)
+        carried = None if dtype is Dtype.BIT or dtype is Dtype.BYTES else carried_dtype(data.dtype)
+        if is_usual and not (data.flags.forc if carried is None or not carried.is_pair else data.flags.c_contiguous):
+            return self._publish_strided(data, timestamp_ns, meta_version, trace_id, links, seq)
+        if carried is not None:
+            if dtype is not None and carried_dtype(dtype) is not carried:
+                raise LocalProtocolError(f"dtype = {dtype!r} for an array of {data.dtype}: use astype()")
+            data, dtype = carried.encode(data), None
         if is_usual:
-            data = array if type(array) is np.ndarray else np.asarray(array)
-            if not data.flags.forc:
-                return self._publish_strided(data, timestamp_ns, meta_version, trace_id, links, seq)
             layout = layout_of(data)
         else:
-            layout, data = payload_of(array, dtype, shape, keep_strides)
-        number = writer.publish(layout, data, timestamp_ns, version, trace_id, seq, is_usual)
+            layout, data = payload_of(array if carried is None else data, dtype, shape, keep_strides)
+        version = self._version(meta_version, carried, layout)
+        number = writer.publish(layout, data, timestamp_ns, version, trace_id, seq, is_usual and carried is None)
         if number is None:
             raise self._too_large(writer, layout.extent_bytes)
         if links or not session.route.is_plain:
@@ -214,14 +223,17 @@ class Producer(ProducerBase):
         `strides`, in bytes, are for devices that pad their rows: `claim((1080, 1900), strides=(2048, 1))`.
         """
         timestamp_ns, meta_version, trace_id, seq = frame_numbers(timestamp_ns, meta_version, trace_id, seq)
+        carried = carried_dtype(dtype)
+        if carried is not None:
+            shape, dtype, strides = carried.on_wire(shape, order, strides)
         layout = layout_for(shape, dtype, order, strides)
         if progress is not None:
             layout = with_progress(layout, progress, strides)
-        version = self._session.route.meta_version if meta_version is None else meta_version
+        version = self._version(meta_version, carried, layout)
         writer = self._session.writer
         if writer is None or writer is not self._writer or monotonic_ns() >= writer.until_ns:
             writer = self._renew()
-        return Slot(self, writer, layout, timestamp_ns, version, trace_id, progress, seq)
+        return Slot(self, writer, layout, timestamp_ns, version, trace_id, progress, seq, carried)
 
     def check_fits(self, nbytes: int) -> None:
         """Raises FrameTooLarge for frames that no pool of the stream holds; for sources that know their size."""
@@ -239,14 +251,12 @@ class Producer(ProducerBase):
         """
         session = self._session
         session.check_process()
-        version = session.route.meta_version + 1
-        if version > MAX_META_VERSION:
-            raise LocalProtocolError("meta_version is used up; attach anew")
-        stamp_ns = session.stamp_ns(session.conductor.clock.monotonic_ns())
-        message = metadata_message(session.config, self.name, attributes, tags, summary, version, stamp_ns)
-        session.route.meta_version = version
-        session.conductor.order(lambda now_ns: session.set_metadata(message, summary))
-        return version
+        name = None if self._carried is None else self._carried.name
+        message = metadata_message(
+            session.config, self.name, attributes, tags, summary, self._next_version(), self._stamp_ns(), name
+        )
+        self._say(message, summary)
+        return message.meta_version
 
     def repeat_metadata(self, message: DataSourceMeta, *, summary: str = "") -> None:
         """Say what another producer said, under its meta_version and at its time: for replays.
@@ -258,8 +268,8 @@ class Producer(ProducerBase):
         if not 1 <= message.meta_version <= MAX_META_VERSION:
             raise LocalProtocolError(f"meta_version {message.meta_version}: expected 1 to 2^32 - 2")
         check_metadata(session.config, self.name, message, summary)
-        session.route.meta_version = message.meta_version
-        session.conductor.order(lambda now_ns: session.set_metadata(message, summary))
+        self._carried = carried_named(Metadata.of(message).attributes.get(NUMPY_DTYPE))
+        self._say(message, summary)
 
     def set_clock(self, pair: ClockPair | None) -> None:
         """Say by which clock the timestamps of this epoch's frames are, or with None that it is not known.
@@ -357,6 +367,43 @@ class Producer(ProducerBase):
             session.conductor.wake()  # we stood still for longer than the lease lasts: it is about to find out
             return None
         return current
+
+    def _next_version(self) -> int:
+        version = self._session.route.meta_version + 1
+        if version > MAX_META_VERSION:
+            raise LocalProtocolError("meta_version is used up; attach anew")
+        return version
+
+    def _stamp_ns(self) -> int:
+        return self._session.stamp_ns(self._session.conductor.clock.monotonic_ns())
+
+    def _say(self, message: DataSourceMeta, summary: str) -> None:
+        session = self._session
+        self._said = message, summary
+        session.route.meta_version = message.meta_version
+        session.conductor.order(lambda now_ns: session.set_metadata(message, summary))
+
+    def _version(self, meta_version: int | None, carried: CarriedDtype | None, layout: TensorLayout) -> int:
+        """The meta_version of a frame. One that carries another dtype than the frames before gets new metadata."""
+        session, known = self._session, self._carried
+        if meta_version is not None:
+            if carried is not None and (carried is not known or meta_version != session.route.meta_version):
+                raise LocalProtocolError(f"meta_version = {meta_version}: frames of {carried.name} choose their own")
+            return meta_version
+        is_other = (
+            carried is not None if known is None else known.fits(layout.dtype, layout.shape) or carried is not None
+        )
+        if is_other and carried is not known:
+            session.check_process()
+            message, summary = self._said
+            message = with_numpy_dtype(message, None if carried is None else carried.name)
+            message = msgspec.structs.replace(message, meta_version=self._next_version(), timestamp_ns=self._stamp_ns())
+            check_metadata(session.config, self.name, message, summary)
+            self._say(message, summary)
+            self._carried = carried
+            if self._writer is not None:
+                self._writer.forget_layout()  # an array like the one before is of another version now
+        return session.route.meta_version
 
     def _too_large(self, writer: EpochWriter, nbytes: int) -> FrameTooLarge:
         """WIRE §9: such a frame is dropped at once; we count it and say so."""
