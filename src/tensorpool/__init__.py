@@ -43,6 +43,7 @@ if TYPE_CHECKING:
         ProtocolError,
         RegionRejected,
         RemoteProtocolError,
+        RingRefused,
         TensorPoolError,
         TransportError,
     )
@@ -79,6 +80,7 @@ __all__ = [
     "ProtocolError",
     "RegionRejected",
     "RemoteProtocolError",
+    "RingRefused",
     "Slot",
     "State",
     "StateChange",

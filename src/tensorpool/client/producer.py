@@ -33,7 +33,8 @@ from tensorpool.client.producer_session import ProducerOptions, ProducerSession
 from tensorpool.client.session import State
 from tensorpool.client.slot import ProgressAxis, Slot, with_progress
 from tensorpool.client.wall_clock import ClockPair
-from tensorpool.errors import Closed, FrameTooLarge, LocalProtocolError, TransportError
+from tensorpool.control.provisioning import describe
+from tensorpool.errors import Closed, FrameTooLarge, LocalProtocolError, RingRefused, TransportError
 from tensorpool.shm.arrays import Array, Order, layout_for, layout_of, payload_of
 from tensorpool.shm.carried_dtypes import CarriedDtype, carried_dtype, carried_named
 from tensorpool.wire.control import DataSourceMeta, Dtype
@@ -367,6 +368,14 @@ class Producer(ProducerBase):
             session.conductor.wake()  # we stood still for longer than the lease lasts: it is about to find out
             return None
         return current
+
+    def _check_ring(self) -> None:
+        """Raises RingRefused, closed, where the memory is less than what was asked for: it was taken meanwhile."""
+        asked, writer = self._options.ring, self._session.writer
+        if asked is not None and writer is not None and not asked.is_met_by(writer.ring.spec):
+            has = describe(writer.ring.spec)
+            self.close()
+            raise RingRefused(self.name or self.stream_id, f"it has {has}, less than the {asked} asked for; try again")
 
     def _next_version(self) -> int:
         version = self._session.route.meta_version + 1

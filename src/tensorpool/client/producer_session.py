@@ -23,6 +23,7 @@ from tensorpool.client.names import preferred_id
 from tensorpool.client.session import Session, State, StateChange
 from tensorpool.client.streams import ClientStreams
 from tensorpool.client.wall_clock import ClockPair, EpochClock
+from tensorpool.control.provisioning import RingRequest, describe
 from tensorpool.errors import (
     Closed,
     TensorPoolError,
@@ -50,6 +51,7 @@ class ProducerOptions(msgspec.Struct, frozen=True, kw_only=True):
     with_publish_time: bool = False
     is_relay: bool = False
     has_own_clock: bool = True
+    ring: RingRequest | None = None  # at least
 
 
 class ProducerSession(Session):
@@ -69,6 +71,7 @@ class ProducerSession(Session):
         super().__init__(conductor, spec, name)
         self._has_own_clock = options.has_own_clock
         self._is_relay = options.is_relay
+        self._ring = options.ring
         self.writer: EpochWriter | None = None
         self.progress = ProgressSender()
         self.route = Route()
@@ -226,6 +229,8 @@ class ProducerSession(Session):
         self.route.publisher = None  # the producer looks, and adopts the new one
         self.writer = EpochWriter(ring, self._descriptors, until_ns, with_publish_time=self.with_publish_time)
         self.epochs += 1
+        if self._ring is not None and not self._ring.is_met_by(ring.spec):  # such as of a driver that was restarted
+            self.log.warning("ring_smaller_than_asked", asked=str(self._ring), found=describe(ring.spec))
         self._activity = ActivityDuty()
         self._next_ns = 0
         if not self._is_relay:
