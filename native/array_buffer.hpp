@@ -89,6 +89,8 @@ public:
         layout_ = std::move(layout);
     }
 
+    void forget() noexcept { layout_.reset(); }
+
     // Null: the array is another kind than the last one.
     std::shared_ptr<const TensorLayout> find(const ArrayBuffer& array) const noexcept {
         const bool is_same = layout_ &&

@@ -23,6 +23,8 @@ from tensorpool import errors
             "shm:file?path=/x: regular file: a FIFO",
         ),
         (errors.TransportError("no driver", 7), "no driver"),
+        (errors.FrameTooLarge('stream "cam" (7)', 9, 8), 'a frame of 9 bytes fits no pool of stream "cam" (7): the'),
+        (errors.RingRefused("cam", "too large"), "producer of stream cam: REJECTED: too large"),
         (errors.Closed("publication is closed"), "publication is closed"),
         (errors.LocalProtocolError("one writer"), "one writer"),
     ],

@@ -87,13 +87,14 @@ PyObject* producer_publish(PyObject* self, PyObject* const* arguments, Py_ssize_
 constexpr const char* kPublishDoc =
     "publish($self, /, array, *, timestamp_ns=None, meta_version=None, trace_id=0, parents=(), seq=None, dtype=None, "
     "shape=None, keep_strides=False)\n--\n\n"
-    "Copy an array into shared memory and announce it to all consumers; its seq, or None: dropped and counted.\n\n"
+    "Copy an array into shared memory and announce it to all consumers; its seq, or None without a lease: dropped and counted.\n\n"
     ">>> producer.publish(np.zeros((480, 640), np.uint8), trace_id=7, parents=[3, 5])     # doctest: +SKIP\n\n"
     "`timestamp_ns` is when it was captured (CLOCK_MONOTONIC; now by default), `meta_version` the metadata that\n"
     "applies (what `set_metadata` set last). Strided and Fortran-ordered arrays go without an extra copy; strided\n"
     "ones arrive contiguous, or with `keep_strides` as they are, in one block with what lies between their rows.\n"
     "`dtype=Dtype.BIT` takes packed bytes and the `shape` of the bits, `dtype=Dtype.BYTES` any bytes. Raises\n"
-    "LocalProtocolError for what no frame can carry, Closed after close().";
+    "FrameTooLarge for what no pool of the stream holds, LocalProtocolError for what no frame can carry, Closed after\n"
+    "close().";
 
 PyMethodDef producer_methods[] = {{"publish", as_method(producer_publish), METH_FASTCALL | METH_KEYWORDS, kPublishDoc},
                                   {nullptr, nullptr, 0, nullptr}};
@@ -130,6 +131,9 @@ void bind_frame_publisher(nb::module_& m) {
                     "-> int | None"),
             "Copy, commit and announce a frame; its seq, or None when no pool holds it. `is_usual`: `layout` is what "
             "every array of the shape and dtype of `data` has.")
+        .def(
+            "forget_layout", [](Self& self) { self.last.forget(); },
+            "From now on the layout of the last array means something else: ask for it again.")
         .def(
             "commit",
             [](Self& self, std::optional<std::uint64_t> timestamp_ns, std::uint32_t meta_version,

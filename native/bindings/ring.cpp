@@ -154,13 +154,15 @@ void bind_reader(nb::module_& m) {
              "A new array over the payload, made from the view that was kept for its slot; None where none was.")
         .def(
             "keep_view",
-            [](PyRingReader& self, const SlotFrame& frame, nb::object view) {
+            [](PyRingReader& self, const SlotFrame& frame, nb::object view, bool is_of_any_version) {
                 self.reader.check_own(frame);
-                self.views.keep(frame, std::move(view));
+                self.views.keep(frame, std::move(view), is_of_any_version);
             },
-            "frame"_a, "view"_a,
-            nb::sig("def keep_view(self, frame: SlotFrame, view: numpy.typing.NDArray[typing.Any]) -> None"),
-            "Keep a view of the frame's payload for later frames of its slot that have the same layout.")
+            "frame"_a, "view"_a, "is_of_any_version"_a = true,
+            nb::sig("def keep_view(self, frame: SlotFrame, view: numpy.typing.NDArray[typing.Any], "
+                    "is_of_any_version: bool = True) -> None"),
+            "Keep a view of the frame's payload for later frames of its slot that have the same layout, and the same "
+            "meta_version unless it is of any.")
         .def(
             "intact", [](const PyRingReader& self, const SlotFrame& frame) { return self.reader.intact(frame); },
             "frame"_a, "Whether the frame has not been overwritten so far.")

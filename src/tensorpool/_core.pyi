@@ -243,9 +243,9 @@ class RingReader:
         A new array over the payload, made from the view that was kept for its slot; None where none was.
         """
 
-    def keep_view(self, frame: SlotFrame, view: numpy.typing.NDArray[Any]) -> None:
+    def keep_view(self, frame: SlotFrame, view: numpy.typing.NDArray[Any], is_of_any_version: bool = True) -> None:
         """
-        Keep a view of the frame's payload for later frames of its slot that have the same layout.
+        Keep a view of the frame's payload for later frames of its slot that have the same layout, and the same meta_version unless it is of any.
         """
 
     def intact(self, frame: SlotFrame) -> bool:
@@ -762,6 +762,11 @@ class FramePublisher:
         Copy, commit and announce a frame; its seq, or None when no pool holds it. `is_usual`: `layout` is what every array of the shape and dtype of `data` has.
         """
 
+    def forget_layout(self) -> None:
+        """
+        From now on the layout of the last array means something else: ask for it again.
+        """
+
     def commit(self, timestamp_ns: int | None = None, meta_version: int = 0, trace_id: int = 0, bytes: int = 0) -> None:
         """Commit the writer's open claim and announce it."""
 
@@ -835,7 +840,7 @@ class ProducerBase:
 
     def publish(self, array: numpy.typing.ArrayLike, *, timestamp_ns: int | None = None, meta_version: int | None = None, trace_id: int = 0, parents: Iterable[int] = (), seq: int | None = None, dtype: numpy.typing.DTypeLike | Dtype | None = None, shape: tuple[int, ...] | None = None, keep_strides: bool = False) -> int | None:
         """
-        Copy an array into shared memory and announce it to all consumers; its seq, or None: dropped and counted.
+        Copy an array into shared memory and announce it to all consumers; its seq, or None without a lease: dropped and counted.
 
         >>> producer.publish(np.zeros((480, 640), np.uint8), trace_id=7, parents=[3, 5])     # doctest: +SKIP
 
@@ -843,7 +848,8 @@ class ProducerBase:
         applies (what `set_metadata` set last). Strided and Fortran-ordered arrays go without an extra copy; strided
         ones arrive contiguous, or with `keep_strides` as they are, in one block with what lies between their rows.
         `dtype=Dtype.BIT` takes packed bytes and the `shape` of the bits, `dtype=Dtype.BYTES` any bytes. Raises
-        LocalProtocolError for what no frame can carry, Closed after close().
+        FrameTooLarge for what no pool of the stream holds, LocalProtocolError for what no frame can carry, Closed after
+        close().
         """
 
 class ChunkPlan:

@@ -7,7 +7,9 @@
     │  ├─ LocalProtocolError    we tried what the specification forbids
     │  └─ RemoteProtocolError   the peer did
     │     └─ DecodeError          bytes that are not the message they claim to be
+    ├─ FrameTooLarge          no pool of the stream can ever hold it: sizes and remedy
     ├─ AttachRefused          the driver's answer to an attach, in its own words
+    │  └─ RingRefused           it makes no ring of the size that was asked for
     ├─ LeaseLost              a lease ended while something depended on it
     ├─ DriverUnreachable      no SHM driver answers
     │  └─ AttachPending         there is one; it has not answered yet
@@ -87,6 +89,21 @@ class DecodeError(RemoteProtocolError):
         self.field = field
 
 
+class FrameTooLarge(TensorPoolError):
+    """A frame of `nbytes` for a `stream` whose largest pool holds `max_frame_bytes`. Nothing was written."""
+
+    def __init__(self, stream: str, nbytes: int, max_frame_bytes: int) -> None:
+        super().__init__(stream, nbytes, max_frame_bytes)
+        self.text = (
+            f"a frame of {nbytes} bytes fits no pool of {stream}: the largest holds {max_frame_bytes}; "
+            f"make it with client.producer(…, create=True, max_frame_bytes={nbytes}), or give its profile a larger "
+            "stride_bytes"
+        )
+        self.stream = stream
+        self.nbytes = nbytes
+        self.max_frame_bytes = max_frame_bytes
+
+
 class AttachRefused(TensorPoolError):
     """The driver refused a lease: `code` and `words` are its answer, for `stream` in `role`."""
 
@@ -97,6 +114,14 @@ class AttachRefused(TensorPoolError):
         self.stream = stream
         self.role = role
         self.words = words
+
+
+class RingRefused(AttachRefused):
+    """The driver makes no ring of the size that was asked for: `words` say which limit it meets, or what there is."""
+
+    def __init__(self, stream: int | str, words: str) -> None:
+        super().__init__("REJECTED", stream, "PRODUCER", words)
+        self.args = stream, words  # for pickle
 
 
 class LeaseLost(TensorPoolError):

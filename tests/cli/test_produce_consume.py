@@ -14,11 +14,14 @@ import sys
 import termios
 from fcntl import ioctl
 
+import msgspec
 import numpy as np
 import pytest
 
 import tensorpool as tp
+from tensorpool.cli.produce import _ring_for
 from tensorpool.cli.test_pattern import Checked
+from tensorpool.shm import PoolSpec, RingSpec
 from tests.cli.conftest import Shell
 from tests.support.processes import Process, terminal_environment, wait_until
 
@@ -127,6 +130,20 @@ def test_a_signal_ends_both_in_order(shell: Shell, client: tp.Client, number: si
     client.producer(name, create=True, timeout=1.9).close()  # less than a lease takes to expire
 
 
+def test_the_ring_of_a_new_stream_holds_two_seconds(shell: Shell, client: tp.Client) -> None:
+    """So that a recorder that starts, or a slow disk, loses no frame; where there is room for it."""
+    with shell.start("produce", "deep", "--shape", "16x16", "--rate", "200") as producer:
+        wait_for_line(producer, "producing stream")
+        with client.watch("deep", timeout=60) as watch:
+            (epoch,) = watch.epochs
+            assert epoch.regions.ring == RingSpec(512, (PoolSpec(1, 256),))
+    config, size = client.config, RingSpec(32, (PoolSpec(1, 1024),)).size_bytes
+    for most, slots in ((2 * size, 60), (size, 32), (size - 1, 16), (size // 4, None)):
+        policies = msgspec.structs.replace(config.policies, max_provisioned_stream_bytes=most)
+        ring = _ring_for(msgspec.structs.replace(config, policies=policies), 1000, 30)
+        assert (None if ring is None else ring.slots) == slots
+
+
 def test_a_signal_ends_what_has_not_begun(shell: Shell) -> None:
     """A consumer that waits for a name can be stopped, with exit code 0."""
     with shell.start("consume", "never", "--timeout", "0") as consumer:
@@ -161,10 +178,11 @@ def test_a_consumer_takes_the_newest_or_no_more_than_a_rate(shell: Shell) -> Non
 
 def test_what_cannot_be_produced_is_refused_before_it_begins(shell: Shell, client: tp.Client) -> None:
     """A frame that fits no pool, a stream that must not be created, one that is taken: one line and exit code 1."""
+    client.producer("small", create=True).close()
     with client.producer("taken", create=True) as producer:
         taken = str(producer.stream_id)
         for arguments, words in (
-            (["produce", "large", "--shape", "1000x1000"], "a frame of 976.6 KiB fits no pool"),
+            (["produce", "small", "--shape", "1000x1000", "--no-create"], "a frame of 1000000 bytes fits no pool of"),
             (["produce", "20001", "--no-create", "--timeout", "1.5"], "stream 20001 does not exist"),
             (["produce", taken, "--timeout", "1.5"], f"stream {taken} already has a producer"),
             (["produce", "any", "--aeron-dir", "/dev/shm/tp-test-nowhere"], "no media driver is alive"),

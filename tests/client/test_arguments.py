@@ -54,6 +54,15 @@ REFUSED: dict[tuple[type, str], list[dict[str, Any]]] = {
         *({"release_gil_from_bytes": value} for value in [-1, 2**63, "1"]),
         *({"on_state": value} for value in [1, "print"]),
         *({"driver_instance_id": value} for value in ["", LONG, 5]),
+        {"max_frame_bytes": 8},
+        *({"create": True, "max_frame_bytes": value} for value in [0, -1, "8", 2**31 + 1]),
+        *({"create": True, "max_frame_bytes": 8, "slots": value} for value in [0, -1, "8", 2**31 + 1]),
+        *({"create": True, "max_frame_bytes": 8, "seconds": value} for value in [NAN, "2", 1e9]),
+        *({"create": True, "max_frame_bytes": 8, "slots": 8} | value for value in [{"seconds": 1}, {"rate_hz": 1}]),
+        *({"create": True, "frame": value} for value in [5, (), (-1,), ("3",), (1,) * 9]),
+        *({"create": True, "frame": (3,), "dtype": value} for value in ["none", "O", ">f4", tp.Dtype.UNKNOWN]),
+        {"create": True, "frame": (3,), "max_frame_bytes": 3},
+        *({"create": True} | value for value in [{"slots": 8}, {"seconds": 1}, {"rate_hz": 60}]),
     ],
     (Client, "consumer"): [
         *({"stream": value} for value in ["", LONG, "ä", 0, 2**32 - 1]),
@@ -93,6 +102,7 @@ REFUSED: dict[tuple[type, str], list[dict[str, Any]]] = {
         {"array": np.zeros((4, 4))[::-1], "keep_strides": True},
         {"array": np.broadcast_to(np.zeros(4), (4, 4)), "keep_strides": True},
     ],
+    (Producer, "check_fits"): [{"nbytes": value} for value in [-1, "1 MiB", 2**63]],
     (Producer, "claim"): [
         *({"shape": value} for value in [(), 5, (-1,), (2**31,), ("3",), (1,) * 9]),
         *({"shape": (3,), "order": value} for value in ["", "A", None]),

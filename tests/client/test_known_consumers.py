@@ -14,7 +14,7 @@ import pytest
 from tensorpool.channel import Endpoint
 from tensorpool.client.attachment import AttachSpec
 from tensorpool.client.known_consumers import MAX_CONSUMERS, STALE_PERIODS
-from tensorpool.client.producer_session import ProducerSession
+from tensorpool.client.producer_session import ProducerOptions, ProducerSession
 from tensorpool.client.session import Session
 from tensorpool.clock import ManualClock
 from tensorpool.wire import Message, decode
@@ -67,7 +67,8 @@ class Answers:
 
     def __init__(self, *, is_relay: bool = False, **settings: Any) -> None:
         spec = AttachSpec(STREAM, Role.PRODUCER)
-        self.session = ProducerSession(StillConductor(**settings), spec, None, is_relay=is_relay)  # type: ignore[arg-type]
+        options = ProducerOptions(is_relay=is_relay)
+        self.session = ProducerSession(StillConductor(**settings), spec, None, options)  # type: ignore[arg-type]
         self._streams = _Streams()
         self.session.streams = self._streams  # type: ignore[assignment]
         self.consumers = self.session.consumers

@@ -6,6 +6,7 @@ from __future__ import annotations
 import itertools
 import threading
 import time
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -17,6 +18,7 @@ from tensorpool.client import Client, DropReason
 from tensorpool.client.known_consumers import PrivateStream
 from tensorpool.errors import (
     Closed,
+    FrameTooLarge,
     LocalProtocolError,
 )
 from tensorpool.wire.control import (
@@ -70,8 +72,10 @@ def test_a_capture_time_of_the_users_own_and_the_time_of_publishing(shared_clien
         np.array(["2020"], "M8[D]"),
         np.array([1], "m8[s]"),
         np.array([object()]),
-        np.zeros(2, np.float16),
-        np.zeros(2, np.complex64),
+        np.zeros(2, ">f2"),
+        np.zeros(2, np.longdouble),
+        np.zeros((1,) * 8, np.complex64),
+        np.complex64(3),
         np.zeros(2, "S3"),
         np.zeros(2, ">i4"),
         np.zeros(2, [("a", "i4")]),
@@ -116,18 +120,20 @@ def test_everything_that_numpy_can_see_is_published(pair: Pair, array: Any) -> N
 
 
 @pytest.mark.spec("WIRE-9-04", "WIRE-9-05")
-@pytest.mark.parametrize("how", ["publish", "strided", "claim"])
-def test_a_frame_that_fits_no_pool_is_dropped_and_counted(pair: Pair, how: str) -> None:
-    """The loop goes on, and no seq is used up."""
-    shape = (65_537,)
-    if how == "claim":
-        with pair.producer.claim(shape) as slot:
-            assert slot.array.shape == shape
-            slot.array[:] = 1
-            assert slot.seq is None
-    else:
-        array = np.zeros(shape, np.uint8) if how == "publish" else np.zeros((65_537, 2), np.uint8)[:, 0]
-        assert pair.producer.publish(array) is None
+@pytest.mark.parametrize("how", ["publish", "strided", "claim", "check_fits"])
+def test_a_frame_that_fits_no_pool_raises_and_is_counted(pair: Pair, how: str) -> None:
+    """With both sizes and the stream; no seq is used up, and the next frame that fits goes out."""
+    array = np.zeros((65_537, 2), np.uint8)[:, 0]
+    calls: dict[str, Callable[[], object]] = {
+        "publish": lambda: pair.producer.publish(np.ascontiguousarray(array)),
+        "strided": lambda: pair.producer.publish(array),
+        "claim": lambda: pair.producer.claim(array.shape),
+        "check_fits": lambda: pair.producer.check_fits(array.nbytes),
+    }
+    with pytest.raises(FrameTooLarge, match=r"65537 bytes.*largest holds 65536.*stride_bytes") as caught:
+        calls[how]()
+    assert (caught.value.nbytes, caught.value.max_frame_bytes) == (65_537, 65_536)
+    assert str(pair.producer.stream_id) in caught.value.stream
     assert pair.producer.stats.dropped == {DropReason.NO_POOL: 1}
     assert pair.publish().seq == 0
 
@@ -225,7 +231,14 @@ def test_one_slot_at_a_time(pair: Pair) -> None:
 
 @pytest.mark.parametrize(
     "arguments",
-    [((), np.uint8), ((1,) * 9, np.uint8), ((-1,), np.uint8), ((3,), np.float16), ((2**31,), np.uint8)],
+    [
+        ((), np.uint8),
+        ((1,) * 9, np.uint8),
+        ((-1,), np.uint8),
+        ((), np.complex64),
+        ((3,), np.longdouble),
+        ((2**31,), np.uint8),
+    ],
     ids=str,
 )
 def test_a_slot_that_no_frame_can_fill_is_refused(pair: Pair, arguments: Any) -> None:
@@ -258,14 +271,12 @@ def test_progress_that_makes_no_sense_is_refused(pair: Pair, wrong: dict[str, in
 
 
 def test_a_slot_that_is_over_cannot_be_written(pair: Pair) -> None:
-    """Committed, given up, or dropped for its size: `array` is read-only from then on."""
+    """Committed or given up: `array` is read-only from then on."""
     with pair.producer.claim((4,)) as committed:
         committed.array[:] = 7
     given_up = pair.producer.claim((4,))
     given_up.abandon()
-    with pair.producer.claim((1 << 20,)) as dropped:
-        dropped.array[:] = 1
-    for slot in (committed, given_up, dropped):
+    for slot in (committed, given_up):
         with pytest.raises(ValueError, match="read-only"):
             slot.array[0] = 9
     frame = pair.consumer.poll(20)
@@ -310,10 +321,11 @@ def test_a_slot_has_the_strides_that_were_asked_for(pair: Pair) -> None:
     np.testing.assert_array_equal(frame.array, padded_rows())
 
 
-def test_a_strided_frame_that_no_pool_holds_is_dropped(pair: Pair) -> None:
+def test_a_strided_frame_that_no_pool_holds_is_too_large(pair: Pair) -> None:
     """By its extent, padding included."""
     wide = np.zeros((65, 2048), np.uint8)[:, :1000]
-    assert pair.producer.publish(wide, keep_strides=True) is None
+    with pytest.raises(FrameTooLarge):
+        pair.producer.publish(wide, keep_strides=True)
     assert pair.producer.stats.dropped == {DropReason.NO_POOL: 1}
     assert pair.publish(wide[:20]).shape == (20, 1000)
 

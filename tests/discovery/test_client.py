@@ -186,12 +186,12 @@ def test_a_producer_may_choose_its_driver(client: tp.Client, other: tp.Client) -
         client.producer("chosen", create=True, driver_instance_id="zzz")
 
 
-def test_a_producer_goes_to_the_stream_that_has_its_name(client: tp.Client) -> None:
+def test_a_producer_goes_to_the_stream_that_has_its_name(site: Site, client: tp.Client) -> None:
     """Not beside it: the second of a name is refused."""
-    with client.producer("mine", create=True) as producer:
-        wait_until(lambda: client.discover("mine"), "it is known")
+    with client.producer("mine", create=True) as producer, site.connect("a") as second:
+        wait_until(lambda: second.discover("mine"), "it is known")
         with pytest.raises(tp.AttachRefused) as caught:
-            client.producer("mine", create=True, timeout=1.5)
+            second.producer("mine", create=True, timeout=1.5)
         assert str(producer.producer_id) in caught.value.words
 
 

@@ -6,8 +6,10 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from tensorpool.driver.streams import IdPool, NoStream, StreamTable
+from tensorpool.control.provisioning import ProvisionRequest
+from tensorpool.driver.streams import IdPool, NoStream, Stream, StreamTable
 from tensorpool.settings import Range
+from tensorpool.shm.layout import PoolSpec, RingSpec
 from tests.driver.conftest import DYNAMIC, FRONT, REAR, RING, driver_config
 
 
@@ -49,6 +51,88 @@ def test_id_zero_takes_the_lowest_free_id(table: StreamTable) -> None:
     table.forget(DYNAMIC[1])
     assert table.get(DYNAMIC[1]) is None
     assert table.create(0).stream_id == DYNAMIC[1]
+
+
+# --- rings that clients ask for
+
+
+def asked(stream_id: int = DYNAMIC[0], slots: int = 9, frame_bytes: int = 1000) -> ProvisionRequest:
+    return ProvisionRequest(stream_id=stream_id, slots=slots, frame_bytes=frame_bytes)
+
+
+def free(stream: Stream) -> bool:
+    """That no stream has a producer."""
+    return False
+
+
+def test_a_stream_is_provisioned_with_the_next_powers_of_two(table: StreamTable) -> None:
+    """Slots and stride hold what was asked for; the lowest id where the driver may choose; a header ring, one pool."""
+    stream = table.provision(asked(), free)
+    assert (stream.stream_id, stream.is_dynamic, stream.is_provisioned) == (DYNAMIC[0], True, True)
+    assert stream.ring == RingSpec(16, (PoolSpec(1, 1024),))
+    assert table.provision(asked(0, 1, 1), free).stream_id == DYNAMIC[1]
+    assert table.provision(asked(0, 1, 1), free).ring == RingSpec(1, (PoolSpec(1, 64),))
+
+
+def test_a_ring_that_fits_is_used_as_it_is(table: StreamTable) -> None:
+    """A configured one, one that a producer writes, and one that holds more than is asked for."""
+    assert table.provision(asked(FRONT, RING.nslots, 128), lambda stream: True).ring == RING
+    ring = table.provision(asked(), free).ring
+    assert table.provision(asked(slots=16, frame_bytes=1024), lambda stream: True).ring is ring
+    assert table.provision(asked(slots=2, frame_bytes=8), free).ring is ring
+
+
+@pytest.mark.parametrize(("slots", "frame_bytes"), [(17, 1000), (9, 1025)])
+def test_a_ring_that_does_not_fit_is_replaced_where_no_producer_writes_it(
+    table: StreamTable, slots: int, frame_bytes: int
+) -> None:
+    """Of streams that clients made; otherwise the refusal says what there is and what was asked for."""
+    before = table.provision(asked(), free).ring
+    wanted = asked(slots=slots, frame_bytes=frame_bytes)
+    words = f"has 16 slots of up to 1024 bytes, less than the {slots} slots of {frame_bytes} bytes asked for"
+    with pytest.raises(NoStream, match=f"{words}, and a producer; close that one first"):
+        table.provision(wanted, lambda stream: True)
+    assert table.provision(asked(), free).ring is before
+    assert table.provision(wanted, free).ring == wanted.ring
+    with pytest.raises(NoStream, match=r"it is configured: give \[streams.front\] a larger profile"):
+        table.provision(asked(FRONT, slots, frame_bytes), free)
+    assert [stream.ring for stream in table if not stream.is_dynamic] == [RING, RING]
+
+
+def test_only_what_clients_may_create_is_provisioned(table: StreamTable) -> None:
+    """Ids of the range, within the number of streams, where policies allow it; a refusal leaves nothing behind."""
+    for config, stream_id, words in (
+        (driver_config(), 5, "outside driver.stream_id_range"),
+        (driver_config({"policies.allow_dynamic_streams": False}), DYNAMIC[0], "allow_dynamic_streams is false"),
+        (driver_config({"policies.max_streams": 2}), DYNAMIC[0], "max_streams"),
+    ):
+        refusing = StreamTable(config)
+        with pytest.raises(NoStream, match=words):
+            refusing.provision(asked(stream_id), free)
+        assert len(refusing) == 2
+
+
+def test_rings_stay_within_the_budget() -> None:
+    """Each within its limit, and all with the epochs that are kept; a stream that is forgotten makes room."""
+    size = asked().ring.size_bytes
+    one = StreamTable(driver_config({"policies.max_provisioned_stream_bytes": size}))
+    assert one.provision(asked(), free).ring == asked().ring
+    with pytest.raises(NoStream, match=f"policies.max_provisioned_stream_bytes is {size}"):
+        one.provision(asked(slots=17), free)
+    limits = {"policies.max_provisioned_bytes": 4 * size, "policies.epoch_gc_keep": 2}
+    table = StreamTable(driver_config(limits))
+    table.create(DYNAMIC[2])  # with the default profile: not of this budget
+    table.provision(asked(DYNAMIC[0]), free)
+    table.provision(asked(DYNAMIC[1]), free)
+    with pytest.raises(NoStream, match=f"in each of 2 epochs, .* take {4 * size} already; .* is {4 * size}"):
+        table.provision(asked(DYNAMIC[2]), free)
+    with pytest.raises(NoStream, match=f"take {2 * size} already"):
+        table.provision(asked(DYNAMIC[1], slots=17), free)  # its own ring goes: it does not count
+    table.forget(DYNAMIC[0])
+    assert table.provision(asked(DYNAMIC[2]), free).ring == asked().ring
+    none = StreamTable(driver_config({"policies.max_provisioned_stream_bytes": 0}))
+    with pytest.raises(NoStream, match="max_provisioned_stream_bytes is 0"):
+        none.provision(asked(slots=1, frame_bytes=1), free)
 
 
 def test_forgetting_a_stream_that_is_not_there_does_nothing(table: StreamTable) -> None:

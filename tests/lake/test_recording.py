@@ -229,6 +229,28 @@ def test_arrays_have_dtype_shape_and_order(tmp_path: Path) -> None:
         tp.open(tmp_path / "lake")[10_000].numpy()
 
 
+def test_dtypes_that_the_wire_carries_as_others_are_restored(tmp_path: Path) -> None:
+    """By the metadata of each frame's version, without a copy; frames of other versions are what the wire says."""
+    half, waves = np.arange(4, dtype=np.float16), (np.arange(6) * (1 + 2j)).astype(np.complex64).reshape(2, 3)
+    rows = [
+        row(half.view(np.uint16), seq=0, meta_version=1),
+        row(half.view(np.uint16), seq=1, meta_version=3),
+        row(half.view(np.uint16), seq=2),
+        row(waves[..., None].view(np.float32), seq=3, meta_version=2),
+        row(np.ones(3, np.float32), seq=4, meta_version=2),
+    ]
+    told = [attribute(10_000, 1, "numpy_dtype", "float16"), attribute(10_000, 2, "numpy_dtype", "complex64")]
+    make_lake(tmp_path / "lake", rows, metadata=[*told, attribute(10_000, 3, "lens", "wide")])
+    frames = list(tp.open(tmp_path / "lake")[10_000])
+    assert [frame.dtype.name for frame in frames] == ["float16", "uint16", "uint16", "complex64", "float32"]
+    np.testing.assert_array_equal(frames[0].array, half)
+    np.testing.assert_array_equal(frames[3].array, waves)
+    assert frames[3].shape == (2, 3)
+    assert not frames[3].array.flags.owndata
+    assert not any(frame.array.flags.writeable for frame in frames)
+    np.testing.assert_array_equal(tp.open(tmp_path / "lake")[10_000][3].array, waves)
+
+
 def test_one_frame_costs_one_row_group(stream: RecordedStream, monkeypatch: pytest.MonkeyPatch) -> None:
     """Lengths and seqs read no payloads; neighbours come from the row group that is there."""
     read: list[int] = []

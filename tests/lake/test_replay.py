@@ -18,7 +18,7 @@ import pytest
 
 import tensorpool as tp
 from tensorpool.client import Client, Consumer, Frame
-from tensorpool.errors import ConfigError, LocalProtocolError
+from tensorpool.errors import ConfigError
 from tensorpool.lake import Lake
 from tensorpool.lake.payloads import array_of
 from tensorpool.lake.playback import Prefetch, Span, TrackClock
@@ -252,7 +252,7 @@ def test_files_that_overlap_are_played_in_order_and_rows_once(client: Client, tm
 def test_frames_that_fit_no_pool_are_refused_at_once(client: Client, tmp_path: Path) -> None:
     """With the size that there is."""
     lake = make_lake(tmp_path / "lake", [row(np.zeros(8192, np.uint8))])
-    with pytest.raises(LocalProtocolError, match="larger stride_bytes"):
+    with pytest.raises(tp.FrameTooLarge, match="larger stride_bytes"):
         Replay(lake, client, ReplayOptions(parts=(Part(10_000, next(_ids)),))).run()
 
 

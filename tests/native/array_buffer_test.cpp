@@ -145,6 +145,8 @@ TEST(array_buffer, the_last_layout_is_found_for_an_array_that_looks_the_same) {
     const auto bytes = shared(resolved(Dtype::UINT8, ROW, {4}));
     last.remember(Array{nullptr, 1, {4}, {1}}.buffer(), bytes);  // the buffer protocol: no format means "B"
     CHECK(last.find(Array{"B", 1, {4}, {1}}.buffer()) == bytes);
+    last.forget();
+    CHECK(last.find(Array{"B", 1, {4}, {1}}.buffer()) == nullptr);
 }
 
 TEST(array_buffer, a_view_shows_later_frames_of_its_slot_in_the_same_layout_and_pool) {
@@ -154,7 +156,7 @@ TEST(array_buffer, a_view_shows_later_frames_of_its_slot_in_the_same_layout_and_
     frame.values_len_bytes = 16;
     frame.layout = shared(byte_layout(16));
     CHECK(views.find(frame) == nullptr);
-    views.keep(frame, "view");
+    views.keep(frame, "view", true);
     CHECK(views.find(frame) != nullptr && *views.find(frame) == "view");
     SlotFrame other = frame;
     other.slot = 3;
@@ -167,5 +169,11 @@ TEST(array_buffer, a_view_shows_later_frames_of_its_slot_in_the_same_layout_and_
     CHECK(views.find(other) == nullptr);
     other = frame;
     other.values_len_bytes = 0;
+    CHECK(views.find(other) == nullptr);
+    other = frame;
+    other.meta_version = 1;
+    CHECK(views.find(other) != nullptr);
+    views.keep(frame, "view of version 0", false);  // its metadata decided it
+    CHECK(views.find(frame) != nullptr);
     CHECK(views.find(other) == nullptr);
 }

@@ -7,7 +7,7 @@ or filled in place. What no frame can carry is refused, and nothing is published
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any, Final
 
 import numpy as np
@@ -18,7 +18,9 @@ from hypothesis.extra import numpy as nps
 
 import tensorpool as tp
 from tensorpool.client import Consumer, DropReason, Frame, Producer
-from tensorpool.errors import LocalProtocolError
+from tensorpool.errors import FrameTooLarge, LocalProtocolError
+from tensorpool.shm.arrays import dtype_of
+from tensorpool.shm.carried_dtypes import is_carrier
 from tensorpool.wire.control import Dtype
 from tests.client.conftest import SMALL
 from tests.levels import SOAK
@@ -27,7 +29,8 @@ type Array = np.ndarray[Any, Any]
 
 NUMBERS: Final = ("<u1", "<i1", "<u2", "<i2", "<u4", "<i4", "<u8", "<i8", "<f4", "<f8", "?")
 LARGEST: Final = 65_536  # the larger pool's stride
-REFUSED: Final = (">i4", ">f8", "<f2", "<c8", "<c16", "S3", "<U2", "<M8[s]", "<m8[D]", "O", "i4,f8")
+CARRIED: Final = ("<f2", "<c8", "<c16")
+REFUSED: Final = (">i4", ">f8", ">f2", ">c8", "<g", "<G", "S3", "<U2", "<M8[s]", "<m8[D]", "O", "i4,f8")
 
 dtypes = st.sampled_from(NUMBERS)
 shapes = nps.array_shapes(min_dims=1, max_dims=8, min_side=0, max_side=3)  # all of them fit a pool
@@ -78,9 +81,9 @@ class Drawn:
 
 
 @st.composite
-def arrays(draw: st.DrawFn) -> Drawn:
+def arrays(draw: st.DrawFn, kinds: Sequence[str] = NUMBERS) -> Drawn:
     """Contiguous in either order, or a view of something larger."""
-    shape, dtype, seed = draw(shapes), draw(dtypes), draw(st.integers(0, 2**32))
+    shape, dtype, seed = draw(shapes), draw(st.sampled_from(kinds)), draw(st.integers(0, 2**32))
     array, how = fill(shape, dtype, seed), [f"fill({shape}, {dtype!r}, {seed})"]
     for _ in range(draw(st.integers(0, 3))):
         match draw(st.sampled_from(["fortran", "transpose", "slice", "axis", "broadcast"])):
@@ -120,6 +123,8 @@ def test_every_array_arrives_as_it_was(ends: Ends, drawn: Drawn, stamp: int, ver
     event(f"ndim {array.ndim}")
     event("contiguous" if array.flags.c_contiguous or array.flags.f_contiguous else "strided")
     before = array.copy()
+    if is_carrier(dtype_of(array.dtype), array.shape):
+        version = 0  # one that has no metadata would be waited for
     seq = ends.producer.publish(array, timestamp_ns=stamp, meta_version=version, trace_id=trace)
     frame = ends.received(seq)
     assert (frame.timestamp_ns, frame.meta_version, frame.trace_id) == (stamp, version, trace)
@@ -178,18 +183,28 @@ def test_bytes_and_bits_are_distinguished_from_numbers(
 @example(length=LARGEST, is_strided=False)
 @example(length=LARGEST + 1, is_strided=False)
 def test_every_length_arrives_or_is_counted(ends: Ends, length: int, is_strided: bool) -> None:
-    """Across the boundaries of the pools; too large is a drop, and the next seq is the same."""
+    """Across the boundaries of the pools; too large is an error, and the next seq is the same."""
     data = np.resize(np.arange(251, dtype=np.uint8), length)
     array = np.repeat(data, 2)[::2] if is_strided else data
     next_seq, dropped = ends.producer.next_seq, ends.producer.stats.dropped.get(DropReason.NO_POOL, 0)
-    seq = ends.producer.publish(array)
     if length > LARGEST:
-        assert seq is None
+        with pytest.raises(FrameTooLarge):
+            ends.producer.publish(array)
         assert ends.producer.stats.dropped[DropReason.NO_POOL] == dropped + 1
         assert ends.producer.next_seq == next_seq
         assert ends.consumer.poll() is None
     else:
-        assert same(ends.received(seq).copy(), data)
+        assert same(ends.received(ends.producer.publish(array)).copy(), data)
+
+
+@settings(settled, max_examples=100 * SOAK)
+@given(drawn=arrays(CARRIED).filter(lambda drawn: drawn.array.ndim < 8 and drawn.array.size > 0))
+def test_every_array_that_travels_as_another_dtype_arrives_as_it_was(ends: Ends, drawn: Drawn) -> None:
+    """Its elements, bit by bit, its shape and its dtype, whatever its strides and whatever was published before."""
+    frame = ends.received(ends.producer.publish(drawn.array))
+    assert (frame.shape, frame.dtype) == (drawn.array.shape, drawn.array.dtype)
+    assert same(frame.array, drawn.array)
+    assert same(np.ascontiguousarray(frame.copy()), np.ascontiguousarray(drawn.array))
 
 
 @settings(settled, max_examples=100 * SOAK)

@@ -88,6 +88,8 @@ def _print_bill(config: DriverConfig, *, as_json: bool) -> None:
             f"{line.name:<24} {number:>10}  {line.profile:<16} {_limit(line.epoch_bytes):>10} "
             f"{line.epochs or 'all':>6} {line.streams:>7} {_limit(line.total_bytes):>10}"
         )
+    if config.policies.allow_dynamic_streams:
+        click.echo(f"rings that clients ask for: {_limit(config.policies.max_provisioned_bytes)} more at most")
     click.echo(f"in total at most {_limit(bill.total_bytes)}; {mount.mount_point} has {_limit(mount.free_bytes)} free")
     if mount.free_bytes is not None and bill.epoch_bytes > mount.free_bytes:
         click.echo(

@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import functools
+import math
 import time
 from typing import Any, Final
 
@@ -13,11 +15,18 @@ import numpy as np
 from tensorpool.cli import format, options, progress
 from tensorpool.cli.signals import StopSignals, interruptible
 from tensorpool.cli.test_pattern import PATTERNS, Painter
-from tensorpool.client import Producer, connect
-from tensorpool.errors import LocalProtocolError
+from tensorpool.client import Client, Producer, connect
+from tensorpool.control.provisioning import RingRequest
+from tensorpool.driver import DriverConfig
+from tensorpool.errors import RingRefused
 from tensorpool.shm.arrays import Order, layout_for
+from tensorpool.shm.space import mount_space
 
 DRAIN_S: Final = 5.0
+HELD_S: Final = 2.0  # what the ring holds: a recorder that starts, or writes to a slow disk, loses nothing
+UNPACED_HZ: Final = 60.0  # for which it is made without a rate
+LEAST_SLOTS: Final = 16
+EPOCHS: Final = 3  # of a stream that may be in memory at a time, while producers follow each other
 SLICE_S: Final = 0.1  # the longest time that a signal waits
 CATCH_UP_S: Final = 1.0
 DROPPED_S: Final = 0.01  # pause after a frame that could not be published
@@ -90,14 +99,9 @@ def command(
         job = _Job(stream, shape, np.dtype(dtype), order, rate, count, PATTERNS[pattern](), line)
         with (
             connect(connection.aeron_dir, config=config) as client,
-            client.producer(stream, create=create, timeout=timeout, on_state=line.on_state) as producer,
+            _attach(client, stream, nbytes, rate, create=create, timeout=timeout, line=line) as producer,
         ):
-            if nbytes > producer.max_frame_bytes:
-                raise LocalProtocolError(
-                    f"a frame of {format.size(nbytes)} fits no pool of "
-                    f"{format.named(producer.stream_id, producer.name)}: the largest holds "
-                    f"{format.size(producer.max_frame_bytes)}; give its profile a larger stride_bytes"
-                )
+            producer.check_fits(nbytes)
             stop = StopSignals()
             producer.set_metadata({"pattern": pattern, "rate_hz": rate})
             job.announce(producer, wanted, nbytes)
@@ -106,6 +110,37 @@ def command(
             is_drained = _drain(producer, stop)
             summary = _Summary.of(producer, job.meter, is_drained=is_drained)
     click.echo(msgspec.json.encode(summary) if as_json else summary.text())
+
+
+def _attach(
+    client: Client, stream: str, nbytes: int, rate: float, *, create: bool, timeout: float, line: progress.LiveLine
+) -> Producer:
+    """With a ring that holds two seconds, or as much as there is room for; else with the one that the driver has."""
+    ring = None if not create or not nbytes else _ring_for(client.config, nbytes, rate)
+    attach = functools.partial(client.producer, stream, create=create, timeout=timeout, on_state=line.on_state)
+    if ring is None:
+        return attach()
+    try:
+        return attach(slots=ring.slots, max_frame_bytes=ring.frame_bytes)
+    except RingRefused as refused:
+        producer = attach()
+        line.note(f"taking the ring that there is: {refused.words}")
+        return producer
+
+
+def _ring_for(config: DriverConfig, nbytes: int, rate: float) -> RingRequest | None:
+    """Two seconds of frames, at least the 16 that a stream holds without configuration; None: not even those fit."""
+    slots = max(LEAST_SLOTS, math.ceil(HELD_S * (rate or UNPACED_HZ)))
+    free_bytes = mount_space(config.shm.base_dir).free_bytes
+    most = config.policies.max_provisioned_stream_bytes
+    if free_bytes is not None:
+        most = min(most, free_bytes // EPOCHS)
+    while slots >= LEAST_SLOTS:
+        ring = RingRequest(slots=slots, frame_bytes=nbytes)
+        if ring.ring.size_bytes <= most:
+            return ring
+        slots = ring.ring.nslots // 2
+    return None
 
 
 class _Job:

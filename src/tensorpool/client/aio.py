@@ -75,6 +75,7 @@ class AsyncConsumer:
         while not self._is_closed:
             frame = consumer.poll()
             if frame is not None:
+                await self._described(frame)
                 return frame
             left = SLICE_S if deadline is None else min(deadline - loop.time(), SLICE_S)
             if left <= 0:
@@ -88,7 +89,10 @@ class AsyncConsumer:
         """The newest frame, received before or not; None when there is none yet."""
         consumer = await self._attached()
         await self._settled()
-        return consumer.latest()
+        frame = consumer.latest()
+        if frame is not None:
+            await self._described(frame)
+        return frame
 
     async def close(self) -> None:
         """Give the lease back and end the waiting thread. In a forked child there is neither."""
@@ -121,6 +125,12 @@ class AsyncConsumer:
         finally:
             if not self._is_closed:
                 await self.close()
+
+    async def _described(self, frame: Frame) -> None:
+        """Have the thread wait for metadata that a frame's dtype depends on: `frame.array` must not block the loop."""
+        mapped, slot = frame._mapped, frame._slot
+        if not mapped.is_described(slot) and self._thread is not None:
+            await asyncio.shield(asyncio.get_running_loop().run_in_executor(self._thread, mapped.carried, slot))
 
     async def _settled(self) -> None:
         """One thread polls a consumer: let a wait that was left behind end first."""

@@ -13,13 +13,14 @@ from typing import Any, Final
 
 from tensorpool._core import MAX_SEQ
 from tensorpool.channel import Endpoint, check_channel
-from tensorpool.client.metadata import CHUNK_MAX, MAX_BLOB_BYTES, to_message
+from tensorpool.client.metadata import CHUNK_MAX, MAX_BLOB_BYTES, NUMPY_DTYPE, to_message
 from tensorpool.client.streams import BLOB_TERM, max_message_bytes
 from tensorpool.client.wall_clock import MAX_ATTRIBUTE_BYTES
 from tensorpool.driver.config import DriverConfig
 from tensorpool.errors import LocalProtocolError
 from tensorpool.wire.control import DataSourceAnnounce, DataSourceMeta
 
+MAX_STREAM_ID: Final = 2**32 - 2
 MAX_TIMEOUT_S: Final = 1e9
 MAX_META_VERSION: Final = 2**32 - 2
 MAX_TRACE_ID: Final = 2**64 - 2
@@ -53,6 +54,19 @@ def timeout(value: object) -> float:
     if number == 0:
         raise LocalProtocolError(f"timeout = {value!r:.80}: expected a positive number of seconds")
     return number
+
+
+def stream(value: object) -> tuple[int, str | None]:
+    """A stream's id and None, or 0 and its name."""
+    if isinstance(value, str):
+        if not value or not value.isprintable() or len(value.encode()) > 256 or not value.isascii():
+            raise LocalProtocolError(f"stream name {value!r:.80}: expected 1 to 256 printable ASCII characters")
+        if not value.isdecimal():
+            return 0, value
+        value = int(value)
+    if type(value) is not int or not 1 <= value <= MAX_STREAM_ID:
+        raise LocalProtocolError(f"stream {value!r:.80}: expected a name, or an id from 1 to 2^32 - 2")
+    return value, None
 
 
 def callback(name: str, value: object) -> None:
@@ -98,12 +112,17 @@ def metadata_message(
     summary: str,
     version: int,
     now_ns: int,
+    numpy_dtype: str | None = None,
 ) -> DataSourceMeta:
     """What `set_metadata` sends, made and measured; its stream id is still open."""
     if not isinstance(attributes, Mapping):
         raise LocalProtocolError(f"attributes = {attributes!r:.80}: expected a mapping of names to values")
     if isinstance(tags, str):
         raise LocalProtocolError(f"tags = {tags!r:.80}: expected a list of texts")
+    if NUMPY_DTYPE in attributes:
+        raise LocalProtocolError(f"metadata key {NUMPY_DTYPE!r} is what the producer fills, from the arrays it gets")
+    if numpy_dtype is not None:
+        attributes = {**attributes, NUMPY_DTYPE: numpy_dtype}
     try:
         message = to_message(1, version, attributes, tuple(tags), now_ns)
         check_metadata(config, name, message, summary)

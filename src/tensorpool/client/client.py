@@ -10,12 +10,11 @@ from __future__ import annotations
 import os
 import threading
 import time
+import weakref
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from types import MappingProxyType, TracebackType
 from typing import TYPE_CHECKING, Any, Final, Literal, Self
-
-import msgspec
 
 from tensorpool import aeron
 from tensorpool.channel import Endpoint
@@ -23,12 +22,15 @@ from tensorpool.client import arguments
 from tensorpool.client.attachment import AttachSpec
 from tensorpool.client.conductor import ClientConductor, WakeableIdle
 from tensorpool.client.consumer_session import ConsumerSession, Preferences, StandaloneSession
-from tensorpool.client.discovery import PATIENCE_NS
+from tensorpool.client.discovery import PATIENCE_NS, config_for
 from tensorpool.client.discovery_query import DiscoveredStream, DiscoveryQuery, Filters
-from tensorpool.client.producer_session import ProducerSession
+from tensorpool.client.names import preferred_id
+from tensorpool.client.producer_session import ProducerOptions, ProducerSession
+from tensorpool.client.provisioning import provision, ring_request
 from tensorpool.client.ring_watch import RingWatch
 from tensorpool.client.session import Session, State, StateChange
 from tensorpool.clock import Clock, SystemClock
+from tensorpool.control.provisioning import RingRequest
 from tensorpool.driver.config import DriverConfig
 from tensorpool.errors import Closed, ConfigError, LocalProtocolError, TensorPoolError
 from tensorpool.logs import get_logger
@@ -36,14 +38,16 @@ from tensorpool.wire.control import Mode
 from tensorpool.wire.driver import Role
 
 if TYPE_CHECKING:
+    import numpy.typing as npt
+
     from tensorpool.client.aio import AsyncClient
     from tensorpool.client.consumer import Consumer, Progress
     from tensorpool.client.producer import Producer
+    from tensorpool.wire.control import Dtype
 
 CLOSE_WITHIN_S: Final = 2.0
 PATIENCE_S: Final = PATIENCE_NS / 1e9
 LOOK_AGAIN_S: Final = 0.05
-MAX_STREAM_ID: Final = 2**32 - 2
 
 _MODES: Final = {"stream": Mode.STREAM, "rate_limited": Mode.RATE_LIMITED}
 
@@ -80,6 +84,7 @@ class Client:
         self._runner: aeron.AgentRunner | None = None
         self._invoker: aeron.AgentInvoker | None = None
         self._sessions: list[Session] = []
+        self._producers: weakref.WeakSet[Producer] = weakref.WeakSet()
         if conductor == "thread":
             idle = WakeableIdle(self._conductor)
             self._runner = aeron.AgentRunner(self._conductor, idle, on_error=_log_failed_turn).start()
@@ -103,6 +108,12 @@ class Client:
         stream: int | str,
         *,
         create: bool = False,
+        frame: tuple[int, ...] | None = None,
+        dtype: npt.DTypeLike | Dtype = "uint8",
+        seconds: float | None = None,
+        rate_hz: float | None = None,
+        slots: int | None = None,
+        max_frame_bytes: int | None = None,
         timeout: float | None = None,
         on_state: Callable[[StateChange], object] | None = None,
         release_gil_from_bytes: int | None = None,
@@ -114,54 +125,57 @@ class Client:
         """Become the producer of a stream, by id or by name.
 
         >>> producer = client.producer("camera/front", create=True)     # doctest: +SKIP
+        >>> producer = client.producer("camera/wide", create=True, frame=(1080, 1920, 3), seconds=2)  # doctest: +SKIP
 
-        `create` lets the driver make the stream. Within `timeout` seconds a stream that is still taken is asked for
-        again: a producer that was killed holds its lease for some seconds. Without a `timeout` the call waits for
-        `client.attach_timeout_ms` (5 s), and longer for as long as the driver reports that it makes the stream's
-        memory. Raises AttachRefused with the driver's words,
-        AttachPending when a driver has not answered in time, DriverUnreachable when there is none. `on_state` is called
-        from `publish`. Frames of `release_gil_from_bytes` and more are copied without the GIL (8 MiB by default).
-        Another driver's stream is produced with its `driver_instance_id`. A relay (`is_relay`) publishes frames of
-        another host: it announces no data source of its own and gives consumers no streams of their own. Where the
-        timestamps that you give are not of this host's monotonic clock, say so with `has_own_clock=False`, and by
-        `Producer.set_clock` what is known of their clock: `frame.time` depends on it.
+        `create` lets the driver make the stream. The producer of a stream that this client has open already is
+        returned as it is, so that a notebook's cell can be run again; with other arguments that is an error.
+
+        With a `frame` (its shape, of `dtype`) or `max_frame_bytes` the driver makes a ring that holds such frames for
+        `seconds` (2) at `rate_hz` (60), or `slots` of them, within its policies `max_provisioned_stream_bytes` and
+        `max_provisioned_bytes`. Without them it makes that of its default profile. A stream that exists and fits is
+        used as it is.
+
+        Within `timeout` seconds a stream that is still taken is asked for again: a producer that was killed holds its
+        lease for some seconds. Without a `timeout` the call waits for `client.attach_timeout_ms` (5 s), and longer for
+        as long as the driver reports that it makes the stream's memory. `on_state` is called from `publish`. Frames of
+        `release_gil_from_bytes` and more are copied without the GIL (8 MiB by default). Another driver's stream is
+        produced with its `driver_instance_id`.
+
+        For those who publish frames of others: a relay (`is_relay`) announces no data source of its own and gives
+        consumers no streams of their own. Where the timestamps that you give are not of this host's monotonic clock,
+        say so with `has_own_clock=False`, and by `Producer.set_clock` what is known of their clock: `frame.time`
+        depends on it.
+
+        Raises AttachRefused with the driver's words, RingRefused where it makes no such ring, AttachPending when a
+        driver has not answered in time, DriverUnreachable when there is none.
         """
-        from tensorpool.client.producer import Producer  # with numpy, before anything is attached
-
-        stream_id, name = _stream(stream)
+        stream_id, name = arguments.stream(stream)
         arguments.timeout(self._attach_timeout(timeout))
         arguments.callback("on_state", on_state)
         if release_gil_from_bytes is not None:
             arguments.whole_number("release_gil_from_bytes", release_gil_from_bytes, 2**63 - 1)
-        if driver_instance_id is not None:
-            home, left = self._driver(driver_instance_id, self._attach_timeout(timeout))
-            timeout = None if timeout is None else left
-            if home is not self:
-                return home.producer(
-                    stream,
-                    create=create,
-                    timeout=timeout,
-                    on_state=on_state,
-                    release_gil_from_bytes=release_gil_from_bytes,
-                    with_publish_time=with_publish_time,
-                    is_relay=is_relay,
-                    has_own_clock=has_own_clock,
-                )
-        if name is not None:
-            stream_id = self._own_stream(name, self._attach_timeout(timeout))
-        spec = AttachSpec(stream_id, Role.PRODUCER, create)
-        session = ProducerSession(
-            self._conductor,
-            spec,
-            name,
+        ring = ring_request(
+            create=create,
+            frame=frame,
+            dtype=dtype,
+            seconds=seconds,
+            rate_hz=rate_hz,
+            slots=slots,
+            max_frame_bytes=max_frame_bytes,
+        )
+        options = ProducerOptions(
+            ring=ring,
+            on_state=on_state,
+            release_gil_from_bytes=release_gil_from_bytes,
             with_publish_time=with_publish_time,
             is_relay=is_relay,
             has_own_clock=has_own_clock,
         )
-        if name is not None:
-            self._order(self._conductor.listen_for_names)
-        self._attach(session, lambda now_ns: self._conductor.add_producer(session, now_ns), timeout)
-        return Producer(session, self._detach, self._wait_for, on_state, release_gil_from_bytes)
+        home = self
+        if driver_instance_id is not None:
+            home, left = self._driver(driver_instance_id, self._attach_timeout(timeout))
+            timeout = None if timeout is None else left
+        return home._open_producer(stream_id, name, create, timeout, options)
 
     def consumer(
         self,
@@ -197,7 +211,7 @@ class Client:
         """
         from tensorpool.client.consumer import Consumer  # with numpy, before anything is attached
 
-        stream_id, name = _stream(stream)
+        stream_id, name = arguments.stream(stream)
         preferences = _preferences(
             mode,
             max_rate_hz,
@@ -221,6 +235,7 @@ class Client:
         spec = AttachSpec(stream_id, Role.CONSUMER, create)
         kind = ConsumerSession if driver else StandaloneSession
         session = kind(home._conductor, spec, name, preferences, max_outstanding_seq_gap)
+        session.wait = home._wait_for
         home._attach_consumer(session, None if timeout is None else left)
         invoke = None if home._invoker is None else home.invoke
         return Consumer(session, home._detach, invoke, on_state, on_progress)
@@ -229,7 +244,7 @@ class Client:
         self, stream: int | str, *, timeout: float | None = None, driver_instance_id: str | None = None
     ) -> RingWatch:
         """Follow a stream's rings without receiving its frames. Raises like `consumer`."""
-        stream_id, name = _stream(stream)
+        stream_id, name = arguments.stream(stream)
         home, stream_id, left = self._locate(stream_id, name, driver_instance_id, self._attach_timeout(timeout))
         spec, preferences = AttachSpec(stream_id, Role.CONSUMER), Preferences(listens=False)
         session = ConsumerSession(home._conductor, spec, name, preferences, None)
@@ -349,6 +364,35 @@ class Client:
             raise _ambiguous(name, found)
         return found[0].stream_id if found else 0
 
+    def _open_producer(
+        self, stream_id: int, name: str | None, create: bool, timeout: float | None, options: ProducerOptions
+    ) -> Producer:
+        from tensorpool.client.producer import Producer
+
+        for known in tuple(self._producers):
+            if known._is_open_as(stream_id, name) and os.getpid() == self._pid:
+                known._check_options(options)
+                return known
+        if name is not None:
+            stream_id = self._own_stream(name, self._attach_timeout(timeout))
+        if options.ring is not None:
+            stream_id = self._provision(stream_id, name, options.ring)
+        session = ProducerSession(self._conductor, AttachSpec(stream_id, Role.PRODUCER, create), name, options)
+        if name is not None:
+            self._order(self._conductor.listen_for_names)
+        self._attach(session, lambda now_ns: self._conductor.add_producer(session, now_ns), timeout)
+        producer = Producer(session, self._detach, self._wait_for, options)
+        producer._check_ring()
+        self._producers.add(producer)
+        return producer
+
+    def _provision(self, stream_id: int, name: str | None, ring: RingRequest) -> int:
+        """Have the driver make room; the id of the stream, which it may have chosen."""
+        if name is not None and stream_id == 0:
+            stream_id = preferred_id(name, self.config.driver.stream_id_range)
+        label, timeout = name or str(stream_id), self.config.control.command_timeout_ms / 1e3
+        return provision(self.config, self.aeron_dir, stream_id, label, ring, timeout)
+
     def _driver(self, instance_id: str, timeout: float) -> tuple[Client, float]:
         """The client of that driver, learnt from any of its streams, and the time that is left."""
         if self._conductor.discovery.is_own_id(instance_id):
@@ -416,7 +460,7 @@ class Client:
             other = self._others.get(stream.control)
             if other is None:
                 mode: Literal["thread", "invoked"] = "thread" if self._invoker is None else "invoked"
-                settings = _config_for(self.config, stream)
+                settings = config_for(self.config, stream)
                 other = self._others[stream.control] = Client(
                     settings, self.aeron_dir, conductor=mode, clock=self._clock
                 )
@@ -519,40 +563,11 @@ def connect(
     return Client(settings, where, conductor=conductor)
 
 
-def _config_for(config: DriverConfig, stream: DiscoveredStream) -> DriverConfig:
-    """The settings of a client of the driver that serves a stream: as ours, but for where that driver is."""
-    driver, control = config.driver, stream.control
-    announce = control if driver.announce == driver.control else driver.announce
-    return msgspec.structs.replace(
-        config,
-        driver=msgspec.structs.replace(
-            driver,
-            instance_id=stream.driver_instance_id,
-            control_channel=control.channel,
-            control_stream_id=control.stream_id,
-            announce_channel=announce.channel,
-            announce_stream_id=announce.stream_id,
-        ),
-    )
-
-
 def _ambiguous(name: str, found: list[DiscoveredStream]) -> TensorPoolError:
     candidates = ", ".join(map(str, found))
     is_one_driver = len({stream.driver_instance_id for stream in found}) == 1
     choice = "give one of the ids" if is_one_driver else "choose with driver_instance_id="
     return TensorPoolError(f"{name!r} is ambiguous: {candidates}; {choice}")
-
-
-def _stream(stream: int | str) -> tuple[int, str | None]:
-    if isinstance(stream, str):
-        if not stream or not stream.isprintable() or len(stream.encode()) > 256 or not stream.isascii():
-            raise LocalProtocolError(f"stream name {stream!r:.80}: expected 1 to 256 printable ASCII characters")
-        if not stream.isdecimal():
-            return 0, stream
-        stream = int(stream)
-    if type(stream) is not int or not 1 <= stream <= MAX_STREAM_ID:
-        raise LocalProtocolError(f"stream {stream!r:.80}: expected a name, or an id from 1 to 2^32 - 2")
-    return stream, None
 
 
 def _preferences(

@@ -71,7 +71,9 @@ class Progress:
     def _prefix(self, mapped: MappedEpoch) -> Array | None:
         """B23: rows of a row-major frame, columns of a column-major one, or the plain bytes of a contiguous one."""
         view = view_of_frame(mapped.pools[self._slot.pool], self._slot)
-        layout = self._slot.layout
+        carried, layout = mapped.carried(self._slot), self._slot.layout
+        if carried is not None:
+            view = carried.restore(view)
         if self.rows is not None and layout.major_order == MajorOrder.ROW:
             return view[: self.rows]
         if self.columns is not None and layout.major_order == MajorOrder.COLUMN and view.ndim == 2:
@@ -112,7 +114,8 @@ class Consumer(ConsumerBase):
         self._tracked_epoch: int | None = None
         self._partial: list[Progress] = []
         self._progress_adapter = MessageAdapter(on_malformed=lambda data, error: None)
-        self._progress_adapter.add(FrameProgress, self._on_frame_progress)
+        if on_progress is not None:  # a cycle: without one the last reference ends the consumer at once
+            self._progress_adapter.add(FrameProgress, self._on_frame_progress)
 
     # --- who it is
 
@@ -251,6 +254,11 @@ class Consumer(ConsumerBase):
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+    def __del__(self) -> None:
+        session = getattr(self, "_session", None)
+        if session is not None:
+            session.on_unreferenced(self)
 
     # --- inside
 

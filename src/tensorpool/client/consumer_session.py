@@ -9,6 +9,8 @@ B27-B34, C1-C17, E22-E28, E40-E43, K1, K2.
 from __future__ import annotations
 
 import contextlib
+import os
+import warnings
 from collections.abc import Callable
 from typing import Final
 
@@ -20,7 +22,7 @@ from tensorpool.client import attachment as lease
 from tensorpool.client import mapping
 from tensorpool.client.conductor import ClientConductor
 from tensorpool.client.mapped_epoch import MappedEpoch
-from tensorpool.client.metadata import MetadataCache
+from tensorpool.client.metadata import Metadata, MetadataCache
 from tensorpool.client.session import Session, State
 from tensorpool.client.stream_reader import IMAGE_LOST, NEWER_EPOCH, SEQ_WENT_BACK, StreamReader
 from tensorpool.client.streams import ClientStreams
@@ -34,6 +36,7 @@ from tensorpool.wire.driver import Role, ShmAttachResponse, ShmLeaseRevoked
 PROBE_NS: Final = 200_000_000
 IDLE_QOS_NS: Final = 50_000_000
 KEEP_OPEN_NS: Final = 5_000_000_000  # the header of an epoch that was left, for its last frames
+METADATA_PERIODS: Final = 3  # that a frame waits for its metadata
 RECONNECT_PERIODS: Final = 10  # between two changes of id
 LOG_EVERY_NS: Final = 1_000_000_000
 LONGEST_RETRY_PERIODS: Final = 16  # between attempts to subscribe to a private stream
@@ -106,6 +109,8 @@ class ConsumerSession(Session):
         self._reported_ns = 0
         self._changed_ns = 0
         self._has_sent_hello = True
+        self.wait: Callable[[Session, Callable[[], bool], float | None], bool] | None = None  # set by the client
+        self._missed: set[tuple[int, int]] = set()  # versions and epochs whose metadata did not come in time
         self._awaits_producer = False  # attached; nothing of the stream is alive yet
         self._next_reconnect_ns = 0
         self._apply_rate()
@@ -192,11 +197,39 @@ class ConsumerSession(Session):
         except RemoteProtocolError as error:
             self._fail(error, now_ns)
 
+    def abandon(self, now_ns: int) -> None:
+        self.reader.close()
+        super().abandon(now_ns)
+
     def on_metadata(self, message: Message, session_id: int) -> None:
         """A producer of the stream says what its frames mean, or by which clock they are stamped."""
         self.metadata.on_message(message, session_id)
         if self._mapped is not None:
             self._mapped.clock = self.metadata.clock(self._mapped.epoch)
+        with self.changed:
+            self.changed.notify_all()
+
+    def await_metadata(self, meta_version: int, epoch: int) -> Metadata | None:
+        """User's side: what frames of a version mean, as soon as it is known. A producer repeats it every period.
+
+        Where it does not come within three periods, warns and does not wait for that version again.
+        """
+        version = meta_version, epoch
+
+        def is_known() -> bool:
+            return self.metadata.get(*version) is not None
+
+        if self.wait is None or version in self._missed or os.getpid() != self._pid:
+            return self.metadata.get(*version)
+        if not self.wait(self, is_known, METADATA_PERIODS * self.config.announce_period_ns / 1e9):
+            self._missed.add(version)
+            warnings.warn(
+                f"{self.stream_label}: metadata version {meta_version} did not come; arrays show the wire's dtype, "
+                "which may stand for another (numpy_dtype)",
+                RuntimeWarning,
+                stacklevel=2,
+            )
+        return self.metadata.get(*version)
 
     def on_consumer_config(self, config: ConsumerConfig, now_ns: int) -> None:
         """§10.1.3, for us. A fallback whose scheme is not defined counts as none."""
@@ -324,6 +357,7 @@ class ConsumerSession(Session):
 
     def _epoch_of(self, regions: Regions, ring: MappedRing) -> MappedEpoch:
         mapped = MappedEpoch(ring)
+        mapped.find_metadata = lambda meta_version: self.await_metadata(meta_version, regions.epoch)
         self.metadata.on_epoch(regions.epoch)
         mapped.clock = self.metadata.clock(regions.epoch)
         return mapped

@@ -13,6 +13,8 @@ import secrets
 import socket
 from typing import TYPE_CHECKING, Final
 
+import msgspec
+
 from tensorpool import aeron
 from tensorpool.aeron.adapter import MessageAdapter
 from tensorpool.channel import Endpoint, check_channel
@@ -346,3 +348,20 @@ def _response_channel(channel: str) -> str:
         free.bind((here, 0))
         shown = f"[{here}]" if family == socket.AF_INET6 else here
         return f"aeron:udp?endpoint={shown}:{free.getsockname()[1]}|term-length={RESPONSE_TERM}"
+
+
+def config_for(config: DriverConfig, stream: DiscoveredStream) -> DriverConfig:
+    """The settings of a client of the driver that serves a stream: as ours, but for where that driver is."""
+    driver, control = config.driver, stream.control
+    announce = control if driver.announce == driver.control else driver.announce
+    return msgspec.structs.replace(
+        config,
+        driver=msgspec.structs.replace(
+            driver,
+            instance_id=stream.driver_instance_id,
+            control_channel=control.channel,
+            control_stream_id=control.stream_id,
+            announce_channel=announce.channel,
+            announce_stream_id=announce.stream_id,
+        ),
+    )

@@ -41,11 +41,20 @@ class Frame(FrameBase):
     @property
     def shape(self) -> tuple[int, ...]:
         """Of the tensor; for BIT frames that of the bits."""
-        return self._slot.layout.shape
+        carried, shape = self._mapped.carried(self._slot), self._slot.layout.shape
+        return shape if carried is None else carried.shape_of(shape)
 
     @property
     def dtype(self) -> np.dtype[Any]:
-        return numpy_dtype(self._slot.layout.dtype)
+        """Of `array`."""
+        carried = self._mapped.carried(self._slot)
+        return numpy_dtype(self._slot.layout.dtype) if carried is None else carried.dtype
+
+    @property
+    def numpy_dtype(self) -> str:
+        """The name of the dtype that was published; bfloat16 shows as uint16 where ml_dtypes is not installed."""
+        carried = self._mapped.carried(self._slot)
+        return self.dtype.name if carried is None else carried.name
 
     @property
     def wire_dtype(self) -> Dtype:
@@ -149,7 +158,7 @@ class Frame(FrameBase):
             raise self._overwritten()
 
     def __repr__(self) -> str:
-        shape = "x".join(map(str, self.shape))
+        shape = "x".join(map(str, self._slot.layout.shape))
         return f"<Frame {self.seq} of stream {self.stream_id}, epoch {self.epoch}: {self.wire_dtype.name} {shape}>"
 
     def _overwritten(self) -> FrameOverwritten:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Final
 
 from tensorpool import aeron
 from tensorpool._core import FramePublisher, RingReader, RingWriter, SlotFrame
+from tensorpool.client.metadata import NUMPY_DTYPE, Metadata
 from tensorpool.client.wall_clock import EpochClock
 from tensorpool.driver.config import DriverConfig
 from tensorpool.logs import Logger
@@ -22,6 +23,7 @@ from tensorpool.shm.announced import Regions
 
 if TYPE_CHECKING:
     from tensorpool.shm.arrays import Array
+    from tensorpool.shm.carried_dtypes import CarriedDtype
 
 THREADS: Final = 4  # a producer that brings gigabytes in does not hold up the others
 
@@ -29,7 +31,7 @@ THREADS: Final = 4  # a producer that brings gigabytes in does not hold up the o
 class MappedEpoch:
     """One epoch as a consumer has it mapped: the reader of its header ring, and views of its payloads."""
 
-    __slots__ = ("clock", "epoch", "pools", "reader", "ring", "stream_id")
+    __slots__ = ("_described", "clock", "epoch", "find_metadata", "pools", "reader", "ring", "stream_id")
 
     def __init__(self, ring: MappedRing) -> None:
         self.ring: Final = ring
@@ -38,6 +40,8 @@ class MappedEpoch:
         self.reader: Final[RingReader] = ring.reader()
         self.pools: Final = [mapping for _, _, mapping in self.reader.pools]
         self.clock: EpochClock | None = None  # set by the conductor when the producer's metadata say it
+        self.find_metadata: Callable[[int], Metadata | None] = lambda meta_version: None
+        self._described: dict[int, CarriedDtype | None] = {}  # by meta_version
 
     def view(self, slot: SlotFrame) -> Array:
         """A view of a frame's payload: a new array object each time, so that reshaping one changes no other."""
@@ -47,9 +51,41 @@ class MappedEpoch:
         from tensorpool.shm.arrays import view_of_frame  # imports numpy, which a RingWatch does without
 
         view = view_of_frame(self.pools[slot.pool], slot)
-        if slot.layout.extent_bytes <= slot.values_len_bytes:
-            self.reader.keep_view(slot, view)
+        carried = self.carried(slot)
+        if carried is not None:
+            view = carried.restore(view)
+        depends = self.depends_on_metadata(slot)
+        if slot.layout.extent_bytes <= slot.values_len_bytes and (not depends or slot.meta_version in self._described):
+            self.reader.keep_view(slot, view, not depends)
         return view[...]
+
+    def depends_on_metadata(self, slot: SlotFrame) -> bool:
+        """Whether the frame's metadata may say that its payload stands for another dtype."""
+        from tensorpool.shm.carried_dtypes import is_carrier
+
+        return slot.meta_version != 0 and is_carrier(slot.layout.dtype, slot.layout.shape)
+
+    def is_described(self, slot: SlotFrame) -> bool:
+        """Whether `carried` and `view` answer at once."""
+        return not self.depends_on_metadata(slot) or slot.meta_version in self._described
+
+    def carried(self, slot: SlotFrame) -> CarriedDtype | None:
+        """The dtype that the frame's payload stands for; None: it is the wire's.
+
+        Waits for the frame's metadata where they are not there yet. Where none come in time it warns, once.
+        """
+        if not self.depends_on_metadata(slot):
+            return None
+        from tensorpool.shm.carried_dtypes import carried_named
+
+        version = slot.meta_version
+        if version not in self._described:
+            found = self.find_metadata(version)
+            if found is None:
+                return None
+            self._described[version] = carried_named(found.attributes.get(NUMPY_DTYPE))
+        carried = self._described[version]
+        return carried if carried is not None and carried.fits(slot.layout.dtype, slot.layout.shape) else None
 
 
 class EpochWriter(FramePublisher):
@@ -69,6 +105,10 @@ class EpochWriter(FramePublisher):
     @property
     def epoch(self) -> int:
         return self.ring.epoch
+
+    @property
+    def max_frame_bytes(self) -> int:
+        return max(pool.stride_bytes for pool in self.ring.spec.pools)
 
 
 class EpochMapper:

@@ -28,6 +28,7 @@ from tensorpool.wire.control import (
 
 CHUNK_MAX: Final = 65_536
 MAX_BLOB_BYTES: Final = 256 << 20
+NUMPY_DTYPE: Final = "numpy_dtype"  # the attribute with the dtype that payloads stand for (shm/carried_dtypes.py)
 MAX_KEPT: Final = 64  # versions that a consumer remembers
 REPEATED: Final = 4  # versions that a producer sends again every announce period
 MAX_WAITING: Final = 1_024  # messages of a producer that wait for room in the log; then the oldest is given up
@@ -109,6 +110,13 @@ def to_message(
     return DataSourceMeta(
         stream_id=stream_id, meta_version=meta_version, timestamp_ns=timestamp_ns, attributes=tuple(entries)
     )
+
+
+def with_numpy_dtype(message: DataSourceMeta, name: str | None) -> DataSourceMeta:
+    """The same metadata for frames whose payloads stand for that dtype, or for what the wire says."""
+    others = tuple(attribute for attribute in message.attributes if attribute.key != NUMPY_DTYPE)
+    own = () if name is None else (_attribute(NUMPY_DTYPE, name),)
+    return msgspec.structs.replace(message, attributes=others + own)
 
 
 def _attribute(key: str, value: object) -> Attribute:

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Publishing frames: copy an array in, or fill a slot in place.
 
-A producer never waits for anybody: what cannot be published is dropped and counted. It survives the loss of its lease,
-of the driver and of the media driver; meanwhile its frames are dropped and counted as DETACHED.
+A producer never waits for anybody. It survives the loss of its lease, of the driver and of the media driver; meanwhile
+its frames are dropped and counted as DETACHED. A frame that no pool can ever hold is counted and raises FrameTooLarge.
 Wire §8.3, §9, §10.2, §15.18; decisions B4, B12, B17, B26.
 """
 
@@ -17,7 +17,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from tensorpool._core import DropReason, ProducerBase, monotonic_ns
+from tensorpool._core import DropReason, ProducerBase, TensorLayout, monotonic_ns
 from tensorpool.client.arguments import (
     MAX_META_VERSION,
     blob,
@@ -28,12 +28,15 @@ from tensorpool.client.arguments import (
     whole_number,
 )
 from tensorpool.client.mapped_epoch import EpochWriter
-from tensorpool.client.producer_session import ProducerSession
-from tensorpool.client.session import State, StateChange
+from tensorpool.client.metadata import NUMPY_DTYPE, Metadata, with_numpy_dtype
+from tensorpool.client.producer_session import ProducerOptions, ProducerSession
+from tensorpool.client.session import State
 from tensorpool.client.slot import ProgressAxis, Slot, with_progress
 from tensorpool.client.wall_clock import ClockPair
-from tensorpool.errors import Closed, LocalProtocolError, TransportError
+from tensorpool.control.provisioning import describe
+from tensorpool.errors import Closed, FrameTooLarge, LocalProtocolError, RingRefused, TransportError
 from tensorpool.shm.arrays import Array, Order, layout_for, layout_of, payload_of
+from tensorpool.shm.carried_dtypes import CarriedDtype, carried_dtype, carried_named
 from tensorpool.wire.control import DataSourceMeta, Dtype
 from tensorpool.wire.trace import Parent, TraceLinkSet
 
@@ -65,17 +68,18 @@ class Producer(ProducerBase):
         session: ProducerSession,
         close: Callable[[ProducerSession], None],
         wait: Callable[[ProducerSession, Callable[[], bool], float | None], bool],
-        on_state: Callable[[StateChange], object] | None,
-        release_gil_from_bytes: int | None,
+        options: ProducerOptions,
     ) -> None:
         super().__init__(session.route)
         self._session = session
         self._close = close
         self._wait = wait
-        self._on_state = on_state
-        self._release_gil_from_bytes = release_gil_from_bytes
+        self._options = options
+        self._on_state = options.on_state
         self._dropped: Counter[DropReason] = Counter()
         self._totals = _Totals()
+        self._carried: CarriedDtype | None = None  # what the present metadata say about the dtype
+        self._said = DataSourceMeta(stream_id=1, meta_version=0, timestamp_ns=0), ""  # the present metadata
         self._writer: EpochWriter | None = None
 
     # --- who it is
@@ -111,7 +115,7 @@ class Producer(ProducerBase):
     def max_frame_bytes(self) -> int:
         """The largest frame that fits a pool; 0 while there is no memory."""
         writer = self._session.writer
-        return 0 if writer is None else max(pool.stride_bytes for pool in writer.ring.spec.pools)
+        return 0 if writer is None else writer.max_frame_bytes
 
     @property
     def state(self) -> State:
@@ -175,19 +179,23 @@ class Producer(ProducerBase):
             if writer is None:
                 self._dropped[DropReason.DETACHED] += 1
                 return None
-        version = session.route.meta_version if meta_version is None else meta_version
         is_usual = dtype is None and shape is None and not keep_strides
+        data: Array = array if type(array) is np.ndarray else np.asarray(array)
+        carried = None if dtype is Dtype.BIT or dtype is Dtype.BYTES else carried_dtype(data.dtype)
+        if is_usual and not (data.flags.forc if carried is None or not carried.is_pair else data.flags.c_contiguous):
+            return self._publish_strided(data, timestamp_ns, meta_version, trace_id, links, seq)
+        if carried is not None:
+            if dtype is not None and carried_dtype(dtype) is not carried:
+                raise LocalProtocolError(f"dtype = {dtype!r} for an array of {data.dtype}: use astype()")
+            data, dtype = carried.encode(data), None
         if is_usual:
-            data = array if type(array) is np.ndarray else np.asarray(array)
-            if not data.flags.forc:
-                return self._publish_strided(data, timestamp_ns, meta_version, trace_id, links, seq)
             layout = layout_of(data)
         else:
-            layout, data = payload_of(array, dtype, shape, keep_strides)
-        number = writer.publish(layout, data, timestamp_ns, version, trace_id, seq, is_usual)
+            layout, data = payload_of(array if carried is None else data, dtype, shape, keep_strides)
+        version = self._version(meta_version, carried, layout)
+        number = writer.publish(layout, data, timestamp_ns, version, trace_id, seq, is_usual and carried is None)
         if number is None:
-            self._dropped[DropReason.NO_POOL] += 1
-            return None
+            raise self._too_large(writer, layout.extent_bytes)
         if links or not session.route.is_plain:
             self._tell_others(writer, number, version, trace_id, links)
         return number
@@ -210,19 +218,30 @@ class Producer(ProducerBase):
         >>> with producer.claim((1080, 1920, 3), np.uint8) as slot:     # doctest: +SKIP
         ...     camera.read_into(slot.array)                            # published here, given up on an exception
 
-        A frame that cannot be published gets an array all the same, so that your loop goes on; it is dropped, and
-        counted, when the slot is left. `progress` lets `slot.progress(rows=…)` tell consumers about partial frames.
+        Without a lease you get an array all the same, so that your loop goes on; the frame is dropped, and counted,
+        when the slot is left. Raises FrameTooLarge for what no pool of the stream holds. `progress` lets
+        `slot.progress(rows=…)` tell consumers about partial frames.
         `strides`, in bytes, are for devices that pad their rows: `claim((1080, 1900), strides=(2048, 1))`.
         """
         timestamp_ns, meta_version, trace_id, seq = frame_numbers(timestamp_ns, meta_version, trace_id, seq)
+        carried = carried_dtype(dtype)
+        if carried is not None:
+            shape, dtype, strides = carried.on_wire(shape, order, strides)
         layout = layout_for(shape, dtype, order, strides)
         if progress is not None:
             layout = with_progress(layout, progress, strides)
-        version = self._session.route.meta_version if meta_version is None else meta_version
+        version = self._version(meta_version, carried, layout)
         writer = self._session.writer
         if writer is None or writer is not self._writer or monotonic_ns() >= writer.until_ns:
             writer = self._renew()
-        return Slot(self, writer, layout, timestamp_ns, version, trace_id, progress, seq)
+        return Slot(self, writer, layout, timestamp_ns, version, trace_id, progress, seq, carried)
+
+    def check_fits(self, nbytes: int) -> None:
+        """Raises FrameTooLarge for frames that no pool of the stream holds; for sources that know their size."""
+        whole_number("nbytes", nbytes, 2**63 - 1)
+        writer = self._session.writer
+        if writer is not None and nbytes > writer.max_frame_bytes:
+            raise self._too_large(writer, nbytes)
 
     # --- about the frames
 
@@ -233,14 +252,12 @@ class Producer(ProducerBase):
         """
         session = self._session
         session.check_process()
-        version = session.route.meta_version + 1
-        if version > MAX_META_VERSION:
-            raise LocalProtocolError("meta_version is used up; attach anew")
-        stamp_ns = session.stamp_ns(session.conductor.clock.monotonic_ns())
-        message = metadata_message(session.config, self.name, attributes, tags, summary, version, stamp_ns)
-        session.route.meta_version = version
-        session.conductor.order(lambda now_ns: session.set_metadata(message, summary))
-        return version
+        name = None if self._carried is None else self._carried.name
+        message = metadata_message(
+            session.config, self.name, attributes, tags, summary, self._next_version(), self._stamp_ns(), name
+        )
+        self._say(message, summary)
+        return message.meta_version
 
     def repeat_metadata(self, message: DataSourceMeta, *, summary: str = "") -> None:
         """Say what another producer said, under its meta_version and at its time: for replays.
@@ -252,8 +269,8 @@ class Producer(ProducerBase):
         if not 1 <= message.meta_version <= MAX_META_VERSION:
             raise LocalProtocolError(f"meta_version {message.meta_version}: expected 1 to 2^32 - 2")
         check_metadata(session.config, self.name, message, summary)
-        session.route.meta_version = message.meta_version
-        session.conductor.order(lambda now_ns: session.set_metadata(message, summary))
+        self._carried = carried_named(Metadata.of(message).attributes.get(NUMPY_DTYPE))
+        self._say(message, summary)
 
     def set_clock(self, pair: ClockPair | None) -> None:
         """Say by which clock the timestamps of this epoch's frames are, or with None that it is not known.
@@ -310,7 +327,27 @@ class Producer(ProducerBase):
     ) -> None:
         self.close()
 
+    def __del__(self) -> None:
+        session = getattr(self, "_session", None)
+        if session is not None:
+            session.on_unreferenced(self)
+
     # --- inside
+
+    def _is_open_as(self, stream_id: int, name: str | None) -> bool:
+        """Whether a caller who asks for that stream, by id or by name, means this one."""
+        is_same = self.stream_id == stream_id if name is None else self.name == name
+        return is_same and not self._session.is_closed and not self._session.is_ending
+
+    def _check_options(self, options: ProducerOptions) -> None:
+        """Raises LocalProtocolError where it was opened with other arguments."""
+        mine, asked = msgspec.structs.asdict(self._options), msgspec.structs.asdict(options)
+        different = [f"{key}={mine[key]!r:.80}" for key in mine if mine[key] != asked[key]]
+        if different:
+            raise LocalProtocolError(
+                f"this client has {self._session.stream_label} open already, with {', '.join(different)}; close() that "
+                "producer first, or ask for it with the same arguments"
+            )
 
     def _renew(self) -> EpochWriter | None:
         """The epoch changed, or is gone: look again, and tell the user."""
@@ -324,13 +361,63 @@ class Producer(ProducerBase):
         if current is not self._writer:
             self._retire()
             self._writer = current
-            if current is not None and self._release_gil_from_bytes is not None:
-                current.ring_writer.release_gil_from_bytes = self._release_gil_from_bytes
+            if current is not None and self._options.release_gil_from_bytes is not None:
+                current.ring_writer.release_gil_from_bytes = self._options.release_gil_from_bytes
             session.adopt(current)
         if current is not None and monotonic_ns() >= current.until_ns:
             session.conductor.wake()  # we stood still for longer than the lease lasts: it is about to find out
             return None
         return current
+
+    def _check_ring(self) -> None:
+        """Raises RingRefused, closed, where the memory is less than what was asked for: it was taken meanwhile."""
+        asked, writer = self._options.ring, self._session.writer
+        if asked is not None and writer is not None and not asked.is_met_by(writer.ring.spec):
+            has = describe(writer.ring.spec)
+            self.close()
+            raise RingRefused(self.name or self.stream_id, f"it has {has}, less than the {asked} asked for; try again")
+
+    def _next_version(self) -> int:
+        version = self._session.route.meta_version + 1
+        if version > MAX_META_VERSION:
+            raise LocalProtocolError("meta_version is used up; attach anew")
+        return version
+
+    def _stamp_ns(self) -> int:
+        return self._session.stamp_ns(self._session.conductor.clock.monotonic_ns())
+
+    def _say(self, message: DataSourceMeta, summary: str) -> None:
+        session = self._session
+        self._said = message, summary
+        session.route.meta_version = message.meta_version
+        session.conductor.order(lambda now_ns: session.set_metadata(message, summary))
+
+    def _version(self, meta_version: int | None, carried: CarriedDtype | None, layout: TensorLayout) -> int:
+        """The meta_version of a frame. One that carries another dtype than the frames before gets new metadata."""
+        session, known = self._session, self._carried
+        if meta_version is not None:
+            if carried is not None and (carried is not known or meta_version != session.route.meta_version):
+                raise LocalProtocolError(f"meta_version = {meta_version}: frames of {carried.name} choose their own")
+            return meta_version
+        is_other = (
+            carried is not None if known is None else known.fits(layout.dtype, layout.shape) or carried is not None
+        )
+        if is_other and carried is not known:
+            session.check_process()
+            message, summary = self._said
+            message = with_numpy_dtype(message, None if carried is None else carried.name)
+            message = msgspec.structs.replace(message, meta_version=self._next_version(), timestamp_ns=self._stamp_ns())
+            check_metadata(session.config, self.name, message, summary)
+            self._say(message, summary)
+            self._carried = carried
+            if self._writer is not None:
+                self._writer.forget_layout()  # an array like the one before is of another version now
+        return session.route.meta_version
+
+    def _too_large(self, writer: EpochWriter, nbytes: int) -> FrameTooLarge:
+        """WIRE §9: such a frame is dropped at once; we count it and say so."""
+        self._dropped[DropReason.NO_POOL] += 1
+        return FrameTooLarge(self._session.stream_label, nbytes, writer.max_frame_bytes)
 
     def _is_current(self, writer: EpochWriter) -> bool:
         return self._session.writer is writer and monotonic_ns() < writer.until_ns

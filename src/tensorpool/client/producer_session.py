@@ -7,6 +7,8 @@ Wire §5, §10.1.2, §10.1.3, §10.2.2, §10.3, §10.4.2; Driver Model §4.12.2;
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import msgspec
 
 from tensorpool import aeron
@@ -18,9 +20,10 @@ from tensorpool.client.mapped_epoch import EpochWriter
 from tensorpool.client.mapping import ActivityDuty
 from tensorpool.client.metadata import MetadataSender
 from tensorpool.client.names import preferred_id
-from tensorpool.client.session import Session, State
+from tensorpool.client.session import Session, State, StateChange
 from tensorpool.client.streams import ClientStreams
 from tensorpool.client.wall_clock import ClockPair, EpochClock
+from tensorpool.control.provisioning import RingRequest, describe
 from tensorpool.errors import (
     Closed,
     TensorPoolError,
@@ -40,6 +43,17 @@ from tensorpool.wire.control import (
 from tensorpool.wire.driver import ResponseCode, ShmAttachResponse
 
 
+class ProducerOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """The arguments of `Client.producer` that a producer keeps to."""
+
+    on_state: Callable[[StateChange], object] | None = None
+    release_gil_from_bytes: int | None = None
+    with_publish_time: bool = False
+    is_relay: bool = False
+    has_own_clock: bool = True
+    ring: RingRequest | None = None  # at least
+
+
 class ProducerSession(Session):
     """The conductor's side of a `Producer`.
 
@@ -52,22 +66,20 @@ class ProducerSession(Session):
         conductor: ClientConductor,
         spec: lease.AttachSpec,
         name: str | None,
-        *,
-        with_publish_time: bool = False,
-        is_relay: bool = False,
-        has_own_clock: bool = True,
+        options: ProducerOptions = ProducerOptions(),  # noqa: B008 - frozen
     ) -> None:
         super().__init__(conductor, spec, name)
-        self._has_own_clock = has_own_clock
-        self._is_relay = is_relay
+        self._has_own_clock = options.has_own_clock
+        self._is_relay = options.is_relay
+        self._ring = options.ring
         self.writer: EpochWriter | None = None
         self.progress = ProgressSender()
         self.route = Route()
         self.epochs = 0
-        self.with_publish_time = with_publish_time
+        self.with_publish_time = options.with_publish_time
         self._is_drivers_choice = name is not None and not conductor.config.driver.stream_id_range
         self.consumers = KnownConsumers(
-            self.config, conductor.clock, self.log, self.route, self.send, is_relay=is_relay
+            self.config, conductor.clock, self.log, self.route, self.send, is_relay=options.is_relay
         )
         self._descriptors: aeron.Publication | None = None
         self._metadata = MetadataSender()
@@ -217,6 +229,8 @@ class ProducerSession(Session):
         self.route.publisher = None  # the producer looks, and adopts the new one
         self.writer = EpochWriter(ring, self._descriptors, until_ns, with_publish_time=self.with_publish_time)
         self.epochs += 1
+        if self._ring is not None and not self._ring.is_met_by(ring.spec):  # such as of a driver that was restarted
+            self.log.warning("ring_smaller_than_asked", asked=str(self._ring), found=describe(ring.spec))
         self._activity = ActivityDuty()
         self._next_ns = 0
         if not self._is_relay:

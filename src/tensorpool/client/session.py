@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import os
 import threading
+import warnings
 from abc import abstractmethod
 from collections import deque
 from collections.abc import Callable
@@ -250,6 +251,21 @@ class Session:
         self.is_ending = True
         self.on_lost("closed by its user")
         self._perform(self.attachment.detach(now_ns), now_ns)
+
+    def on_unreferenced(self, user: object) -> None:
+        """The user's object is being destroyed without close(): have the conductor give the lease back.
+
+        A destructor may run on any thread in the middle of anything: it takes no lock and waits for nothing.
+        """
+        if self.is_closed or self.is_ending or os.getpid() != self._pid:
+            return
+        self.conductor.order(self.abandon)
+        words = f"the {self.attachment.spec.role.name.lower()} of {self.stream_label} was not closed"
+        warnings.warn(f"{words}; its lease is given back", ResourceWarning, stacklevel=2, source=user)
+
+    def abandon(self, now_ns: int) -> None:
+        """Conductor: give the lease back for a user who is gone."""
+        self.detach(now_ns)
 
     def _may_ask(self) -> bool:
         return not self.conductor.is_asking(self.attachment.spec, besides=self)

@@ -16,6 +16,7 @@ from tensorpool.client.arguments import whole_number
 from tensorpool.client.mapped_epoch import EpochWriter
 from tensorpool.errors import LocalProtocolError
 from tensorpool.shm.arrays import Array, Order, numpy_dtype, view_of
+from tensorpool.shm.carried_dtypes import CarriedDtype
 from tensorpool.wire.control import Dtype, MajorOrder, ProgressUnit
 
 if TYPE_CHECKING:
@@ -41,6 +42,7 @@ class Slot:
         trace_id: int,
         progress: ProgressAxis | None,
         seq: int | None,
+        carried: CarriedDtype | None,
     ) -> None:
         self._producer = producer
         self._writer = writer
@@ -61,13 +63,14 @@ class Slot:
             writer.check_time(stamp_ns)
             place = writer.ring_writer.begin(number, layout, stamp_ns, meta_version, header_first=progress is not None)
             if place is None:
-                self._drop = DropReason.NO_POOL
-            else:
-                self.seq = number
+                raise producer._too_large(writer, layout.extent_bytes)
+            self.seq = number
         if place is not None:
             self.array: Array = view_of(place[0], place[1], layout, writable=True)
         else:
             self.array = _scratch(layout)
+        if carried is not None:
+            self.array = carried.restore(self.array)
         if progress is not None and self.seq is not None and writer is not None:
             ids = producer.stream_id, writer.epoch, self.seq
             producer._session.progress.start(*ids, layout.progress_stride_bytes, producer._session.consumers.fan_out)

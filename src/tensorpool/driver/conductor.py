@@ -13,12 +13,15 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from typing import Final
 
+import msgspec
+
 from tensorpool import aeron
 from tensorpool.aeron.adapter import MessageAdapter, has_kind
 from tensorpool.channel import Endpoint
 from tensorpool.clock import Clock
-from tensorpool.control import Service, State, add_common_commands
+from tensorpool.control import Service, State, add_common_commands, provisioning
 from tensorpool.control.events import MAKING, Making
+from tensorpool.control.provisioning import Provisioned, ProvisionRequest
 from tensorpool.driver.config import DriverConfig
 from tensorpool.driver.failures import Failures
 from tensorpool.driver.lifecycle import Announce, CreateEpoch, DropStream, Effect, Exit, Lifecycle, Phase, Report, Send
@@ -26,7 +29,8 @@ from tensorpool.driver.memory import Created, Failed, Memory
 from tensorpool.driver.message_sizes import check_message_sizes
 from tensorpool.driver.other_drivers import LISTEN_NS, OtherDrivers
 from tensorpool.driver.outbox import Outbox
-from tensorpool.errors import Closed, DecodeError, DecodeFault, TensorPoolError, TransportError
+from tensorpool.driver.streams import NoStream
+from tensorpool.errors import Closed, DecodeError, DecodeFault, LocalProtocolError, TensorPoolError, TransportError
 from tensorpool.logs import get_logger
 from tensorpool.wire import Message
 from tensorpool.wire.control import ConsumerConfig, ConsumerHello, ShmPoolAnnounce
@@ -255,7 +259,24 @@ class DriverConductor:
     def _make_service(self) -> Service:
         service = Service("driver", self._config.driver.instance_id, config=self._config.control, clock=self._clock)
         add_common_commands(service, status=self._status, drain=lambda: self.shut_down(text="drained by an event"))
+        service.command(provisioning.KEY)(self._on_provision)
         return service
+
+    def _on_provision(self, request: str) -> str:
+        """A client asks for a ring that fits, before it attaches. Raises TensorPoolError with the reason."""
+        try:
+            asked = msgspec.json.decode(request, type=ProvisionRequest)
+        except (msgspec.DecodeError, msgspec.ValidationError) as error:
+            raise LocalProtocolError(
+                f"{provisioning.KEY} takes JSON with stream_id, slots, frame_bytes: {error}"
+            ) from None
+        try:
+            stream = self.lifecycle.provision(asked, self._clock.monotonic_ns())
+        except NoStream as refusal:
+            raise TensorPoolError(str(refusal)) from None
+        assert stream.ring is not None
+        answer: bytes = msgspec.json.encode(Provisioned.of(stream.stream_id, stream.ring))
+        return answer.decode()
 
     def _bind_service(self) -> None:
         if self._service is not None and self._connection.client is not None:

@@ -143,6 +143,7 @@ Mode = Annotated[
         extra={"check": _check_mode},
     ),
 ]
+Bytes = Annotated[int, Meta(ge=0, le=2**63 - 1)]
 Nanoseconds = Annotated[int, Meta(ge=0, le=2**63 - 1)]
 Nslots = Annotated[int, Meta(ge=1, le=2**31, description=_POWER_OF_TWO, extra={"check": _check_nslots})]
 PoolId = Annotated[int, Meta(ge=0, le=2**16 - 2)]  # all ones is null
@@ -221,7 +222,8 @@ class PoliciesSection(msgspec.Struct, frozen=True, kw_only=True):
     """`[policies]`: leases, announces, removal of old epochs, limits.
 
     Ours: `recreate_on_startup` (Driver Model §14 has the mode, no key), `max_leases` and `max_streams`,
-    `dynamic_stream_linger_ms`, and `rate_limited_default_hz` (E26).
+    `max_provisioned_stream_bytes` and `max_provisioned_bytes`, `dynamic_stream_linger_ms`, and
+    `rate_limited_default_hz` (E26).
     """
 
     allow_dynamic_streams: bool = False
@@ -252,6 +254,10 @@ class PoliciesSection(msgspec.Struct, frozen=True, kw_only=True):
     """The token that a shutdown request must carry; "" refuses every request."""
     recreate_on_startup: bool = False
     """Remove what an earlier driver left in the namespace, after learning its epochs."""
+    max_provisioned_stream_bytes: Bytes = 2 << 30
+    """The largest ring, one epoch of it, that a client may ask for; 0: none."""
+    max_provisioned_bytes: Bytes = 8 << 30
+    """What all rings that clients asked for may take together, with the epochs of each that are kept."""
     max_leases: PositiveU32 = 10_000
     """How many leases may exist at a time."""
     max_streams: PositiveU32 = 1_000

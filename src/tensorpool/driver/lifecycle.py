@@ -20,6 +20,7 @@ from enum import Enum, auto
 
 import msgspec
 
+from tensorpool.control.provisioning import ProvisionRequest
 from tensorpool.driver import epoch_messages
 from tensorpool.driver.authority import Authority
 from tensorpool.driver.config import DriverConfig
@@ -246,6 +247,23 @@ class Lifecycle:
         refused = [each for each in self._pending if claimed and each.stream.stream_id == stream_id]
         self._pending = [each for each in self._pending if each not in refused]
         return [Send(self._refused(each.request, claimed)) for each in refused if claimed]
+
+    def provision(self, asked: ProvisionRequest, now_ns: int) -> Stream:
+        """Have a stream whose next producer gets a ring of that size; a new one waits for it, without memory.
+
+        Raises NoStream.
+        """
+        if self.phase is not Phase.SERVING:
+            raise NoStream("the driver is shutting down", invalid=False)
+        if (claimed := self._claim_on(asked.stream_id, now_ns)) is not None:
+            raise NoStream(str(claimed), invalid=False)
+        stream = self.streams.provision(
+            asked, lambda known: known.producer is not None or self._has_pending(known, Role.PRODUCER)
+        )
+        if stream.current is None and not stream.is_creating:
+            stream.retry_ns = now_ns + self.config.dynamic_stream_linger_ns
+        self.counts["rings_provisioned"] += 1
+        return stream
 
     # --- the operator
 

@@ -11,10 +11,11 @@ Driver Model §4.2, §5, §6, §8, §11; decisions C4, E13, E14, E21-E25.
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import msgspec
 
+from tensorpool.control.provisioning import ProvisionRequest, describe
 from tensorpool.driver.config import DriverConfig
 from tensorpool.driver.epoch_messages import Epoch
 from tensorpool.driver.leases import Lease
@@ -31,6 +32,7 @@ class Stream(msgspec.Struct):
     current: Epoch | None = None  # None: no epoch is ready, nothing is announced
     producer: Lease | None = None
     is_dynamic: bool = False
+    is_provisioned: bool = False  # its ring is one that a client asked for
     is_creating: bool = False
     was_ready: bool = False
     retry_ns: int = 0  # after a failed creation: not before this
@@ -92,6 +94,46 @@ class StreamTable:
         stream = Stream(stream_id, f"dynamic-{stream_id}", ring, is_dynamic=True)
         self._streams[stream_id] = stream
         return stream
+
+    def provision(self, asked: ProvisionRequest, is_produced: Callable[[Stream], bool]) -> Stream:
+        """A stream whose ring is at least what is asked for: as it is, or else a dynamic one whose next epoch is.
+
+        The present epoch stays as it is until then: a producer that attaches gets a new one. Raises NoStream, and
+        LocalProtocolError for a ring that no stream may have.
+        """
+        stream = self._streams.get(asked.stream_id)
+        if stream is not None:
+            if asked.is_met_by(stream.ring):
+                return stream
+            less = f"stream {asked.stream_id} has {describe(stream.ring)}, less than the {asked} asked for"
+            if not stream.is_dynamic:
+                raise NoStream(
+                    f"{less}; it is configured: give [streams.{stream.name}] a larger profile", invalid=False
+                )
+            if is_produced(stream):
+                raise NoStream(f"{less}, and a producer; close that one first, or use another stream", invalid=False)
+        ring = asked.ring
+        self._check_budget(ring, stream)
+        if stream is None:
+            stream = self.create(asked.stream_id)
+        stream.ring, stream.is_provisioned = ring, True
+        return stream
+
+    def _check_budget(self, ring: RingSpec, stream: Stream | None) -> None:
+        policies = self._config.policies
+        size, most = ring.size_bytes, policies.max_provisioned_stream_bytes
+        wanted = f"a ring of {describe(ring)} takes {size} bytes"
+        if size > most:
+            raise NoStream(f"{wanted}; policies.max_provisioned_stream_bytes is {most}", invalid=False)
+        others = [one for one in self._streams.values() if one.is_provisioned and one is not stream]
+        epochs = policies.epoch_gc_keep if policies.epoch_gc_enabled else 1
+        taken = epochs * sum(0 if one.ring is None else one.ring.size_bytes for one in others)
+        if taken + epochs * size > policies.max_provisioned_bytes:
+            raise NoStream(
+                f"{wanted} in each of {epochs} epochs, and such rings take {taken} already; "
+                f"policies.max_provisioned_bytes is {policies.max_provisioned_bytes}",
+                invalid=False,
+            )
 
     def forget(self, stream_id: int) -> None:
         """A dynamic stream that no client uses, or whose memory could not be made: its id is free again."""

@@ -17,7 +17,7 @@ import msgspec
 import numpy as np
 import pyarrow as pa
 
-from tensorpool.client.metadata import Metadata
+from tensorpool.client.metadata import NUMPY_DTYPE, Metadata
 from tensorpool.errors import ConfigError
 from tensorpool.lake.errors import NotRecorded
 from tensorpool.lake.lake import Lake, files_of, gaps_of, stream_named
@@ -26,6 +26,7 @@ from tensorpool.lake.open_files import COLUMNS, OpenFiles, Rows, Times
 from tensorpool.lake.payloads import array_of
 from tensorpool.lake.playback import ToldMetadata, recorded_metadata
 from tensorpool.shm.arrays import Array
+from tensorpool.shm.carried_dtypes import CarriedDtype, carried_named, is_carrier
 from tensorpool.wire.control import Dtype
 
 type Moment = str | datetime | np.datetime64
@@ -393,10 +394,24 @@ class _Source:
     def metadata(self, meta_version: int, at_ns: int) -> Metadata | None:
         return self._told.metadata(meta_version, at_ns)
 
+    def _carried(self, told: dict[str, Any]) -> CarriedDtype | None:
+        """The dtype that a frame's payload stands for, by its metadata."""
+        if not told["meta_version"] or not is_carrier(Dtype[told["dtype"]], told["shape"]):
+            return None
+        at_ns = told["received_ns"] if told["timestamp_ns"] is None else told["timestamp_ns"]
+        found = self._told.of(told["meta_version"], at_ns)
+        names = [one.value for one in (() if found is None else found.attributes) if one.key == NUMPY_DTYPE]
+        return carried_named(names[0].decode(errors="replace")) if names else None
+
     def frame(self, file: LakeFile, batch: pa.RecordBatch, row: int) -> RecordedFrame:
         told = {name: batch.column(name)[row].as_py() for name in _FIELDS}
         payload = batch.column("payload")[row].as_buffer()
         array = array_of(b"" if payload is None else payload, told["dtype"], told["shape"], told["order"])
+        carried = self._carried(told)
+        if carried is not None and carried.fits(Dtype[told["dtype"]], array.shape):
+            array = carried.restore(array)
+        else:
+            carried = None
         array.flags.writeable = False
         at_us = batch.column("time")[row].value
         return RecordedFrame(
@@ -409,7 +424,7 @@ class _Source:
             meta_version=told["meta_version"],
             trace_id=told["trace_id"],
             wire_dtype=Dtype[told["dtype"]],
-            shape=tuple(told["shape"]),
+            shape=tuple(told["shape"]) if carried is None else carried.shape_of(tuple(told["shape"])),
             order=told["order"],
             dropped_before=told["dropped_before"],
             dropped_reason=told["dropped_reason"],

@@ -19,7 +19,7 @@ import msgspec
 import numpy as np
 
 from tensorpool.client import Client, ClockPair, Producer
-from tensorpool.errors import ConfigError, LocalProtocolError
+from tensorpool.errors import ConfigError, FrameTooLarge
 from tensorpool.lake import Lake
 from tensorpool.lake.payloads import array_of, dtype_named
 from tensorpool.lake.playback import Prefetch, Recorded, Span, Track, recorded_metadata
@@ -259,7 +259,7 @@ class _ReplayStream:
         return self._producer
 
     def attach(self, client: Client, frame: Recorded) -> None:
-        """Raises LocalProtocolError where frames do not fit the stream's memory."""
+        """Raises FrameTooLarge where frames do not fit the stream's memory."""
         self._producer = client.producer(
             self._part.target,
             create=self._options.create,
@@ -270,14 +270,11 @@ class _ReplayStream:
         self._said = None
         if frame.utc_ns is not None and frame.timestamp_ns is not None and self._options.timestamps == "preserve":
             self._producer.set_clock(ClockPair(frame.timestamp_ns, frame.utc_ns))
-        nbytes, most = frame.nbytes, self._producer.max_frame_bytes
-        if nbytes > most > 0:
-            stream_id = self._producer.stream_id
+        try:
+            self._producer.check_fits(frame.nbytes)
+        except FrameTooLarge:
             self.close()
-            raise LocalProtocolError(
-                f"frames of {nbytes} bytes fit no pool of stream {stream_id}, the largest has {most}; "
-                "give its profile a larger stride_bytes"
-            )
+            raise
         self._say(frame)
 
     def prepare(self, frame: Recorded, round_number: int, client: Client, is_stopped: Callable[[], bool]) -> int:

@@ -46,12 +46,11 @@ _INSTEAD: Final = {
     "S": "publish the text's bytes as uint8",
     "U": "encode the text and publish its bytes as uint8",
     "T": "encode the text and publish its bytes as uint8",
-    "c": "view it as float32 or float64 with a last axis of 2",
-    "e": "convert with astype(np.float32), or view it as uint16",
     "g": "convert with astype(np.float64)",
     "M": "view it as int64",
     "m": "view it as int64",
-    "V": "publish its fields one by one, or view it as uint8",
+    "V": "publish its fields one by one, or view it as unsigned integers",
+    "G": "convert with astype(np.complex128)",
 }
 
 
@@ -67,7 +66,7 @@ def dtype_of(dtype: npt.DTypeLike) -> Dtype:
     wire = _WIRE.get(given)
     if wire is not None:
         return wire
-    if given.byteorder == ">" and given.newbyteorder("<") in _WIRE:
+    if given.byteorder == ">" and given.kind in "iufc":
         raise LocalProtocolError(f"dtype {given.str} is big-endian; convert with astype({given.name!r})")
     instead = _INSTEAD.get(given.char) or _INSTEAD.get(given.kind) or "convert to a numeric dtype"
     raise LocalProtocolError(f"dtype {given} cannot be sent; {instead}")

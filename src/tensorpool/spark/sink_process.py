@@ -28,7 +28,7 @@ import numpy as np
 import pyarrow as pa
 
 from tensorpool.client import Client, Producer, connect
-from tensorpool.errors import LocalProtocolError, TensorPoolError
+from tensorpool.errors import FrameTooLarge, LocalProtocolError, TensorPoolError
 from tensorpool.shm.arrays import Array, numpy_dtype
 from tensorpool.wire.control import Dtype
 
@@ -354,17 +354,12 @@ def publish_row(producer: Producer, row: dict[str, Any], where: str) -> None:
                 meta_version=row.get("meta_version"),
                 trace_id=row.get("trace_id") or 0,
             )
-        except (LocalProtocolError, OverflowError, TypeError) as error:
+        except (FrameTooLarge, LocalProtocolError, OverflowError, TypeError) as error:
             raise RowRefused(f"{where}: {error}") from None
         with slot:
             slot.array[...] = flat
         if slot.seq is not None:
             return
-        if flat.nbytes > producer.max_frame_bytes > 0:
-            raise RowRefused(
-                f"{where}: {flat.nbytes} bytes exceed the stream's largest pool of {producer.max_frame_bytes}; "
-                "give its profile a larger one"
-            )
         if time.monotonic() > deadline:
             raise RowRefused(
                 f"{where}: the lease on the stream is lost and did not come back within {REATTACH_S:.0f} s"

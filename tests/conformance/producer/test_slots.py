@@ -72,7 +72,8 @@ def test_a_frame_that_is_not_published_is_not_described(
 ) -> None:
     """Larger than every pool, or given up: no descriptor, and the seqs that are described have no hole."""
     first = producer.next_seq
-    assert producer.publish(np.zeros((1 << 18) + 1, np.uint8)) is None
+    with pytest.raises(tp.FrameTooLarge):
+        producer.publish(np.zeros((1 << 18) + 1, np.uint8))
     assert producer.stats.dropped == {DropReason.NO_POOL: 1}
     with pytest.raises(RuntimeError, match="no light"), producer.claim((4,), np.uint8):
         raise RuntimeError("no light")
@@ -247,8 +248,11 @@ def test_a_producer_writes_only_into_files_that_are_there(
         before = tree(folder)
         for index in range(3 * NSLOTS):
             producer.publish(np.full(index * 1000, index, np.uint8))
-        with pytest.raises(tp.AttachRefused) as refused:
-            connected.producer(producer.stream_id, timeout=2.0)
+        with (
+            tp.connect(deployment.aeron_dir, config=deployment.config_path) as other,
+            pytest.raises(tp.AttachRefused) as refused,
+        ):
+            other.producer(producer.stream_id, timeout=2.0)
         assert refused.value.code == "REJECTED"
         assert refused.value.stream == producer.stream_id
         assert tree(folder) == before

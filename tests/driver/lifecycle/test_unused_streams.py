@@ -3,8 +3,12 @@
 
 from __future__ import annotations
 
-from tensorpool.driver.lifecycle import Lifecycle
-from tensorpool.wire.driver import Role
+import pytest
+
+from tensorpool.control.provisioning import ProvisionRequest
+from tensorpool.driver.lifecycle import CreateEpoch, DropStream, Lifecycle
+from tensorpool.driver.streams import NoStream
+from tensorpool.wire.driver import Role, ShutdownReason
 from tests.driver.conftest import (
     DYNAMIC,
     FRONT,
@@ -91,3 +95,23 @@ def test_a_stream_between_two_epochs_is_not_dropped() -> None:
     created(lifecycle, DYNAMIC[0], 3, 3 * LINGER_NS)
     first_ns = 3 * LINGER_NS + PERIOD_NS
     assert drops(lifecycle, 5 * LINGER_NS, from_ns=first_ns) == [first_ns + LINGER_NS]
+
+
+def test_a_provisioned_stream_gets_its_memory_when_its_producer_comes() -> None:
+    """No epoch is made before, none of another size; without a producer it goes like every dynamic stream."""
+    lifecycle = serving()
+    asked = ProvisionRequest(stream_id=DYNAMIC[0], slots=8, frame_bytes=4096)
+    assert lifecycle.provision(asked, 0).ring == asked.ring
+    for now_s in (1, 5):
+        assert f"create {DYNAMIC[0]}" not in outline(lifecycle.on_tick(now_s * SECOND_NS))
+    effects = lifecycle.on_attach(attach(1, DYNAMIC[0], Role.PRODUCER, publish_mode=CREATE), 6 * SECOND_NS)
+    assert [effect.ring for effect in effects if isinstance(effect, CreateEpoch)] == [asked.ring]
+    larger = ProvisionRequest(stream_id=DYNAMIC[0], slots=9, frame_bytes=4096)
+    with pytest.raises(NoStream, match="and a producer"):  # it is attaching
+        lifecycle.provision(larger, 6 * SECOND_NS)
+    lifecycle.provision(ProvisionRequest(stream_id=DYNAMIC[1], slots=1, frame_bytes=1), 7 * SECOND_NS)
+    lifecycle.on_tick(8 * SECOND_NS)
+    assert DropStream(DYNAMIC[1]) in lifecycle.on_tick(39 * SECOND_NS)
+    lifecycle.drain(ShutdownReason.NORMAL, "", 40 * SECOND_NS)
+    with pytest.raises(NoStream, match="shutting down"):
+        lifecycle.provision(asked, 40 * SECOND_NS)
