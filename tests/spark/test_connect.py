@@ -30,15 +30,15 @@ from tensorpool.spark import progress_of, session, with_metrics
 from tensorpool.spark.analytics import stats
 from tensorpool.spark.functions import frame_stats, frame_udf, gaps
 
-url, told, lake, folder = sys.argv[1:5]
-told = json.loads(told)
+url, settings, lake, folder = sys.argv[1:5]
+settings = json.loads(settings)
 spark = session(url)
 
 @frame_udf("bigint")
 def largest(array):
     return array.max()
 
-live = spark.read.format("tensorpool").options(**told).load()
+live = spark.read.format("tensorpool").options(**settings).load()
 recorded = spark.read.format("tensorpool.lake").load(lake)
 found = {
     "live": {row.seq: row.largest for row in live.select("seq", largest().alias("largest")).collect()},
@@ -56,7 +56,7 @@ def run(frames, name):
     progress = progress_of(query)
     found[name]["progress"] = [progress.frames, progress.gaps, progress.lag, progress.nbytes]
 
-streamed = spark.readStream.format("tensorpool").options(**told, startingOffsets="earliest").load()
+streamed = spark.readStream.format("tensorpool").options(**settings, startingOffsets="earliest").load()
 run(with_metrics(streamed).select("seq"), "streamed")
 commits = spark.readStream.format("tensorpool.lake").load(lake)
 run(gaps(with_metrics(commits)), "missing")
@@ -83,8 +83,8 @@ def test_both_formats_functions_and_progress_over_connect(
     lake = make_lake(tmp_path / "lake", rows)
     stream_id = stream()
     with publish(client, stream_id, FRAMES):
-        told = json.dumps(options_of(pool) | {"streams": str(stream_id)})
-        code, output = run_script(CLIENT, server, told, str(lake.path), str(tmp_path), timeout_s=280)
+        settings = json.dumps(options_of(pool) | {"streams": str(stream_id)})
+        code, output = run_script(CLIENT, server, settings, str(lake.path), str(tmp_path), timeout_s=280)
         assert code == 0, output
         found = json.loads(output.splitlines()[-1])
         wait_until(lambda: consumer_leases(pool, stream_id) <= 1, "the query's lease is given back")

@@ -38,8 +38,8 @@ import base64, json, sys
 from tensorpool.spark import session
 from tensorpool.spark.analytics import stats
 
-master, told, folder, conf = sys.argv[1:5]
-lake = json.loads(told)["lake"]
+master, options, folder, conf = sys.argv[1:5]
+lake = json.loads(options)["lake"]
 spark = session(master, **json.loads(conf))
 frames = spark.read.format("tensorpool.lake").option("maxBytesPerPartition", "4k").load(lake)
 rows = [row.asDict() for row in frames.select("stream_id", "seq", "shape", "payload").collect()]
@@ -166,12 +166,12 @@ def test_a_cluster_reads_what_two_hosts_have_recorded_into_one_bucket(
                 cluster = Cluster(tmp_path)
                 try:
                     executor = {f"spark.executorEnv.{name}": value for name, value in environment.items()}
-                    told = run_application(cluster, APPLICATION, {"lake": lake}, tmp_path, **executor)
+                    result = run_application(cluster, APPLICATION, {"lake": lake}, tmp_path, **executor)
                 finally:
                     cluster.close()
             names = ids_of(lake)
-    for row in told["rows"]:
+    for row in result["rows"]:
         row["payload"] = base64.b64decode(row["payload"])
-    check(told["rows"], names, frames)
-    assert told["figures"] == {str(names[stream]): count for stream, count in frames.items()}
-    assert told["executors"] == 2
+    check(result["rows"], names, frames)
+    assert result["figures"] == {str(names[stream]): count for stream, count in frames.items()}
+    assert result["executors"] == 2

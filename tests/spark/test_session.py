@@ -60,20 +60,20 @@ def own(number, frame): ...
 
 signal.signal(signal.SIGINT, own)
 command_session("local[1]", "signals", {"spark.ui.enabled": "false", "spark.driver.memory": "512m"}).stop()
-told = {"keeps signals": signal.getsignal(signal.SIGINT) is own}
+result = {"keeps signals": signal.getsignal(signal.SIGINT) is own}
 
 with socket.create_server(("127.0.0.1", ui_port())) as taken:
     spark = session()
-    told["master"] = spark.sparkContext.master
-    told["taken"] = taken.getsockname()[1]
+    result["master"] = spark.sparkContext.master
+    result["taken"] = taken.getsockname()[1]
 url = spark.sparkContext.uiWebUrl
-told["url"] = url
-told["page"] = urllib.request.urlopen(url + "/jobs/", timeout=60).status
+result["url"] = url
+result["page"] = urllib.request.urlopen(url + "/jobs/", timeout=60).status
 try:
     socket.create_connection(("127.0.0.2", int(url.rpartition(":")[2])), timeout=60).close()
-    told["elsewhere"] = "answers"
+    result["elsewhere"] = "answers"
 except ConnectionRefusedError:
-    told["elsewhere"] = "refused"
+    result["elsewhere"] = "refused"
 
 def fails_once(batches):
     from pyspark import TaskContext
@@ -81,8 +81,8 @@ def fails_once(batches):
         raise RuntimeError("the first attempt")
     yield from batches
 
-told["rows"] = spark.range(3, numPartitions=1).mapInArrow(fails_once, "id BIGINT").count()
-print(json.dumps(told))
+result["rows"] = spark.range(3, numPartitions=1).mapInArrow(fails_once, "id BIGINT").count()
+print(json.dumps(result))
 """
 
 
@@ -94,12 +94,12 @@ def test_a_session_of_its_own_retries_tasks_and_serves_its_pages_to_this_machine
     """
     code, output = run_script(SESSIONS)
     assert code == 0, output
-    told = json.loads(next(line for line in output.splitlines() if line.startswith("{")))
-    assert told["keeps signals"]
-    assert (told["master"], told["rows"]) == ("local[*,4]", 3)
-    assert told["url"].startswith("http://127.0.0.1:")
-    assert not told["url"].endswith(f":{told['taken']}")
-    assert (told["page"], told["elsewhere"]) == (200, "refused")
+    result = json.loads(next(line for line in output.splitlines() if line.startswith("{")))
+    assert result["keeps signals"]
+    assert (result["master"], result["rows"]) == ("local[*,4]", 3)
+    assert result["url"].startswith("http://127.0.0.1:")
+    assert not result["url"].endswith(f":{result['taken']}")
+    assert (result["page"], result["elsewhere"]) == (200, "refused")
     assert "SparkUI" not in output, output
 
 

@@ -21,7 +21,7 @@ PATIENCE_S: Final = 120.0
 type Found = list[tuple[int, int, int]]  # the number of a worker's process, the seq and the first value of each sample
 
 
-def told(sample: Sample) -> tuple[int, int, int]:
+def with_process(sample: Sample) -> tuple[int, int, int]:
     """Which process made the sample, its seq, and its first byte."""
     return mp.current_process().pid or 0, sample.seq, int(sample.array.flat[0])
 

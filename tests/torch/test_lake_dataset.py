@@ -31,8 +31,8 @@ def lake(tmp_path: Path) -> Path:
     """Two epochs of camera/front, the first with a gap from 50 to 59, and 20 frames of camera/rear."""
     first = [one for one in rows_over_time(120, meta_version=1) if not 50 <= one["seq"] < 60]
     rows = [*first, *rows_over_time(10, epoch=2), *rows_over_time(20, stream_id=REAR)]
-    told = [source(FRONT, "camera/front"), attribute(FRONT, 1, "label", "cat"), source(REAR, "camera/rear")]
-    make_lake(tmp_path / "lake", rows, metadata=told)
+    metadata = [source(FRONT, "camera/front"), attribute(FRONT, 1, "label", "cat"), source(REAR, "camera/rear")]
+    make_lake(tmp_path / "lake", rows, metadata=metadata)
     return tmp_path / "lake"
 
 

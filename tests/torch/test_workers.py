@@ -17,7 +17,7 @@ from tensorpool.torch import LakeDataset, LiveDataset
 from tests.support.deployment import consumer_leases
 from tests.support.frame_rows import make_lake, rows_over_time
 from tests.support.lakes import Camera
-from tests.support.loading import LOADERS, WORKERS, load, told
+from tests.support.loading import LOADERS, WORKERS, load, with_process
 from tests.support.processes import Process, run_script, wait_until
 
 
@@ -47,7 +47,7 @@ def test_workers_read_a_lake_and_divide_a_live_stream(
     """A sample of a lake is the one of its index, though another thread was reading at the fork; of a live stream each
     worker takes the frames of its share, and what all of them took and lost can be read in the process that waits."""
     make_lake(tmp_path / "lake", rows_over_time(120))
-    recorded = LakeDataset(tmp_path / "lake", transform=told)
+    recorded = LakeDataset(tmp_path / "lake", transform=with_process)
     indices = [*range(0, 120, 7), *range(119, 0, -11)]
     live_stream = stream("deep")
     parts = 1 if loader == "torch" else WORKERS
@@ -55,7 +55,7 @@ def test_workers_read_a_lake_and_divide_a_live_stream(
         LiveDataset(
             live_stream,
             count=60 // parts,
-            transform=told,
+            transform=with_process,
             share=(part, parts),
             aeron_dir=pool.aeron_dir,
             config=pool.config,
