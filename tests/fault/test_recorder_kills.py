@@ -31,6 +31,7 @@ COMMAND = "import os; os.setpgid(0, 0); from tensorpool.cli.main import main; ma
 WITHOUT_SPARK = f"import os, sys; sys.modules |= dict(pyspark=None, py4j=None); os.environ['PATH'] = ''; {COMMAND}"
 SPARK = ("--spark", "spark.driver.memory=1g", "--master", "local[2]", "--no-warm-up")
 PATIENCE_S = 180
+OURS = "/tensorpool/"  # in a traceback: a task of Spark's that is stopped halfway prints one of its own
 
 
 class Recording:
@@ -179,7 +180,7 @@ def survive_a_kill(pool: tp.Local, lake: Path | str, victim: str) -> None:
             os.killpg(process.pid, number)
             summary = second.wait_for("summary")
             code, output = process.finish(timeout_s=PATIENCE_S)
-            assert (code, "Traceback" in output) == (0, False), output
+            assert (code, OURS in output) == (0, False), output
         ends = camera.stop()
     assert summary["adds_up"]
     assert summary["lag_frames"] == 0

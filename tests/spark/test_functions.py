@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
+from pyspark.errors import StreamingQueryException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as fn
 
@@ -69,13 +70,22 @@ class Tables:
         return self._reader(self._fresh(), TABLE_DDL["metadata"])
 
     def run(self, streaming: DataFrame, mode: str = "append") -> Rows:
-        """All that a streaming query gives, to its end."""
-        self._count += 1
-        name = f"found_{id(self)}_{self._count}"
-        query = (
-            streaming.writeStream.format("memory").queryName(name).outputMode(mode).trigger(availableNow=True).start()
-        )
-        query.awaitTermination()
+        """All that a streaming query gives, to its end.
+
+        Spark gives a process of queries with state ten seconds to start, which no setting changes: on a busy machine it
+        is too late, and the query starts again.
+        """
+        for attempts_left in reversed(range(5)):
+            self._count += 1
+            name = f"found_{id(self)}_{self._count}"
+            writer = streaming.writeStream.format("memory").queryName(name).outputMode(mode)
+            query = writer.trigger(availableNow=True).start()
+            try:
+                query.awaitTermination()
+                break
+            except StreamingQueryException as error:
+                if "Python worker failed to connect back" not in str(error) or not attempts_left:
+                    raise
         return as_dicts(self.spark.table(name))
 
     def _fresh(self) -> Path:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import shutil
 import tempfile
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final
@@ -29,6 +30,7 @@ from tensorpool.logs import get_logger
 
 BATCH_OVERHEAD_S: Final = 0.5  # of a micro-batch, beyond its trigger
 BATCHES_IN_RING: Final = 4
+BATCH_WAIT_S: Final = 3.0  # that a stop waits for the end of a batch
 
 
 class RecordingQuery:
@@ -106,6 +108,7 @@ class RecordingQuery:
         query, self._query = self._query, None
         try:
             if query is not None:
+                _await_batch(query)
                 query.stop()
         except (Py4JError, OSError):  # a JVM that is gone has no query to stop
             return False
@@ -130,6 +133,13 @@ class RecordingQuery:
             writer = writer.trigger(processingTime=f"{round(trigger_s * 1000)} milliseconds")
         query: StreamingQuery = writer.start(path)
         return query
+
+
+def _await_batch(query: StreamingQuery) -> None:
+    """Wait for the end of a batch, for some seconds: Spark reports one that is stopped halfway as a page of errors."""
+    until_s = time.monotonic() + BATCH_WAIT_S
+    while query.isActive and query.status["isTriggerActive"] and time.monotonic() < until_s:
+        time.sleep(0.01)
 
 
 def committed_offsets(checkpoint: Path) -> Offsets | None:
