@@ -10,7 +10,19 @@ import pytest
 from tests.levels import QUICK_FOLDERS
 
 LEVELS = {"quick", "test", "soak"}
-SLOW_FOLDERS = {"cli", "conformance", "diagnosis", "examples", "fault", "fuzz", "integration", "lake", "spark"}
+SLOW_FOLDERS = {
+    "cli",
+    "conformance",
+    "diagnosis",
+    "examples",
+    "exports",
+    "fault",
+    "fuzz",
+    "integration",
+    "lake",
+    "sources",
+    "spark",
+}
 
 
 def test_every_folder_of_tests_is_quick_or_not_on_purpose() -> None:
