@@ -33,12 +33,25 @@ def required_by(extra: str) -> set[str]:
 def test_the_distribution_and_its_extras() -> None:
     """The installed package has our name on PyPI; each extra brings what its parts import."""
     assert metadata(DISTRIBUTION)["Name"] == "aeron-tensorpool"
-    assert set(metadata(DISTRIBUTION).get_all("Provides-Extra") or []) == {"lake", "spark", "torch", "all"}
+    assert set(metadata(DISTRIBUTION).get_all("Provides-Extra") or []) == {
+        "export",
+        "ingest",
+        "lake",
+        "spark",
+        "torch",
+        "all",
+    }
     assert {"pyarrow", "obstore"} <= required_by("lake")
     assert {"pyspark", "pandas", "matplotlib", "aeron-tensorpool"} <= required_by("spark")
     assert required_by("torch") == {"torch", "aeron-tensorpool"}
     (everything,) = [line for line in requirements() if re.search("""extra == ["']all""", line)]
-    assert set(everything.partition("[")[2].partition("]")[0].split(",")) == {"lake", "spark", "torch"}
+    assert set(everything.partition("[")[2].partition("]")[0].split(",")) == {
+        "export",
+        "ingest",
+        "lake",
+        "spark",
+        "torch",
+    }
 
 
 def test_aeron_comes_in_a_wheel_only_where_there_is_one() -> None:

@@ -23,6 +23,11 @@ COMMANDS: Final = {
     "driver": ("tensorpool.cli.driver", "Run the SHM driver: it owns the memory, grants leases and announces streams."),
     "produce": ("tensorpool.cli.produce", "Publish synthetic frames of any shape, dtype, rate and pattern."),
     "consume": ("tensorpool.cli.consume", "Receive a stream: rates, ages, drops; --verify checks every byte."),
+    "ingest": (
+        "tensorpool.cli.ingest",
+        "Publish a camera, a video or files: OpenCV, ffmpeg, GStreamer, images, numpy.",
+    ),
+    "import": ("tensorpool.cli.import_file", "Publish the pictures of an MCAP file."),
     "ls": ("tensorpool.cli.ls", "List streams: names, tags, producers, epochs and drivers."),
     "inspect": ("tensorpool.cli.inspect", "Show one stream: layout, files, epochs, leases, slots, consumers."),
     "doctor": (
@@ -44,6 +49,7 @@ COMMANDS: Final = {
     ),
     "qos": ("tensorpool.cli.qos", "Show how consumers kept up while a lake was recorded: lag and drops."),
     "record": ("tensorpool.cli.record", "Record streams to a lake of Parquet files, with Spark."),
+    "export": ("tensorpool.cli.export", "Write frames as files: PNG, TIFF, NPY, MP4, Zarr, HDF5, MCAP."),
     "lake": ("tensorpool.cli.lake", "List, check, compact and trim a lake."),
     "tap": ("tensorpool.cli.tap", "Print the live messages of an Aeron directory."),
     "event": ("tensorpool.cli.event", "Send commands to running services, and watch their answers."),
