@@ -1,8 +1,22 @@
 # SPDX-License-Identifier: Apache-2.0
-"""tensorpool: zero-copy exchange of large tensors between processes.
+"""Zero-copy exchange of large tensors between processes.
 
-The public names, re-exported, and `__version__`; nothing is defined here. They are imported at first use, so that a
-command that needs one of them does not pay for all.
+>>> import tensorpool as tp
+>>> with tp.local() as pool, pool.connect() as client:             # or tp.connect() # doctest: +SKIP
+...     producer = client.producer("camera/front", create=True)    # one per stream
+...     consumer = client.consumer("camera/front")                 # any number
+...     producer.publish(image)
+...     frame = consumer.poll(timeout=1.0)                         # frame.array: a view of shared memory
+
+    connect, local          a client of the driver that runs on this host, or of one inside this process
+    Client                  producer(), consumer(), discover(), aio
+    Producer, Slot          publish(array), claim(shape, dtype), set_metadata(…), stats
+    Consumer, Frame         poll(), latest(), iteration; array, copy(), seq, time, dropped_before
+    open                    a recording: open("lake")["camera/front"][10:20].numpy()
+    Driver, DriverConfig    the driver inside your program, and its settings
+    TensorPoolError         the base of everything that is raised on purpose; the others say what and what to do
+
+Every public name is re-exported here, and imported when it is first used.
 """
 
 from typing import TYPE_CHECKING

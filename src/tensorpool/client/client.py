@@ -94,6 +94,7 @@ class Client:
 
     @property
     def is_closed(self) -> bool:
+        """Whether `close` was called."""
         return self._is_closed
 
     @property

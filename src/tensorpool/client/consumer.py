@@ -121,10 +121,12 @@ class Consumer(ConsumerBase):
 
     @property
     def stream_id(self) -> int:
+        """Which stream it is; with a name, found or chosen at the attach."""
         return self._session.stream_id
 
     @property
     def name(self) -> str | None:
+        """The name by which the stream was asked for; None where it was an id."""
         return self._session.name
 
     @property
@@ -135,18 +137,22 @@ class Consumer(ConsumerBase):
 
     @property
     def consumer_id(self) -> int:
+        """Under which the driver and the producer know it."""
         return self._session.attachment.client_id
 
     @property
     def lease_id(self) -> int | None:
+        """Of the lease that it holds; None while there is none."""
         return self._session.attachment.lease_id
 
     @property
     def state(self) -> State:
+        """What it can do at the moment."""
         return self._session.state
 
     @property
     def is_active(self) -> bool:
+        """Whether frames flow."""
         return self._session.state is State.ACTIVE
 
     @property
@@ -161,6 +167,7 @@ class Consumer(ConsumerBase):
 
     @property
     def stats(self) -> ConsumerStats:
+        """What became of the frames so far, the lost ones by reason."""
         self._reader.apply_pending()
         return msgspec.structs.replace(self._reader.stats(), layout_mismatches=self._session.layout_mismatches)
 

@@ -63,14 +63,17 @@ class Frame(FrameBase):
 
     @property
     def order(self) -> Order:
+        """C, or F where columns come first."""
         return "F" if self._slot.layout.major_order == MajorOrder.COLUMN else "C"
 
     @property
     def stream_id(self) -> int:
+        """Which stream it is of."""
         return self._mapped.stream_id
 
     @property
     def epoch(self) -> int:
+        """Which run of its producer it is of; seqs count within it."""
         return self._mapped.epoch
 
     @property

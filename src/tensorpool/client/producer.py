@@ -86,10 +86,12 @@ class Producer(ProducerBase):
 
     @property
     def stream_id(self) -> int:
+        """Which stream it is; with a name, found or chosen at the attach."""
         return self._session.stream_id
 
     @property
     def name(self) -> str | None:
+        """The name by which the stream was asked for; None where it was an id."""
         return self._session.name
 
     @property
@@ -100,14 +102,17 @@ class Producer(ProducerBase):
 
     @property
     def producer_id(self) -> int:
+        """Under which the driver and consumers know it."""
         return self._session.attachment.client_id
 
     @property
     def lease_id(self) -> int | None:
+        """Of the lease that it holds; None while there is none."""
         return self._session.attachment.lease_id
 
     @property
     def next_seq(self) -> int:
+        """The seq of the next frame; it starts at 0 in every epoch."""
         writer = self._session.writer
         return 0 if writer is None else writer.ring_writer.next_seq
 
@@ -119,10 +124,12 @@ class Producer(ProducerBase):
 
     @property
     def state(self) -> State:
+        """What it can do at the moment."""
         return self._session.state
 
     @property
     def is_active(self) -> bool:
+        """Whether frames flow."""
         return self._session.state is State.ACTIVE
 
     @property
@@ -140,6 +147,7 @@ class Producer(ProducerBase):
 
     @property
     def stats(self) -> ProducerStats:
+        """What became of the frames so far."""
         totals = self._totals.with_current(self._writer)
         return ProducerStats(
             published=totals.written,
