@@ -162,8 +162,8 @@ def _bar(share: float, width: int = 20) -> str:
 
 
 def _json(event: str, outcome: Outcome) -> bytes:
-    told: dict[str, Any] = {"event": event, **msgspec.to_builtins(outcome)}
-    return msgspec.json.encode(told)
+    fields: dict[str, Any] = {"event": event, **msgspec.to_builtins(outcome)}
+    return msgspec.json.encode(fields)
 
 
 def _text(outcome: Outcome) -> str:

@@ -362,7 +362,8 @@ class Session:
 
     def _refused(self, refusal: lease.Refused) -> None:
         spec = self.attachment.spec
-        self.failure = AttachRefused(refusal.code.name, self.name or spec.stream_id, spec.role.name, refusal.words)
+        words = refusal.words.replace(f"stream {spec.stream_id}", self.stream_label, 1)
+        self.failure = AttachRefused(refusal.code.name, self.name or spec.stream_id, spec.role.name, words)
         self.is_hopeless = refusal.code in (ResponseCode.INVALID_PARAMS, ResponseCode.UNSUPPORTED)
         with self.changed:
             self.changed.notify_all()

@@ -76,8 +76,8 @@ class ArrayExport:
             self._commit()
 
     def finish(self, missing: Sequence[Missing], about: dict[str, Any]) -> Path:
-        told = {"missing": [msgspec.to_builtins(gap) for gap in missing], "unknown_time": UNKNOWN, **about}
-        self._commit(told)
+        attributes = {"missing": [msgspec.to_builtins(gap) for gap in missing], "unknown_time": UNKNOWN, **about}
+        self._commit(attributes)
         if self._first is not None:
             self._store.get("frames").resize((self._frames, *self._first[0]))
         self._store.close()
@@ -96,6 +96,6 @@ class ArrayExport:
                 column[self._committed : self._frames] = np.array([row[index] for row in self._rows], np.int64)
             self._store.flush()
         self._rows, self._committed = [], self._frames
-        told = {"frames": self._frames, **(more or {})}
-        self._store.attributes[ATTRIBUTE] = msgspec.json.encode(told).decode()
+        attributes = {"frames": self._frames, **(more or {})}
+        self._store.attributes[ATTRIBUTE] = msgspec.json.encode(attributes).decode()
         self._store.flush()

@@ -75,9 +75,9 @@ class LakeFrames:
 
 
 def _of_lake(frame: RecordedFrame) -> ExportFrame:
-    told = None if frame.metadata is None else frame.metadata.attributes
+    attributes = None if frame.metadata is None else frame.metadata.attributes
     at_ns = None if frame.time is None else round((frame.time - EPOCH).total_seconds() * 1e6) * 1000
-    return _export_frame(frame, frame.array, told, at_ns)
+    return _export_frame(frame, frame.array, attributes, at_ns)
 
 
 class LiveFrames:
@@ -122,6 +122,6 @@ class LiveFrames:
         return list(self._missing)
 
 
-def _export_frame(frame: RecordedFrame | Frame, array: Any, told: Any, at_ns: int | None) -> ExportFrame:
-    kind = pixel_formats.of(array.shape, array.dtype, (told or {}).get(pixel_formats.KEY))
+def _export_frame(frame: RecordedFrame | Frame, array: Any, attributes: Any, at_ns: int | None) -> ExportFrame:
+    kind = pixel_formats.of(array.shape, array.dtype, (attributes or {}).get(pixel_formats.KEY))
     return ExportFrame(frame.epoch, frame.seq, at_ns, frame.timestamp_ns, array, kind)

@@ -66,10 +66,15 @@ def tiff(folder: Path) -> FileExport:
 
     def save(path: Path, frame: ExportFrame) -> None:
         is_color = frame.array.ndim == 3 and frame.array.shape[2] in (3, 4) and frame.array.dtype.kind == "u"
-        told = {"epoch": frame.epoch, "seq": frame.seq, "time_ns": frame.time_ns, "timestamp_ns": frame.timestamp_ns}
+        description = {
+            "epoch": frame.epoch,
+            "seq": frame.seq,
+            "time_ns": frame.time_ns,
+            "timestamp_ns": frame.timestamp_ns,
+        }
         pixels = frame.rgb() if is_color else frame.array
         kind = "rgb" if is_color else "minisblack"
-        text = msgspec.json.encode(told).decode()
+        text = msgspec.json.encode(description).decode()
         tifffile.imwrite(path, pixels, photometric=kind, description=text, metadata=None)
 
     return FileExport(folder, ".tif", save)

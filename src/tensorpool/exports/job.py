@@ -90,8 +90,8 @@ class ExportJob:
         if out.exists() and self._known is None:
             raise ExportRefused(f"{out} is there already, and no export of ours; choose another name")
         if self._known is not None and self._known.request != request:
-            told = msgspec.json.encode(self._known.request).decode()
-            raise ExportRefused(f"{out} is an export of something else, {told}; choose another name, or remove it")
+            other = msgspec.json.encode(self._known.request).decode()
+            raise ExportRefused(f"{out} is an export of something else, {other}; choose another name, or remove it")
 
     @property
     def known_missing(self) -> list[Missing]:

@@ -20,12 +20,12 @@ from tensorpool._core import MAX_SEQ
 from tensorpool.errors import RemoteProtocolError
 
 OVERWRITTEN: Final = "overwritten before they were read"
-ENDED: Final = "nobody saw where the epoch ended"
+ENDED: Final = "it is not known where the epoch ended"
 UNSEEN: Final = "epochs from this one on came and went unseen"
 
 
 class EpochSpan(msgspec.Struct, frozen=True):
-    """What a batch reads of one epoch: `lo` up to, not including, `hi`; None: nobody knows where the epoch ended."""
+    """What a batch reads of one epoch: `lo` up to, not including, `hi`; None: it is not known where the epoch ended."""
 
     epoch: int
     lo: int
@@ -123,7 +123,7 @@ class SeqRange(msgspec.Struct, frozen=True):
 
 
 class Loss(msgspec.Struct, frozen=True):
-    """Frames that no batch will read. `hi` is None where nobody knows how many they were."""
+    """Frames that no batch will read. `hi` is None where it is not known how many they were."""
 
     stream_id: int
     epoch: int
@@ -137,7 +137,7 @@ class Loss(msgspec.Struct, frozen=True):
 
     @property
     def is_data(self) -> bool:
-        """Whether the query was to read it; an epoch that nobody saw may never have had a producer."""
+        """Whether the query was to read it; an epoch that the planner did not see may never have had a producer."""
         return self.reason != UNSEEN
 
     def __str__(self) -> str:
@@ -220,7 +220,7 @@ def advance(start: Offsets, held: Sequence[RingExtent], limits: Limits, *, joins
 
 
 class _PendingSpan(msgspec.Struct, frozen=True):
-    """What lies ahead in one epoch; `hi` is None for an epoch that ended where nobody saw it."""
+    """What lies ahead in one epoch; `hi` is None for an epoch whose end the planner did not see."""
 
     epoch: int
     lo: int

@@ -297,7 +297,7 @@ class Prefetch:
                 self._changed.notify_all()
 
 
-class ToldMetadata:
+class MetadataHistory:
     """What was said about a stream's frames, and when."""
 
     def __init__(self, tellings: Sequence[RecordedMetadata]) -> None:
@@ -329,7 +329,7 @@ class ToldMetadata:
         )
 
 
-def recorded_metadata(lake: Lake, stream_id: int) -> ToldMetadata:
+def recorded_metadata(lake: Lake, stream_id: int) -> MetadataHistory:
     """Everything that a lake has of a stream's metadata."""
     found: dict[tuple[int, int | None], dict[str, RecordedAttribute]] = defaultdict(dict)
     for file in lake.tables("metadata"):
@@ -337,7 +337,7 @@ def recorded_metadata(lake: Lake, stream_id: int) -> ToldMetadata:
             if row["stream_id"] == stream_id and row["key"] is not None:
                 attribute = RecordedAttribute(row["key"], row["format"], row["value"])
                 found[row["meta_version"], row["timestamp_ns"]][row["key"]] = attribute
-    return ToldMetadata(
+    return MetadataHistory(
         [
             RecordedMetadata(stream_id, version, None, stamp_ns, tuple(attributes.values()))
             for (version, stamp_ns), attributes in found.items()

@@ -65,7 +65,7 @@ class Planner:
     def join(self) -> None:
         """Watch streams too that match the pattern by now. Asks which there are every JOIN_EVERY_S at most.
 
-        Raises DriverUnreachable where nobody answers the first time.
+        Raises DriverUnreachable where no driver answers the first time.
         """
         if self._pattern is None or time.monotonic() < self._look_s:
             return

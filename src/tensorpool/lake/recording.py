@@ -24,7 +24,7 @@ from tensorpool.lake.lake import Lake, files_of, gaps_of, stream_named
 from tensorpool.lake.manifest import Gap, LakeFile
 from tensorpool.lake.open_files import COLUMNS, OpenFiles, Rows, Times
 from tensorpool.lake.payloads import array_of
-from tensorpool.lake.playback import ToldMetadata, recorded_metadata
+from tensorpool.lake.playback import MetadataHistory, recorded_metadata
 from tensorpool.shm.arrays import Array
 from tensorpool.shm.carried_dtypes import CarriedDtype, carried_named, is_carrier
 from tensorpool.wire.control import Dtype
@@ -388,27 +388,29 @@ class _Source:
         return f"stream {self.stream_id}" if self.name is None else f'stream "{self.name}" ({self.stream_id})'
 
     @cached_property
-    def _told(self) -> ToldMetadata:
+    def _metadata_history(self) -> MetadataHistory:
         return recorded_metadata(self._lake, self.stream_id)
 
     def metadata(self, meta_version: int, at_ns: int) -> Metadata | None:
-        return self._told.metadata(meta_version, at_ns)
+        return self._metadata_history.metadata(meta_version, at_ns)
 
-    def _carried(self, told: dict[str, Any]) -> CarriedDtype | None:
+    def _carried(self, row_values: dict[str, Any]) -> CarriedDtype | None:
         """The dtype that a frame's payload stands for, by its metadata."""
-        if not told["meta_version"] or not is_carrier(Dtype[told["dtype"]], told["shape"]):
+        if not row_values["meta_version"] or not is_carrier(Dtype[row_values["dtype"]], row_values["shape"]):
             return None
-        at_ns = told["received_ns"] if told["timestamp_ns"] is None else told["timestamp_ns"]
-        found = self._told.of(told["meta_version"], at_ns)
+        at_ns = row_values["received_ns"] if row_values["timestamp_ns"] is None else row_values["timestamp_ns"]
+        found = self._metadata_history.of(row_values["meta_version"], at_ns)
         names = [one.value for one in (() if found is None else found.attributes) if one.key == NUMPY_DTYPE]
         return carried_named(names[0].decode(errors="replace")) if names else None
 
     def frame(self, file: LakeFile, batch: pa.RecordBatch, row: int) -> RecordedFrame:
-        told = {name: batch.column(name)[row].as_py() for name in _FIELDS}
+        row_values = {name: batch.column(name)[row].as_py() for name in _FIELDS}
         payload = batch.column("payload")[row].as_buffer()
-        array = array_of(b"" if payload is None else payload, told["dtype"], told["shape"], told["order"])
-        carried = self._carried(told)
-        if carried is not None and carried.fits(Dtype[told["dtype"]], array.shape):
+        array = array_of(
+            b"" if payload is None else payload, row_values["dtype"], row_values["shape"], row_values["order"]
+        )
+        carried = self._carried(row_values)
+        if carried is not None and carried.fits(Dtype[row_values["dtype"]], array.shape):
             array = carried.restore(array)
         else:
             carried = None
@@ -417,17 +419,17 @@ class _Source:
         return RecordedFrame(
             stream_id=self.stream_id,
             epoch=file.epoch,
-            seq=told["seq"],
+            seq=row_values["seq"],
             time=None if at_us is None else _moment(at_us),
-            timestamp_ns=told["timestamp_ns"],
-            received_ns=told["received_ns"],
-            meta_version=told["meta_version"],
-            trace_id=told["trace_id"],
-            wire_dtype=Dtype[told["dtype"]],
-            shape=tuple(told["shape"]) if carried is None else carried.shape_of(tuple(told["shape"])),
-            order=told["order"],
-            dropped_before=told["dropped_before"],
-            dropped_reason=told["dropped_reason"],
+            timestamp_ns=row_values["timestamp_ns"],
+            received_ns=row_values["received_ns"],
+            meta_version=row_values["meta_version"],
+            trace_id=row_values["trace_id"],
+            wire_dtype=Dtype[row_values["dtype"]],
+            shape=tuple(row_values["shape"]) if carried is None else carried.shape_of(tuple(row_values["shape"])),
+            order=row_values["order"],
+            dropped_before=row_values["dropped_before"],
+            dropped_reason=row_values["dropped_reason"],
             array=array,
             _find_metadata=self.metadata,
         )

@@ -245,7 +245,7 @@ class _ReplayStream:
     def __init__(self, part: Part, track: Track, lake: Lake, options: ReplayOptions) -> None:
         self._part = part
         self._options = options
-        self._told = recorded_metadata(lake, part.stream_id)
+        self._metadata_history = recorded_metadata(lake, part.stream_id)
         self.first: Final = track.first
         self._producer: Producer | None = None
         self._life: tuple[int, int] | None = None
@@ -351,16 +351,18 @@ class _ReplayStream:
 
     def _say(self, frame: Recorded) -> None:
         """The metadata of a frame, where they are not the ones that were said last."""
-        told = self._told.of(frame.meta_version, frame.time_ns if frame.timestamp_ns is None else frame.timestamp_ns)
-        if told is None or (told.meta_version, told.timestamp_ns or 0) == self._said:
+        metadata = self._metadata_history.of(
+            frame.meta_version, frame.time_ns if frame.timestamp_ns is None else frame.timestamp_ns
+        )
+        if metadata is None or (metadata.meta_version, metadata.timestamp_ns or 0) == self._said:
             return
-        self._said = told.meta_version, told.timestamp_ns or 0
-        stamp_ns = told.timestamp_ns if self._options.timestamps == "preserve" else None
-        entries = tuple(Attribute(key=one.key, format=one.format, value=one.value) for one in told.attributes)
+        self._said = metadata.meta_version, metadata.timestamp_ns or 0
+        stamp_ns = metadata.timestamp_ns if self._options.timestamps == "preserve" else None
+        entries = tuple(Attribute(key=one.key, format=one.format, value=one.value) for one in metadata.attributes)
         self.producer.repeat_metadata(
             DataSourceMeta(
                 stream_id=self.producer.stream_id,
-                meta_version=told.meta_version,
+                meta_version=metadata.meta_version,
                 timestamp_ns=time.monotonic_ns() if stamp_ns is None else stamp_ns,
                 attributes=entries,
             )

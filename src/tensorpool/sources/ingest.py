@@ -142,7 +142,7 @@ class Ingest:
                 close()
 
     def _publish(self, frame: SourceFrame, goes_on: Callable[[], bool]) -> bool:
-        """False: told to stop before it was due."""
+        """False: it was stopped before the frame was due."""
         now_ns = time.monotonic_ns()
         producer = self._attached(frame)
         while self._wanted and not producer.wait_for_consumers(self._wanted, SLICE_S):

@@ -186,14 +186,14 @@ def qos(source: Source, window: str | None = None, *, streams: tuple[int | str, 
     reports = frames_of(source, streams, "qos")
     if reports.isStreaming:
         raise ConfigError("qos", "a streaming DataFrame", "a batch; on a stream use functions.consumer_lag")
-    told = with_lag(reports)
+    reported = with_lag(reports)
     groups = ["stream_id", "epoch", "kind", "client_id"]
     if window is not None:
         length_ns = parse_duration_ns("window", window)
-        told = told.withColumn("window_ns", fn.expr(f"received_ns - received_ns % {length_ns}"))
+        reported = reported.withColumn("window_ns", fn.expr(f"received_ns - received_ns % {length_ns}"))
         groups.append("window_ns")
     seconds = (fn.col("last_ns") - fn.col("first_ns")) / SECOND_NS
-    grouped = told.groupBy(*groups).agg(
+    grouped = reported.groupBy(*groups).agg(
         fn.count("*").alias("reports"),
         fn.min("received_ns").alias("first_ns"),
         fn.max("received_ns").alias("last_ns"),

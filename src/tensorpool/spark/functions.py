@@ -292,8 +292,8 @@ def with_lag(reports: DataFrame) -> DataFrame:
     so_far = order.rangeBetween(Window.unboundedPreceding, 0)
     newest = fn.max(fn.when(fn.col("kind") == "producer", fn.col("seq"))).over(so_far)
     lag = fn.greatest(fn.lit(0), fn.col("producer_seq") - fn.col("seq"))
-    is_told = (fn.col("kind") == "consumer") & fn.col("producer_seq").isNotNull()
-    return reports.withColumn("producer_seq", newest).withColumn("lag", fn.when(is_told, lag))
+    is_known = (fn.col("kind") == "consumer") & fn.col("producer_seq").isNotNull()
+    return reports.withColumn("producer_seq", newest).withColumn("lag", fn.when(is_known, lag))
 
 
 _QOS: Final = ("received_ns", "kind", "stream_id", "client_id", "epoch", "seq", "drops_gap", "drops_late")
@@ -305,11 +305,11 @@ _QOS: Final = ("received_ns", "kind", "stream_id", "client_id", "epoch", "seq", 
 def with_metadata(frames: DataFrame, metadata: DataFrame) -> DataFrame:
     """Frames with the attributes that applied: columns `metadata` (a map) and `metadata_version`. Streams and batches.
 
-    >>> told = spark.read.format("tensorpool.lake").option("table", "metadata").load(lake)    # doctest: +SKIP
-    >>> with_metadata(frames, told).select("seq", "metadata.exposure_ms")                     # doctest: +SKIP
+    >>> table = spark.read.format("tensorpool.lake").option("table", "metadata").load(lake)    # doctest: +SKIP
+    >>> with_metadata(frames, table).select("seq", "metadata.exposure_ms")                     # doctest: +SKIP
 
     An as-of join: a frame gets its own meta_version, or the newest earlier one that was recorded, and of a version that
-    a restarted producer has told anew, what was told last when the frame was captured. Text and JSON are shown as
+    a restarted producer has sent again, what was sent last when the frame was captured. Text and JSON are shown as
     text, everything else as base64. `metadata` is a batch; a stream of it is refused.
     """
     _require("with_metadata", frames, "stream_id", "meta_version", "timestamp_ns", "received_ns")
@@ -330,7 +330,7 @@ def with_metadata(frames: DataFrame, metadata: DataFrame) -> DataFrame:
     same = Window.partitionBy("told_stream", "metadata_version").orderBy("told_ns")
     versions = entries.select("told_stream", "metadata_version").distinct()
     following = fn.lead("metadata_version").over(Window.partitionBy("told_stream").orderBy("metadata_version"))
-    told = (
+    versions = (
         tellings.withColumn("is_first", fn.row_number().over(same) == 1)
         .withColumn("until_ns", fn.lead("told_ns").over(same))
         .join(versions.withColumn("next_version", following), ["told_stream", "metadata_version"])
@@ -343,7 +343,7 @@ def with_metadata(frames: DataFrame, metadata: DataFrame) -> DataFrame:
         & (fn.col("is_first") | (at >= fn.col("told_ns")))
         & (fn.col("until_ns").isNull() | (at < fn.col("until_ns")))
     )
-    joined = frames.join(fn.broadcast(told), applies, "left")
+    joined = frames.join(fn.broadcast(versions), applies, "left")
     return joined.drop("told_stream", "told_ns", "is_first", "until_ns", "next_version")
 
 

@@ -27,7 +27,7 @@ from tensorpool.lake.lake import Lake, files_of, gaps_of, table_files
 from tensorpool.lake.layout import SIDE_TABLES
 from tensorpool.lake.log_store import open_store
 from tensorpool.lake.manifest import Gap, LakeFile, TableFile, file_of, rows_of
-from tensorpool.lake.playback import ToldMetadata, recorded_metadata
+from tensorpool.lake.playback import MetadataHistory, recorded_metadata
 from tensorpool.lake.ring_reader import FRAME_SCHEMA
 from tensorpool.lake.selection import Selection
 from tensorpool.lake.table_log import TableLog
@@ -187,12 +187,12 @@ def read_partition(partition: InputPartition | None, streams: Sequence[int | str
     if not isinstance(partition, SharesPartition):
         return  # Spark runs one task for a plan without any
     lake = Lake(open_store(partition.root))  # the files are known: its log is not read again
-    told = _Metadata(lake)
+    metadata = _Metadata(lake)
     for share in msgspec.msgpack.decode(partition.shares, type=list[Share]):
         try:
             if partition.table == "frames":
                 frames = _frames(lake, share, partition.inline)
-                yield from told.added(frames) if partition.include_metadata else frames
+                yield from metadata.added(frames) if partition.include_metadata else frames
             else:
                 yield from _table_rows(lake.open_parquet(share.path), partition.table, streams)
         except LakeDamaged as damage:
@@ -206,7 +206,7 @@ class _Metadata:
 
     def __init__(self, lake: Lake) -> None:
         self._lake = lake
-        self._told: dict[int, ToldMetadata] = {}
+        self._metadata_history: dict[int, MetadataHistory] = {}
 
     def added(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for batch in batches:
@@ -215,9 +215,9 @@ class _Metadata:
                 yield with_metadata(batch, functools.partial(self._find, stream_id))
 
     def _find(self, stream_id: int, meta_version: int, at_ns: int) -> str | None:
-        if stream_id not in self._told:
-            self._told[stream_id] = recorded_metadata(self._lake, stream_id)
-        found = self._told[stream_id].metadata(meta_version, at_ns)
+        if stream_id not in self._metadata_history:
+            self._metadata_history[stream_id] = recorded_metadata(self._lake, stream_id)
+        found = self._metadata_history[stream_id].metadata(meta_version, at_ns)
         return None if found is None else text_of(found)
 
 

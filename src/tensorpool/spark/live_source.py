@@ -48,7 +48,7 @@ RANGE_SCHEMA: Final = pa.schema(
         ("stream_id", pa.int64()),
         ("epoch", pa.int64()),
         ("lo", pa.int64()),
-        ("hi", pa.int64()),  # null: nobody knows
+        ("hi", pa.int64()),  # null: not known
         ("lost", pa.string()),  # why nothing of it can be read; null for a range to read
         ("part", pa.binary()),  # a RingPart; null where the ring is not known any more
     ]
@@ -121,7 +121,7 @@ def plan(
 
 
 def _metadata(planner: Planner, piece: SeqRange) -> dict[int, str]:
-    return {version: metadata_column.text_of(told) for version, told in planner.metadata(piece).items()}
+    return {version: metadata_column.text_of(attributes) for version, attributes in planner.metadata(piece).items()}
 
 
 def _ranges(planner: Planner, groups: Sequence[Sequence[SeqRange]], losses: Sequence[Loss]) -> list[InputPartition]:

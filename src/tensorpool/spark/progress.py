@@ -63,15 +63,15 @@ def progress_of(query: Any) -> Progress:
         return total_of(query.recentProgress)
     if query is None:  # the last progress of a query that has not had a batch yet
         return Progress()
-    told: Mapping[str, Any] = query if isinstance(query, Mapping) else json.loads(query.json)
-    observed = _named(told.get("observedMetrics", {}).get(METRICS))
-    found = [_of_source(source, observed.get("dropped", 0)) for source in told["sources"]]
+    report: Mapping[str, Any] = query if isinstance(query, Mapping) else json.loads(query.json)
+    observed = _named(report.get("observedMetrics", {}).get(METRICS))
+    found = [_of_source(source, observed.get("dropped", 0)) for source in report["sources"]]
     return Progress(
         frames=sum(one.frames for one in found),
         gaps=sum(one.gaps for one in found),
         lag=sum(one.lag for one in found),
         nbytes=observed.get("nbytes"),
-        seconds=told.get("batchDuration", 0) / 1000,
+        seconds=report.get("batchDuration", 0) / 1000,
     )
 
 

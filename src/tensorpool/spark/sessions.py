@@ -78,7 +78,7 @@ def _session(master: str, app_name: str, conf: dict[str, str], *, keeps_interrup
         return _connected(master, app_name, conf)
     _refuse_other(master, conf)
     require_java()
-    # Workers take the first python3 on PATH unless they are told; it need not have our packages.
+    # Workers take the first python3 on PATH unless PYSPARK_PYTHON names one; it need not have our packages.
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     os.environ.setdefault("PYSPARK_DRIVER_PYTHON", sys.executable)
     is_local = master.startswith("local")
@@ -103,7 +103,8 @@ def _session(master: str, app_name: str, conf: dict[str, str], *, keeps_interrup
 def _launch(conf: dict[str, str]) -> None:
     """Start a JVM in a session of its own: a signal to our process group is for us to obey. It ends with us.
 
-    One whose start is interrupted finds nobody to tell where it listens, and would stay for ever: it is ended here.
+    One whose start is interrupted has no reader for the port that it listens on, and would stay for ever: it is ended
+    here.
     """
     if SparkContext._gateway is None:
         wanted = SparkConf().setAll(list(conf.items()))

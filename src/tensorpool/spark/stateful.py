@@ -47,8 +47,8 @@ def with_state(function: str, rows: DataFrame, processor: StatefulProcessor, ddl
             f' "{ROCKS_DB}") before you start the query',
         )
     grouped: Any = rows.groupBy("stream_id", "epoch")
-    told: DataFrame = grouped.transformWithStateInPandas(processor, ddl, "append", "None")
-    return told
+    result: DataFrame = grouped.transformWithStateInPandas(processor, ddl, "append", "None")
+    return result
 
 
 class _OneNumber(StatefulProcessor):
@@ -89,12 +89,12 @@ class Lag(_OneNumber):
         import pandas as pd
 
         reports = pd.concat(rows).sort_values(["received_ns", "kind"], ascending=[True, False], kind="stable")
-        told = reports["seq"].where(reports["kind"] == "producer").cummax().ffill()
+        newest = reports["seq"].where(reports["kind"] == "producer").cummax().ffill()
         before = self.number
         if before is not None:
-            told = told.fillna(before).clip(lower=before)
-        if told.notna().any():
-            self.number = int(told.max())
-        reports["producer_seq"] = told.astype("Int64")
+            newest = newest.fillna(before).clip(lower=before)
+        if newest.notna().any():
+            self.number = int(newest.max())
+        reports["producer_seq"] = newest.astype("Int64")
         reports["lag"] = (reports["producer_seq"] - reports["seq"]).clip(lower=0)
         yield reports.loc[reports["kind"] == "consumer", list(LAG_COLUMNS)]
