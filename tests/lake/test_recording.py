@@ -23,9 +23,10 @@ from tensorpool.lake.file_policy import FilePolicy
 from tensorpool.lake.lake import Change
 from tensorpool.lake.recording import RecordedStream
 from tensorpool.lake.recording_engine import Settings
+from tensorpool.lake.row_staging import stage_rows
 from tensorpool.lake.staging import Staging
 from tests.support.deployment import new_stream
-from tests.support.frame_rows import attribute, bit_row, make_lake, row, rows_over_time, source
+from tests.support.frame_rows import attribute, bit_row, make_lake, row, rows_over_time, source, table
 from tests.support.lakes import Camera, Ring, options_of
 from tests.support.processes import ROOT
 from tests.support.recorder_cases import wait_for_frames
@@ -382,6 +383,24 @@ def test_rows_of_other_writers_are_found_in_order(tmp_path: Path) -> None:
     assert [frame.seq for frame in stream] == stream.seqs.tolist() == list(range(10))
     assert [stream[seq].seq for seq in (5, 1, 6, 9)] == [5, 1, 6, 9]
     assert stream[1:4].seqs.tolist() == [1, 2, 3]
+
+
+def test_a_frame_of_another_writer_is_found_without_opening_other_files(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However many files there are: the log has the seqs of each."""
+    lake = Lake.create(tmp_path / "written")
+    for batch in range(5):
+        folder = Staging(lake.path, "q", batch)
+        rows = table(rows_over_time(10 * batch + 10)[-10:])
+        staged = stage_rows(folder, iter(rows.to_batches()), NO_SYNC)
+        commits.commit(lake, "q", batch, [staged], kind="write")
+    assert [file.is_recorded for file in lake.files()] == 5 * [False]
+    opened: list[str] = []
+    whole = Lake.open_parquet
+    monkeypatch.setattr(Lake, "open_parquet", lambda self, path: opened.append(path) or whole(self, path))
+    assert tp.open(lake.path)[10_000][27].seq == 27
+    assert len(opened) == 1
 
 
 def test_an_open_recording_keeps_frames_that_leave_the_lake(tmp_path: Path) -> None:

@@ -158,6 +158,8 @@ class RecordedStream:
     @cached_property
     def epochs(self) -> tuple[int, ...]:
         """That have frames here."""
+        if self._bounds == _Bounds():  # then the log knows: no file is opened
+            return tuple(dict.fromkeys(file.epoch for file in self._files if file.frames))
         return tuple(dict.fromkeys(file.epoch for file, _ in self._parts))
 
     @property
