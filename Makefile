@@ -44,8 +44,8 @@ quick: setup
 	.venv/bin/coverage report --sort=-cover | tail -n 22
 
 test: setup
-	.ci/stage "checks, native tests, class archive" \
-	    $(MAKE) --jobs 2 --output-sync=target check test-native spark-archive
+	.ci/stage "checks, native tests, class archive, site" \
+	    $(MAKE) --jobs 2 --output-sync=target check test-native spark-archive docs
 	.ci/stage "pytest" $(PYTEST)
 
 soak: setup spark-archive dist/.built
