@@ -5,6 +5,7 @@
 #                                                 make test-native   the C++ core alone, plain and under TSan and ASan
 # make bench  our figures on this machine         make bench-peers   the same next to iceoryx2, zmq, zenoh, …
 # make conformance  which test asserts which requirement                    make lock   pin the dependencies anew
+# make docs         the documentation as a site: build/site
 # make mutants      known mistakes, each noticed by the tests that claim its requirement: many minutes
 # make wheel        sdist and wheel in dist/, tried in fresh environments     make test-native-aarch64   under qemu
 #
@@ -13,7 +14,7 @@
 
 SHELL := /bin/bash
 .DELETE_ON_ERROR:
-.PHONY: setup demo quick test soak check spark-archive test-native wheel bench bench-peers stubs conformance configuration mutants lock clean
+.PHONY: setup demo quick test soak check spark-archive test-native wheel bench bench-peers docs stubs conformance configuration mutants lock clean
 
 UV_VERSION := 0.13.7
 UV := .uv/bin/uv
@@ -43,8 +44,8 @@ quick: setup
 	.venv/bin/coverage report --sort=-cover | tail -n 22
 
 test: setup
-	.ci/stage "checks, native tests, class archive" \
-	    $(MAKE) --jobs 2 --output-sync=target check test-native spark-archive
+	.ci/stage "checks, native tests, class archive, site" \
+	    $(MAKE) --jobs 2 --output-sync=target check test-native spark-archive docs
 	.ci/stage "pytest" $(PYTEST)
 
 soak: setup spark-archive dist/.built
@@ -109,12 +110,22 @@ dist/.built: .venv/.installed $(shell find src -name '*.py' -o -name '*.pyi' -o 
 	$(UV) pip install --quiet --python $(PY) --require-hashes --requirements requirements-bench.lock
 	@touch $@
 
+# The documentation as a site. A warning is an error: a broken link, a page that no menu has.
+docs: setup .venv/.docs
+	NO_MKDOCS_2_WARNING=1 $(PY) -m mkdocs build --strict --clean
+
+.venv/.docs: requirements-docs.lock .venv/.locked
+	$(UV) pip install --quiet --python $(PY) --require-hashes --requirements requirements-docs.lock
+	@touch $@
+
 # Not of the extra torch: its packages are gigabytes, and the tests of the datasets do without.
 lock: $(UV)
 	$(UV) pip compile --quiet --universal --generate-hashes --no-annotate --no-header --no-emit-index-url \
 	    --python-version 3.12 --extra spark --extra ingest --extra export --group dev --output-file requirements.lock pyproject.toml
 	$(UV) pip compile --quiet --universal --generate-hashes --no-annotate --no-header --no-emit-index-url \
 	    --python-version 3.12 --group bench --constraint requirements.lock --output-file requirements-bench.lock
+	$(UV) pip compile --quiet --universal --generate-hashes --no-annotate --no-header --no-emit-index-url \
+	    --python-version 3.12 --group docs --constraint requirements.lock --output-file requirements-docs.lock
 
 # The typed face of the native module, generated and checked in; a test fails when it drifts.
 stubs: setup

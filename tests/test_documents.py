@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The documents: every link leads somewhere, and the files, functions and settings that they name exist."""
+"""The documents: every link leads somewhere, and the files, functions, settings and errors that they name exist."""
 
 from __future__ import annotations
 
@@ -11,6 +11,8 @@ from typing import Final
 
 import msgspec
 import pytest
+from docs import hooks
+from docs.pictures import concepts
 
 from tensorpool.bridge.config import BridgeSection
 from tensorpool.cli.main import COMMANDS
@@ -163,3 +165,56 @@ def test_settings_that_documents_name_exist(page: Path) -> None:
         for field in msgspec.structs.fields(struct)
     }
     assert named <= known, named - known
+
+
+@cache
+def texts() -> str:
+    """Every text of the program except docstrings, in one; what is filled in at run time is left out."""
+    parts: list[str] = []
+    for path in sorted((ROOT / "src").rglob("*.py")):
+        tree = ast.parse(path.read_text())
+        docstrings = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
+        for node in ast.walk(tree):
+            if id(node) in docstrings:
+                continue
+            if isinstance(node, ast.JoinedStr):
+                values = [value.value if isinstance(value, ast.Constant) else "\0" for value in node.values]
+                parts.append("".join(map(str, values)))
+            elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+                parts.append(node.value)
+    return "\n".join(parts)
+
+
+TITLES: Final = re.findall(r"^## (.+)$", (ROOT / "docs/troubleshooting.md").read_text(), re.MULTILINE)
+
+
+@pytest.mark.parametrize("title", [title for title in TITLES if not title.startswith("Leftovers:")])
+def test_titles_of_troubleshooting_are_texts_of_errors(title: str) -> None:
+    """Each clause of a title is in the source: two or three words in a row, since names and numbers are filled in."""
+    clauses = [clause.split() for clause in re.split(r"…|[:;,()=`'\"]|\S*\d\S*|/\S+", title)]
+    for words in next(filter(None, ([clause for clause in clauses if len(clause) >= least] for least in (4, 2, 1)))):
+        size = 3 if len(words) >= 4 else min(2, len(words))
+        runs = [" ".join(words[start : start + size]) for start in range(len(words) - size + 1)]
+        assert any(run in texts() for run in runs), f"no error says: {' '.join(words)}"
+
+
+@pytest.mark.parametrize("name", concepts.PICTURES)
+def test_pictures_of_concepts_are_as_drawn(name: str) -> None:
+    """docs/pictures/concepts.py writes what is checked in."""
+    assert (ROOT / f"docs/pictures/{name}.svg").read_text() == concepts.PICTURES[name]().svg()
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        '<script src="https://cdn.example/a.js"></script>',
+        "<img alt=x src=//cdn.example/a.png>",
+        '<link rel="stylesheet" href="https://fonts.example/css">',
+        "@import url(https://fonts.example/css);",
+        "src: url('//fonts.example/a.woff2')",
+    ],
+)
+def test_a_page_of_the_site_that_loads_from_another_host_is_recognised(text: str) -> None:
+    """`make docs` refuses such a page; a link to another host is no reason."""
+    assert hooks.loaded_from_elsewhere(text)
+    assert not hooks.loaded_from_elsewhere('<a href="https://example.org/">x</a> <link rel="icon" href="a.png">')

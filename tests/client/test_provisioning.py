@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import itertools
+from collections.abc import Iterator
 from typing import Any
 
 import msgspec
@@ -12,7 +14,21 @@ import pytest
 import tensorpool as tp
 from tensorpool.client import Client
 from tensorpool.errors import LocalProtocolError, RingRefused
-from tests.client.conftest import SMALL, new_name
+from tests.client.conftest import SMALL
+
+_names = itertools.count()
+
+
+def new_name() -> str:
+    """Of a stream that no other test of this file has."""
+    return f"ring/{next(_names)}"
+
+
+@pytest.fixture
+def client() -> Iterator[Client]:
+    """Of a driver that has no other streams: one that lingers under the id of a new name would be used as it is."""
+    with tp.local(overrides=SMALL) as pool, pool.connect() as client:
+        yield client
 
 
 def ring_of(producer: tp.Producer) -> tuple[int, int]:

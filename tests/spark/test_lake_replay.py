@@ -23,7 +23,7 @@ def test_a_live_stream_that_spark_recorded_is_played_as_it_was_published(
     spark: SparkSession, pool: tp.Local, client: Client, stream: Callable[..., int], tmp_path: Path
 ) -> None:
     """From a producer through the live source and the lake's writer to a consumer, with a gap that stays one."""
-    stream_id, images = stream(), np.random.default_rng(5).integers(0, 60_000, (12, 8, 9), np.uint16)
+    stream_id, images = stream(), np.random.default_rng(5).integers(0, 60_000, (12, 8, 9), np.int32)
     seqs = [seq + 4 * (seq > 6) for seq in range(len(images))]
     with pool.connect() as camera, camera.producer(stream_id, create=True) as producer:
         for seq, image in zip(seqs, images, strict=True):
