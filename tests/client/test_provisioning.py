@@ -89,6 +89,17 @@ def test_a_ring_beyond_the_drivers_limits_is_refused(client: Client) -> None:
     assert client.discover("too/large") == []
 
 
+def test_a_client_need_not_know_the_instance_of_the_driver(pool: tp.Local) -> None:
+    """The only one that is alive there is asked."""
+    driver = msgspec.structs.replace(pool.config.driver, instance_id="elsewhere")
+    config = msgspec.structs.replace(pool.config, driver=driver)
+    with (
+        tp.connect(pool.aeron_dir, config=config) as client,
+        client.producer(new_name(), create=True, slots=8, max_frame_bytes=1000) as producer,
+    ):
+        assert ring_of(producer) == (8, 1024)
+
+
 @pytest.mark.parametrize("is_asked", [True, False])
 def test_a_driver_without_the_command_is_named_with_its_profiles(is_asked: bool) -> None:
     """One that does not answer, and a client that knows of no control plane."""

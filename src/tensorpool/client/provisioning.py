@@ -8,14 +8,15 @@ configuration and no others. Service Control §4.
 from __future__ import annotations
 
 import math
+import time
 from typing import TYPE_CHECKING, Final
 
 import msgspec
 
 from tensorpool import aeron
 from tensorpool.client import arguments
-from tensorpool.control.commander import Commander
-from tensorpool.control.errors import CommandFailed, CommandRejected, CommandUnanswered
+from tensorpool.control.commander import Commander, Outcome
+from tensorpool.control.errors import CommandFailed, CommandRejected, CommandUnanswered, CommandUnfinished
 from tensorpool.control.provisioning import KEY, Provisioned, ProvisionRequest, RingRequest, describe
 from tensorpool.driver.config import DriverConfig
 from tensorpool.errors import LocalProtocolError, RingRefused, TensorPoolError, TransportError
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
 
 SECONDS: Final = 2.0
 RATE_HZ: Final = 60.0
+ALIVE_PERIODS: Final = 1.5  # within which a driver that is there has said so
 MOST_SLOTS: Final = 2**31
 MOST_BYTES: Final = 2**31
 
@@ -94,17 +96,35 @@ def provision(
         raise _unknown(config, label, request, "control.enabled is false")
     client = aeron.connect(aeron_dir)
     try:
-        commander = Commander(client, config.control)
-        outcome = commander.send(tag, KEY, msgspec.json.encode(asked).decode(), timeout=timeout)
+        outcome = _send(Commander(client, config.control), tag, msgspec.json.encode(asked).decode(), timeout)
         return msgspec.convert(outcome.json, Provisioned).stream_id
     except CommandFailed as error:
         raise RingRefused(label, error.reason) from None
-    except (CommandRejected, CommandUnanswered) as error:
+    except (CommandRejected, CommandUnanswered, CommandUnfinished) as error:
         raise _unknown(config, label, request, error.text) from None
     except (msgspec.DecodeError, msgspec.ValidationError, TransportError) as error:
         raise TensorPoolError(f"{KEY} to {tag}: {error}") from None
     finally:
         client.close()
+
+
+def _send(commander: Commander, tag: str, value: str, timeout: float) -> Outcome:
+    """To the driver that the configuration names; else to the only one that is alive there.
+
+    Clients need not know a driver's instance id. Were it another control stream's driver, our attach would not find
+    the ring, and the stream would go again.
+    """
+    deadline_s, slice_s = time.monotonic() + timeout, ALIVE_PERIODS * commander.config.alive_period_ms / 1e3
+    while True:
+        left_s = deadline_s - time.monotonic()
+        try:
+            return commander.send(tag, KEY, value, timeout=min(left_s, slice_s))
+        except (CommandUnanswered, CommandUnfinished):
+            drivers = [alive for alive in commander.alive if alive.startswith("service:driver:")]
+            if len(drivers) == 1:
+                (tag,) = drivers
+            if time.monotonic() >= deadline_s:
+                raise
 
 
 def _unknown(config: DriverConfig, label: str, request: RingRequest, reason: str) -> RingRefused:
