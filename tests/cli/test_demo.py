@@ -90,6 +90,7 @@ def test_demo_accounts_for_every_frame() -> None:
         ({"frames": 9}, "the fast reader accounts for 9 of 10 frames"),
         ({"frames": 7, "checked": 7, "drops": {DropReason.GAP: 4}}, "the fast reader accounts for 11 of 10 frames"),
         ({"checked": 9}, "the fast reader did not check every frame"),
+        ({"frames": 9, "checked": 9, "overwritten": 1, "drops": {DropReason.OVERWRITTEN: 1}}, None),
         ({"checked": 9, "wrong": "frame 3 at byte 5"}, "the fast reader found frame 3 at byte 5 wrong"),
         ({"frames": 0, "checked": 0, "drops": {DropReason.GAP: 10}}, "the fast reader received nothing"),
     ],

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
@@ -143,16 +142,6 @@ def test_rows_that_another_writer_appends_are_read(tmp_path: Path) -> None:
     (foreign,) = [file for file in lake.files() if not file.is_recorded]
     assert (foreign.lo, foreign.hi, foreign.frames, foreign.stream_id) == (7, 10, 3, 10_000)
     check_readers(lake)
-
-
-@pytest.mark.parametrize("tool", ["polars", "to_pandas", "duckdb"])
-def test_the_snippets_of_the_documentation_run(tmp_path: Path, tool: str) -> None:
-    """docs/lake.md, "Read it with other tools"."""
-    make_lake(tmp_path / "lake", rows_over_time(4))
-    section = (ROOT / "docs/lake.md").read_text().split("## Read it with other tools")[1].split("\n## ")[0]
-    snippets = [code for code in re.findall(r"```python\n(.*?)```", section, re.DOTALL) if tool in code]
-    assert len(snippets) == 1
-    exec(snippets[0].replace("/data/lake", str(tmp_path / "lake")), {})
 
 
 def test_commands_take_a_bucket(bucket: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ring: Ring) -> None:

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -28,7 +27,6 @@ from tensorpool.lake.staging import Staging
 from tests.support.deployment import new_stream
 from tests.support.frame_rows import attribute, bit_row, make_lake, row, rows_over_time, source, table
 from tests.support.lakes import Camera, Ring, options_of
-from tests.support.processes import ROOT
 from tests.support.recorder_cases import wait_for_frames
 
 START = datetime(2026, 11, 16, 10, tzinfo=UTC)
@@ -434,11 +432,3 @@ def test_what_a_recorder_writes_is_read_while_it_writes(pool: tp.Local, client: 
 
 
 # --- the documents
-
-
-def test_the_snippet_of_the_documentation_runs(tmp_path: Path) -> None:
-    """docs/lake.md, "Random access"."""
-    make_lake(tmp_path / "lake", timed(400), metadata=[source(10_000, "camera/front")])
-    section = (ROOT / "docs/lake.md").read_text().split("## Random access")[1].split("\n## ")[0]
-    (snippet,) = re.findall(r"```python\n(.*?)```", section, re.DOTALL)
-    exec(snippet.replace("/data/lake", str(tmp_path / "lake")), {})
