@@ -29,9 +29,9 @@ def test_a_video_becomes_a_stream_becomes_a_file_becomes_a_stream(shell: Shell, 
         exported = export_live(shell, "cli/video", tmp_path / "video.mcap")
         code, output = ingest.finish()
     assert code == 0, output
-    told = msgspec.json.decode(output.splitlines()[-1])
-    assert (told["published"], told["dropped"], told["missing"], told["reconnects"]) == (20, {}, 0, 0)
-    assert (told["about"]["pixel_format"], told["about"]["rate_hz"]) == ("rgb24", 50.0)
+    summary = msgspec.json.decode(output.splitlines()[-1])
+    assert (summary["published"], summary["dropped"], summary["missing"], summary["reconnects"]) == (20, {}, 0, 0)
+    assert (summary["about"]["pixel_format"], summary["about"]["rate_hz"]) == ("rgb24", 50.0)
     assert (exported["frames"], exported["is_complete"], exported["missing"]) == (20, True, [])
     with shell.start("import", str(tmp_path / "video.mcap"), "cli/again", "--wait-for-consumers", "1") as imported:
         export_live(shell, "cli/again", tmp_path / "frames", "--format", "npy")

@@ -36,9 +36,9 @@ def rows(arrays: dict[int, npt.NDArray[Any]], epoch: int = 1) -> list[dict[str, 
 @pytest.fixture
 def lake(tmp_path: Path) -> Path:
     """Frames 0 to 39 and 44 to 49 of camera/front, which is bgr24; four are missing."""
-    told = [source(STREAM, "camera/front"), attribute(STREAM, 1, "pixel_format", "bgr24")]
+    attributes = [source(STREAM, "camera/front"), attribute(STREAM, 1, "pixel_format", "bgr24")]
     lost = Gap(STREAM, 1, 40, 44, "OVERWRITTEN")
-    make_lake(tmp_path / "lake", rows({seq: picture(seq) for seq in SEQS}), gaps=(lost,), metadata=told)
+    make_lake(tmp_path / "lake", rows({seq: picture(seq) for seq in SEQS}), gaps=(lost,), metadata=attributes)
     return tmp_path / "lake"
 
 

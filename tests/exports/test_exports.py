@@ -91,8 +91,8 @@ def test_other_libraries_read_every_frame_also_after_an_interruption(lake: Path,
     third = export(lake, out, kind)
     assert (third.is_complete, third.frames, third.resumed) == (True, 46, 46)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["lake", "out", "out.export.json"]
-    told = msgspec.json.decode((tmp_path / "out.export.json").read_bytes())
-    assert told["missing"] == [{"epoch": 1, "lo": 40, "hi": 44, "reason": "OVERWRITTEN"}]
+    described = msgspec.json.decode((tmp_path / "out.export.json").read_bytes())
+    assert described["missing"] == [{"epoch": 1, "lo": 40, "hi": 44, "reason": "OVERWRITTEN"}]
 
 
 def test_gaps_and_times_are_in_the_formats_own_attributes(lake: Path, tmp_path: Path) -> None:
@@ -101,8 +101,8 @@ def test_gaps_and_times_are_in_the_formats_own_attributes(lake: Path, tmp_path: 
         export(lake, tmp_path / kind, kind)
     gap = {"epoch": 1, "lo": 40, "hi": 44, "reason": "OVERWRITTEN"}
     with h5py.File(tmp_path / "hdf5") as file:
-        told = msgspec.json.decode(file.attrs["tensorpool"])
-        assert (told["missing"], told["stream"], told["frames"]) == ([gap], "camera/front", 46)
+        described = msgspec.json.decode(file.attrs["tensorpool"])
+        assert (described["missing"], described["stream"], described["frames"]) == ([gap], "camera/front", 46)
         assert file["time_ns"][44] == START_NS + 48 * 50_000_000
         assert set(file["epoch"][:]) == {1}
     attributes = zarr.open_group(str(tmp_path / "zarr"), mode="r").attrs
@@ -131,11 +131,11 @@ def test_a_video_has_every_frame_once_also_after_an_interruption(ffmpeg: None, l
     asked = ["ffprobe", "-v", "error", "-count_frames", "-show_entries"]
     fields = "stream=nb_read_frames,width,height,r_frame_rate:format_tags=comment"
     found = subprocess.run([*asked, fields, "-of", "json", str(out)], capture_output=True, check=True)
-    told = msgspec.json.decode(found.stdout)
-    stream = told["streams"][0]
+    described = msgspec.json.decode(found.stdout)
+    stream = described["streams"][0]
     assert (stream["nb_read_frames"], stream["width"], stream["height"]) == ("46", 32, 24)
     assert stream["r_frame_rate"] == "20/1"
-    assert msgspec.json.decode(told["format"]["tags"]["comment"])["missing"][0]["lo"] == 40
+    assert msgspec.json.decode(described["format"]["tags"]["comment"])["missing"][0]["lo"] == 40
     encoder = Mp4Export(tmp_path / "flat.partial", 20.0)
     assert encoder.resume() == Written()
     for seq, array in flat.items():

@@ -118,7 +118,7 @@ def test_dotted_keys_are_the_configurations() -> None:
         ({"streams": "1", "subscribePattern": "camera/.*"}, "streams or subscribePattern, not both"),
         ({"table": "qos", "subscribePattern": "camera/.*"}, "option subscribePattern"),
         ({"streams": "1", "maxTriggerDelay": "2s"}, "with minFramesPerTrigger only"),
-        ({"streams": "1", "minFramesPerTrigger": "9", "maxTriggerDelay": "0s"}, "a time above 0"),
+        ({"streams": "1", "minFramesPerTrigger": "9", "maxTriggerDelay": "0s"}, "a span of time such as 500ms"),
         ({"streams": "1", "minFramesPerTrigger": "9", "maxFramesPerTrigger": "8"}, "at least minFramesPerTrigger, 9"),
         ({"streams": "1", "table": "ranges", "includeMetadata": "true"}, "option includeMetadata"),
         ({"table": "qos", "streams": "camera/front"}, "ids of streams for table qos"),

@@ -356,7 +356,7 @@ def test_a_living_spark_of_a_killed_recorder_is_waited_for(tmp_path: Path, monke
         ({"table": "rows"}, "frames or gaps or qos or metadata or files"),
         ({"streams": "front,,1"}, "ids or names of streams"),
         ({"maxFileBytes": "much"}, "with k, m or g"),
-        ({"maxFileSeconds": "0"}, "a time above 0"),
+        ({"maxFileSeconds": "0"}, "a span of time such as 500ms"),
         ({"durable": "yes"}, "true or false"),
         ({"startingOffsets": "-1"}, "earliest, latest"),
     ],

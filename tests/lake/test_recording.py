@@ -238,8 +238,8 @@ def test_dtypes_that_the_wire_carries_as_others_are_restored(tmp_path: Path) -> 
         row(waves[..., None].view(np.float32), seq=3, meta_version=2),
         row(np.ones(3, np.float32), seq=4, meta_version=2),
     ]
-    told = [attribute(10_000, 1, "numpy_dtype", "float16"), attribute(10_000, 2, "numpy_dtype", "complex64")]
-    make_lake(tmp_path / "lake", rows, metadata=[*told, attribute(10_000, 3, "lens", "wide")])
+    dtypes = [attribute(10_000, 1, "numpy_dtype", "float16"), attribute(10_000, 2, "numpy_dtype", "complex64")]
+    make_lake(tmp_path / "lake", rows, metadata=[*dtypes, attribute(10_000, 3, "lens", "wide")])
     frames = list(tp.open(tmp_path / "lake")[10_000])
     assert [frame.dtype.name for frame in frames] == ["float16", "uint16", "uint16", "complex64", "float32"]
     np.testing.assert_array_equal(frames[0].array, half)

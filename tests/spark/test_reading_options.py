@@ -199,14 +199,14 @@ def test_metadata_of_live_frames_is_a_variant(
 
 def test_metadata_of_recorded_frames_is_a_variant(spark: SparkSession, tmp_path: Path) -> None:
     """Of a version that was published again, what was said last when the frame was taken; of version 0 nothing."""
-    told = [
+    attributes = [
         attribute(10_000, 0, "exposure_ms", "7", told_ns=5, kind="application/json"),
         attribute(10_000, 1, "exposure_ms", "4", told_ns=5, kind="application/json"),
         attribute(10_000, 1, "exposure_ms", "9", told_ns=50, kind="application/json"),
     ]
     rows = [row(seq=seq, meta_version=min(seq, 2), timestamp_ns=seq * 20) for seq in range(4)]
     rows += [row(seq=4, meta_version=1, timestamp_ns=80)]
-    lake = make_lake(tmp_path / "lake", rows, metadata=told)
+    lake = make_lake(tmp_path / "lake", rows, metadata=attributes)
     frames = spark.read.format("tensorpool.lake").option("includeMetadata", "true").option("payload", "reference")
     found = frames.load(str(lake.path)).selectExpr("seq", "metadata:exposure_ms::int AS exposure").collect()
     assert {row.seq: row.exposure for row in found} == {0: None, 1: 4, 2: None, 3: None, 4: 9}

@@ -10,13 +10,12 @@ from datetime import datetime
 from typing import Final
 
 from tensorpool.errors import ConfigError
+from tensorpool.lake.durations import parse_duration_ns
 from tensorpool.lake.selection import time_us_of
 
 type Parse[T] = Callable[[str, str], T]  # of an option's name and its text
 
 _UNITS: Final = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30}
-_SECONDS: Final = re.compile(r"(?P<number>[0-9]{1,9}(\.[0-9]{1,6})?)(?P<unit>ms|s|m|h)?")
-_FACTORS: Final = {None: 1.0, "ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0}
 _SIZE: Final = re.compile(r"(?P<number>[0-9]{1,18})(?P<unit>[kmg]?)b?", re.IGNORECASE)
 
 
@@ -58,11 +57,8 @@ def utc_ns_of(key: str, text: str) -> int:
 
 
 def seconds_of(key: str, text: str) -> float:
-    match = _SECONDS.fullmatch(text)
-    seconds = 0.0 if match is None else float(match["number"]) * _FACTORS[match["unit"]]
-    if seconds <= 0:
-        raise ConfigError(f"option {key}", text, "a time above 0, such as 30s or 5m")
-    return seconds
+    """A span of time; without a unit it is in seconds."""
+    return parse_duration_ns(f"option {key}", text if text[-1:].isalpha() else f"{text}s") / 1e9
 
 
 def pattern_of(key: str, text: str) -> str:
