@@ -5,12 +5,13 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Self
 
 import numpy as np
 
@@ -20,6 +21,7 @@ from tensorpool.cli.test_pattern import Scene
 STREAM_ID: Final = 20_000  # the first; others follow
 ATTACH_S: Final = 180.0  # gigabytes of memory are allocated meanwhile
 PICTURES: Final = 16  # painted beforehand, published in turn
+LOOK_EVERY_S: Final = 0.2
 
 
 class Site:
@@ -95,24 +97,51 @@ def film(settings: dict[str, Any], shape: tuple[int, ...], rate_hz: float, strea
             pipe.poll(60)
 
 
-def cpu_s(*, without: int | None = None) -> float:
-    """Seconds of processor that this process and all below it have used, those that have ended too."""
-    parents: dict[int, list[int]] = {}
-    used: dict[int, int] = {}
-    for name in filter(str.isdecimal, os.listdir("/proc")):
-        try:
-            fields = Path(f"/proc/{name}/stat").read_text().rpartition(")")[2].split()
-        except OSError:
-            continue
-        parents.setdefault(int(fields[1]), []).append(int(name))
-        used[int(name)] = sum(map(int, fields[11:15]))
-    total, waiting = 0, [os.getpid()]
-    while waiting:
-        pid = waiting.pop()
-        if pid != without:
-            total += used.get(pid, 0)
-            waiting += parents.get(pid, [])
-    return total / os.sysconf("SC_CLK_TCK")
+class CpuMeter:
+    """Seconds of processor that this process and all below it use during a block.
+
+    Looks often, from a thread: of a process that ends, or whose parent ends, nothing is forgotten.
+    """
+
+    def __init__(self, *, without: int | None = None) -> None:
+        self._without = without
+        self._ticks: dict[tuple[str, str], int] = {}  # by pid and start
+        self._is_over = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="cpu-meter", daemon=True)
+
+    def __enter__(self) -> Self:
+        self._look()
+        self._before = sum(self._ticks.values())
+        self._thread.start()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._is_over.set()
+        self._thread.join()
+        self._look()
+        self.seconds = (sum(self._ticks.values()) - self._before) / os.sysconf("SC_CLK_TCK")
+
+    def _run(self) -> None:
+        while not self._is_over.wait(LOOK_EVERY_S):
+            self._look()
+
+    def _look(self) -> None:
+        children: dict[str, list[str]] = {}
+        found: dict[str, tuple[str, int]] = {}
+        for pid in filter(str.isdecimal, os.listdir("/proc")):
+            try:
+                fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+            except OSError:
+                continue
+            children.setdefault(fields[1], []).append(pid)
+            found[pid] = fields[19], int(fields[11]) + int(fields[12])
+        waiting = [str(os.getpid())]
+        while waiting:
+            pid = waiting.pop()
+            if pid in found and pid != str(self._without):
+                started, ticks = found[pid]
+                self._ticks[pid, started] = ticks
+                waiting += children.get(pid, [])
 
 
 def wait_for(condition: Callable[[], bool], seconds: float) -> None:

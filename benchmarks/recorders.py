@@ -29,7 +29,7 @@ from typing import Final
 import msgspec
 from pyspark.sql import SparkSession
 
-from benchmarks.live_camera import STREAM_ID, Camera, Site, camera, cpu_s
+from benchmarks.live_camera import STREAM_ID, Camera, CpuMeter, Site, camera
 from tensorpool.lake import maintenance
 from tensorpool.lake.direct_recorder import DirectRecorder
 from tensorpool.lake.recorder import RecorderBase
@@ -112,16 +112,9 @@ def measure(spark: SparkSession | None, case: Case, folder: Path, seconds: float
 def _watch(case: Case, recorder: RecorderBase, filming: Camera, seconds: float) -> Result:
     recorder.start()
     recorder.wait(min(3.0, seconds / 4))  # what is slow the first time is over
-    used_s, began_s = cpu_s(without=filming.pid), time.monotonic()
-    highest, trim_s = 0, began_s + TRIM_EVERY_S
-    while time.monotonic() < began_s + seconds:
-        recorder.wait(0.5)
-        highest = max(highest, recorder.totals().lag_frames)
-        if time.monotonic() >= trim_s:
-            maintenance.retain(recorder.lake, max_bytes=KEPT_BYTES)
-            maintenance.remove_unused(recorder.lake, grace_s=0.0)
-            trim_s = time.monotonic() + TRIM_EVERY_S
-    cores = (cpu_s(without=filming.pid) - used_s) / (time.monotonic() - began_s)
+    with CpuMeter(without=filming.pid) as meter:
+        highest = _keep_recording(recorder, began_s := time.monotonic(), seconds)
+        took_s = time.monotonic() - began_s
     filming.end()
     totals = recorder.stop()
     rate_hz = (totals.frames + totals.lost) / totals.seconds / case.streams
@@ -132,9 +125,22 @@ def _watch(case: Case, recorder: RecorderBase, filming: Camera, seconds: float) 
         offered_mib_s=rate_hz * case.streams * math.prod(case.shape) / MIB,
         ring_s=case.nslots / rate_hz,
         highest_lag_s=highest / case.streams / rate_hz,
-        cores=cores,
+        cores=meter.seconds / took_s,
         adds_up=totals.adds_up,
     )
+
+
+def _keep_recording(recorder: RecorderBase, began_s: float, seconds: float) -> int:
+    """The highest lag, in frames. Old frames are removed: they would fill the disk."""
+    highest, trim_s = 0, began_s + TRIM_EVERY_S
+    while time.monotonic() < began_s + seconds:
+        recorder.wait(0.5)
+        highest = max(highest, recorder.totals().lag_frames)
+        if time.monotonic() >= trim_s:
+            maintenance.retain(recorder.lake, max_bytes=KEPT_BYTES)
+            maintenance.remove_unused(recorder.lake, grace_s=0.0)
+            trim_s = time.monotonic() + TRIM_EVERY_S
+    return highest
 
 
 def targets(results: Sequence[Result]) -> Iterator[tuple[str, float, bool]]:

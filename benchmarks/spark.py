@@ -37,7 +37,7 @@ from pyspark.sql import DataFrame, SparkSession
 
 import tensorpool as tp
 from benchmarks import recorders
-from benchmarks.live_camera import ATTACH_S, STREAM_ID, Site, camera, cpu_s, wait_for
+from benchmarks.live_camera import ATTACH_S, STREAM_ID, CpuMeter, Site, camera, wait_for
 from tensorpool.cli.test_pattern import Scene
 from tensorpool.spark import session
 
@@ -110,13 +110,14 @@ def plain(codec: str) -> Candidate:
         process.start()
         theirs.close()
         ours.recv()
-        used_s, began_s = cpu_s(), time.perf_counter()
-        ours.send("go")
-        ours.recv()
-        found = time.perf_counter() - began_s, cpu_s() - used_s
+        with CpuMeter() as meter:
+            began_s = time.perf_counter()
+            ours.send("go")
+            ours.recv()
+            took_s = time.perf_counter() - began_s
         ours.close()
         process.join()
-        return found
+        return took_s, meter.seconds
 
     return run
 
@@ -183,9 +184,11 @@ def measure_paths(spark: SparkSession, sizes: list[str], rounds: int, folder: Pa
                 for name in names[turn % len(names) :] + names[: turn % len(names)]:
                     print(f"\r{size}, round {turn + 1}, {name}            ", end="", file=sys.stderr, flush=True)
                     target = folder / f"{turn}-{names.index(name)}"
-                    used_s, began_s = cpu_s(), time.perf_counter()
-                    own = PATHS[name](spark, site, target)
-                    took_s, worked_s = own or (time.perf_counter() - began_s, cpu_s() - used_s)
+                    with CpuMeter() as meter:
+                        began_s = time.perf_counter()
+                        own = PATHS[name](spark, site, target)
+                        took_s = time.perf_counter() - began_s
+                    took_s, worked_s = own or (took_s, meter.seconds)
                     if turn >= 0:
                         found[size][name]["gib_s"].append(gib / took_s)
                         found[size][name]["cpu_s"].append(worked_s / gib)

@@ -57,7 +57,7 @@ PRINTS: Final = {
     r"hz camera/front --seconds 3": r"^ +\d+\.\d\d Hz   mean ",
     r"inspect camera/front": r"^camera/front  stream \d+  driver driver-01",
     r"doctor": r"^\d+ failures, \d+ warnings, [1-9]\d* ok$",
-    r"record camera/front --to lake --direct --seconds": r"^stream \d+: (\d+) published = \d+ recorded \+ \d+ lost",
+    r"record camera/front --to lake --direct --seconds": r"^camera/front: (\d+) published = \d+ recorded \+ \d+ lost",
     r"lake ls": r"camera/front",
     r"lake verify": r"^[1-9]\d* files, 0 problems$",
     r"stats lake --plot": r"^wrote timeline.png\nwrote frames.png$",

@@ -98,18 +98,21 @@ def test_a_lake_in_a_bucket_is_not_read_in_a_forked_process(
 
 _FORK = """
 import os, signal, sys
+import tensorpool as tp
 from tensorpool.errors import Closed
 from tensorpool.torch import LakeDataset
 frames = LakeDataset(sys.argv[1])
 child = os.fork()
 if child == 0:
     signal.alarm(30)
-    try:
-        print(len(frames), flush=True)
-    except Closed as error:
-        os._exit("'forkserver' or 'spawn'" in str(error))
-    os._exit(9)
-print(len(frames), os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 1)
+    refused = 0
+    for read in (lambda: len(frames), lambda: tp.open(sys.argv[1])):
+        try:
+            read()
+        except Closed as error:
+            refused += "'forkserver' or 'spawn'" in str(error)
+    os._exit(refused)
+print(len(frames), os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 2)
 """
 _PARENT = """
 import multiprocessing as mp, sys

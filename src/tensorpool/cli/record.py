@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import contextlib
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -145,24 +146,30 @@ def command(
 
             recorder = Recorder(spark, ids, lake, name=name, settings=chosen)
         stack.callback(recorder.close)
-        line.note(_beginning(recorder))
+        verb = "resuming" if recorder.is_resumed else "preparing"
+        line.note(f"{verb} recording {recorder.name}: {', '.join(streams)} to {recorder.lake.uri}")
         recorder.start()
         stop = StopSignals()
-        _Job(recorder, line, as_json, is_direct=direct).run(stop, seconds, frames)
-
-
-def _beginning(recorder: RecorderBase) -> str:
-    verb = "resuming" if recorder.is_resumed else "preparing"
-    streams = ", ".join(map(str, recorder.stream_ids))
-    return f"{verb} recording {recorder.name}: streams {streams} to {recorder.lake.uri}"
+        typed = dict(zip(recorder.stream_ids, streams, strict=True))
+        _Job(recorder, line, typed, as_json, is_direct=direct).run(stop, seconds, frames)
 
 
 class _Job:
     """One run of a recorder."""
 
-    def __init__(self, recorder: RecorderBase, line: progress.LiveLine, as_json: bool, *, is_direct: bool) -> None:
+    def __init__(
+        self,
+        recorder: RecorderBase,
+        line: progress.LiveLine,
+        typed: Mapping[int, str],
+        as_json: bool,
+        *,
+        is_direct: bool,
+    ) -> None:
+        """`typed` are the streams as the user wrote them, by id."""
         self._recorder = recorder
         self._line = line
+        self._typed = typed
         self._as_json = as_json
         self._is_direct = is_direct
         self._last = (time.monotonic(), 0, 0)
@@ -193,8 +200,12 @@ class _Job:
         advice = "" if self._is_direct else ", a shorter --trigger, or --direct"
         hint = "" if depth.is_enough else f"; frames may be lost: give the stream more slots{advice}"
         needs = f"the recorder needs {depth.needs_s:.2g} s"
-        text = f"stream {depth.stream_id}: the ring holds {holds}; {needs}{hint}"
+        text = f"{self._label(depth.stream_id)}: the ring holds {holds}; {needs}{hint}"
         self._line.note(text)
+
+    def _label(self, stream_id: int) -> str:
+        typed = self._typed.get(stream_id, str(stream_id))
+        return f"stream {typed}" if typed.isdecimal() else typed
 
     def _report(self, totals: Totals) -> None:
         is_due = time.monotonic() >= self._report_s if self._as_json else self._line.is_due
@@ -245,7 +256,7 @@ class _Job:
             sign = "=" if stream.adds_up else "is not"
             tail = f"; the last seq of {stream.unknown} epochs is not known" if stream.unknown else ""
             click.echo(
-                f"stream {stream.stream_id}: {stream.published} published {sign} {stream.recorded} recorded "
+                f"{self._label(stream.stream_id)}: {stream.published} published {sign} {stream.recorded} recorded "
                 f"+ {stream.lost} lost{f' ({reasons})' if reasons else ''}{tail}"
             )
         click.echo(f"side tables: {totals.metadata_rows} rows of metadata, {totals.qos_rows} rows of QoS reports")

@@ -19,7 +19,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
-from tensorpool.errors import ConfigError
+from tensorpool.errors import Closed, ConfigError
 
 if TYPE_CHECKING:
     from obstore import ReadableFile
@@ -176,7 +176,12 @@ class BucketStore:
     def __init__(self, bucket: str, prefix: str) -> None:
         self.uri: Final = f"s3://{bucket}/{prefix}" if prefix else f"s3://{bucket}"
         self._bucket, self._prefix = bucket, prefix
-        self._store: Final = _bucket(bucket, prefix)
+        self._client: Final = _client(bucket, prefix)
+
+    @property
+    def _store(self) -> S3Store:
+        _check_process()
+        return self._client
 
     def read(self, name: str) -> bytes | None:
         import obstore
@@ -281,11 +286,26 @@ class _Remote(io.RawIOBase):
         return bytes(self._file.read(None if size < 0 else size))
 
 
-def _bucket(bucket: str, prefix: str) -> S3Store:
+def _client(bucket: str, prefix: str) -> S3Store:
     from obstore.store import S3Store
 
+    _check_process()
     options: dict[str, Any] = {"prefix": prefix} if prefix else {}
     return S3Store(bucket, **options)
+
+
+_buckets_used_by: int | None = None  # the process whose threads do the requests
+
+
+def _check_process() -> None:
+    """obstore's threads are not in a forked child, which would wait for them without end."""
+    global _buckets_used_by
+    _buckets_used_by = _buckets_used_by or os.getpid()
+    if _buckets_used_by != os.getpid():
+        raise Closed(
+            f"process {_buckets_used_by} used a bucket and then forked this one, in which the library for buckets does "
+            "not work: start processes by multiprocessing's 'forkserver' or 'spawn'"
+        )
 
 
 def write_once(path: Path, data: bytes) -> bool:

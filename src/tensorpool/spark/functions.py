@@ -49,11 +49,12 @@ MIB: Final = 2**20
 FORGOTTEN_AFTER: Final = "10s"
 
 STATS_DDL: Final = (
-    "stream_id BIGINT, epoch BIGINT, seq BIGINT, timestamp_ns BIGINT, received_ns BIGINT, nbytes BIGINT, "
-    "dropped_before BIGINT, dtype STRING, shape ARRAY<INT>, `values` BIGINT, nan BIGINT, `min` DOUBLE, mean DOUBLE, "
-    "`max` DOUBLE, std DOUBLE, min_int DECIMAL(20,0), max_int DECIMAL(20,0), saturated DOUBLE, spread DOUBLE"
+    "stream_id BIGINT, epoch BIGINT, seq BIGINT, time TIMESTAMP, timestamp_ns BIGINT, received_ns BIGINT, "
+    "nbytes BIGINT, dropped_before BIGINT, dtype STRING, shape ARRAY<INT>, `values` BIGINT, nan BIGINT, `min` DOUBLE, "
+    "mean DOUBLE, `max` DOUBLE, std DOUBLE, min_int DECIMAL(20,0), max_int DECIMAL(20,0), saturated DOUBLE, "
+    "spread DOUBLE"
 )
-_STATS_KEPT: Final = (*KEY, "timestamp_ns", "received_ns", "nbytes", "dropped_before", "dtype", "shape")
+_STATS_KEPT: Final = (*KEY, "time", "timestamp_ns", "received_ns", "nbytes", "dropped_before", "dtype", "shape")
 
 
 # --- functions of arrays

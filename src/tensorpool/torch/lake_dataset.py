@@ -21,9 +21,8 @@ import numpy as np
 
 from tensorpool import opening
 from tensorpool.client import arguments
-from tensorpool.errors import Closed, ConfigError
+from tensorpool.errors import ConfigError
 from tensorpool.lake.errors import NotRecorded, RecordingOutdated
-from tensorpool.lake.log_store import LocalStore
 from tensorpool.torch.bases import Dataset
 from tensorpool.torch.sample import Sample, sample_of
 
@@ -156,11 +155,6 @@ class LakeDataset(Dataset):
 
     def _open(self) -> _OpenedLake:
         if self._opened is None or self._opened[0] != os.getpid():
-            if self._opened is not None and self._opened[1].is_remote:
-                raise Closed(
-                    f"{self._lake} was opened by process {self._opened[0]}, which forked this one; what reads a bucket "
-                    "does not survive that: start workers with multiprocessing_context='forkserver' or 'spawn'"
-                )
             self._keep(_OpenedLake(opening.open(self._lake), self._spans, self._window))
         assert self._opened is not None
         return self._opened[1]
@@ -174,7 +168,6 @@ class _OpenedLake:
 
     def __init__(self, recording: Recording, spans: Sequence[_Span], window: int | None) -> None:
         self._window: Final = window or 1
-        self.is_remote: Final = not isinstance(recording.lake.store, LocalStore)
         self._parts: Final = [_part(recording, span) for span in spans]
         self._starts: Final = [_starts(part.seqs, self._window) for part in self._parts]
         self._ends: Final = list(accumulate(map(len, self._starts)))
