@@ -113,15 +113,20 @@ def test_frames_survive_a_kill_of_a_recorder_without_spark(pool: tp.Local, tmp_p
     survive_a_kill(pool, tmp_path / "lake", "direct recorder")
 
 
+@pytest.mark.timeout(2 * PATIENCE_S + 60)
+@pytest.mark.usefixtures("quick_jvm")
+@pytest.mark.parametrize(
+    "victim", ["direct recorder", *(pytest.param(one, marks=pytest.mark.soak) for one in ("recorder", "jvm"))]
+)
 def test_frames_survive_a_kill_of_a_recorder_to_a_bucket(
-    pool: tp.Local, bucket: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    pool: tp.Local, bucket: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, victim: str
 ) -> None:
     """The same on S3, while files are compacted and others read: every version that they see is whole."""
     monkeypatch.setenv("TENSORPOOL_SPOOL_DIR", str(tmp_path / "spool"))
     place = f"{bucket}/lake"
     Lake.create(place)
     with at_work(place) as found:
-        survive_a_kill(pool, place, "direct recorder")
+        survive_a_kill(pool, place, victim)
     assert found.compacted > 1
     assert found.read == sorted(found.read)
     assert found.read[-1] > 0
