@@ -27,6 +27,7 @@ COMMANDS: Final = {
         "tensorpool.cli.ingest",
         "Publish a camera, a video or files: OpenCV, ffmpeg, GStreamer, images, numpy.",
     ),
+    "limit": ("tensorpool.cli.limit", "Publish a stream again at a lower rate, as another stream."),
     "import": ("tensorpool.cli.import_file", "Publish the pictures of an MCAP file."),
     "ls": ("tensorpool.cli.ls", "List streams: names, tags, producers, epochs and drivers."),
     "inspect": ("tensorpool.cli.inspect", "Show one stream: layout, files, epochs, leases, slots, consumers."),
