@@ -72,8 +72,8 @@ class RateLimiter(ClosesOnExit):
     ...     while True:
     ...         limiter.step(timeout=1.0)
 
-    `timeout` is that of `Client.consumer`. The stream `target` is made with a ring that fits. Raises like `Client.consumer`, and, from `step`, like
-    `Client.producer`.
+    `timeout` is that of `Client.consumer`. The stream `target` is made with a ring that fits. Raises like
+    `Client.consumer`, and, from `step`, like `Client.producer`.
     """
 
     def __init__(
