@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Sequence
 from enum import StrEnum
-from typing import Final, NamedTuple, Protocol
+from typing import Final, NamedTuple
 
 
 class Unjoined(StrEnum):
@@ -39,24 +39,6 @@ class Left[T](NamedTuple):
     input_index: int
     item: T
     why: Unjoined
-
-
-class Barrier[T](Protocol):
-    """Takes frames of several inputs, and gives tuples of those that belong together."""
-
-    left: list[Left[T]]  # since it was emptied last
-
-    def offer(self, index: int, key: int, item: T, now_ns: int) -> None:
-        """The next frame of an input; `key` is its seq or its time."""
-
-    def take(self) -> tuple[T, ...] | None:
-        """The next tuple; None where there is none yet."""
-
-    def expire(self, now_ns: int) -> None:
-        """Give up on frames that have waited for too long."""
-
-    def restart(self, index: int) -> None:
-        """The keys of an input begin again: what waits of it stays, and has no partner unless it is there already."""
 
 
 class KeyBarrier[T]:
@@ -97,9 +79,9 @@ class KeyBarrier[T]:
         """How many frames of each input wait."""
         return list(map(len, self._queues))
 
-    def oldest(self, index: int) -> T | None:
-        queue = self._queues[index]
-        return queue[0].item if queue else None
+    def items(self, index: int) -> list[T]:
+        """The frames of an input that wait, oldest first."""
+        return [waiting.item for waiting in self._queues[index]]
 
     def offer(self, index: int, key: int, item: T, now_ns: int) -> None:
         key += self._offsets[index]
@@ -140,13 +122,15 @@ class KeyBarrier[T]:
             self._leave(index, Unjoined.NO_PARTNER)
         self._after[index] = None
 
-    def replace_oldest(self, index: int, item: T) -> None:
-        """Another form of the same frame, such as a copy."""
+    def replace(self, index: int, item: T, by: T | None) -> None:
+        """Another form of the same frame, such as a copy; None: it was overwritten."""
         queue = self._queues[index]
-        queue[0] = queue[0]._replace(item=item)
-
-    def drop_oldest(self, index: int, why: Unjoined) -> None:
-        self._leave(index, why)
+        at = next(at for at, waiting in enumerate(queue) if waiting.item is item)
+        if by is None:
+            del queue[at]
+            self.left.append(Left(index, item, Unjoined.OVERWRITTEN))
+        else:
+            queue[at] = queue[at]._replace(item=by)
 
     def _drop_passed(self) -> None:
         """Frames that every further key of some other input is too far ahead of."""
@@ -178,30 +162,49 @@ class LatestBarrier[T]:
 
     def __init__(self, inputs: int) -> None:
         self._newest: Final[list[T | None]] = [None] * inputs
-        self._is_new: Final = [False] * inputs
+        self._is_new: Final = [False] * inputs  # not joined yet
         self.left: list[Left[T]] = []
 
+    @property
+    def waiting(self) -> list[int]:
+        """How many frames of each input were not joined yet."""
+        return list(map(int, self._is_new))
+
+    def items(self, index: int) -> list[T]:
+        item = self._newest[index]
+        return [] if item is None else [item]
+
     def offer(self, index: int, key: int, item: T, now_ns: int) -> None:
-        before = self._newest[index]
-        if before is not None and self._is_new[index]:
-            self.left.append(Left(index, before, Unjoined.REPLACED))
+        self._leave(index, Unjoined.REPLACED)
         self._newest[index], self._is_new[index] = item, True
-        others = self._newest[1:]
-        if index == 0 and any(other is None for other in others):
-            self.left.append(Left(0, item, Unjoined.NO_PARTNER))
-            self._newest[0], self._is_new[0] = None, False
+        if index == 0 and None in self._newest:
+            self._leave(0, Unjoined.NO_PARTNER)
 
     def take(self) -> tuple[T, ...] | None:
-        if not self._is_new[0]:
-            return None
-        found = tuple(item for item in self._newest if item is not None)
-        if len(found) < len(self._newest):
+        """The next tuple; None where there is none yet."""
+        if not self._is_new[0] or None in self._newest:
             return None
         self._is_new[:] = [False] * len(self._is_new)
-        return found
+        return tuple(item for item in self._newest if item is not None)
+
+    def replace(self, index: int, item: T, by: T | None) -> None:
+        """Another form of the same frame, such as a copy; None: it was overwritten."""
+        if by is None:
+            self._leave(index, Unjoined.OVERWRITTEN)
+        else:
+            self._newest[index] = by
 
     def expire(self, now_ns: int) -> None:
         """Nothing waits: a newer frame takes the place of an older one."""
 
+    def next_expiry_ns(self) -> int | None:
+        return None
+
     def restart(self, index: int) -> None:
         """Frames of another epoch are frames."""
+
+    def _leave(self, index: int, why: Unjoined) -> None:
+        item, self._newest[index] = self._newest[index], None
+        if item is not None and self._is_new[index]:
+            self.left.append(Left(index, item, why))
+        self._is_new[index] = False
