@@ -17,6 +17,7 @@ SLOW_FOLDERS = {
     "examples",
     "exports",
     "fault",
+    "first_hour",
     "fuzz",
     "integration",
     "lake",
