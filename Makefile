@@ -28,8 +28,10 @@ else
 export UV_CACHE_DIR := $(CURDIR)/.uv/cache
 endif
 export UV_COMPILE_BYTECODE := 1
+# What the console's page uses of others; without npm there is none, and `make setup` says so.
+WEB_MODULES := src/tensorpool/console/web/vendor/LICENSES.txt
 
-setup: .venv/.installed
+setup: .venv/.installed $(WEB_MODULES)
 
 demo: setup
 	MPLCONFIGDIR=$(CURDIR)/build/matplotlib JDK_JAVA_OPTIONS=-XX:-UsePerfData $(PY) -m tensorpool demo
@@ -92,12 +94,16 @@ NATIVE := CMakeLists.txt $(wildcard native/*.hpp native/bindings/*)
 	$(PY) -m compileall -q src
 	@touch $@
 
+$(WEB_MODULES): package-lock.json .ci/web_modules.py
+	@if command -v npm > /dev/null; then python3 .ci/web_modules.py; \
+	    else echo "npm is not installed, so \`tensorpool console\` has no page: apt-get install npm, then make setup"; fi
+
 # --- the distribution: a source archive and, built from it, a wheel for every CPython from 3.12 on
 
 wheel: dist/.built
 	$(PY) -m pytest -m soak tests/wheel
 
-dist/.built: .venv/.installed $(shell find src -name '*.py' -o -name '*.pyi' -o -name '*.xml') README.md LICENSE
+dist/.built: .venv/.installed $(WEB_MODULES) $(shell find src -type f -not -name '*.pyc') README.md LICENSE
 	rm -rf dist build/unrepaired
 	$(UV) build --quiet --python $(PY) --no-build-isolation --out-dir build/unrepaired
 	PATH="$(CURDIR)/.venv/bin:$$PATH" auditwheel --verbose repair --wheel-dir dist build/unrepaired/*.whl > build/auditwheel.log 2>&1 \
@@ -126,6 +132,8 @@ lock: $(UV)
 	    --python-version 3.12 --group bench --constraint requirements.lock --output-file requirements-bench.lock
 	$(UV) pip compile --quiet --universal --generate-hashes --no-annotate --no-header --no-emit-index-url \
 	    --python-version 3.12 --group docs --constraint requirements.lock --output-file requirements-docs.lock
+	@mkdir -p build/npm && cp package.json package-lock.json build/npm
+	cd build/npm && npm install --package-lock-only --omit-lockfile-registry-resolved --cache cache && cp package-lock.json ../..
 
 # The typed face of the native module, generated and checked in; a test fails when it drifts.
 stubs: setup

@@ -1,0 +1,65 @@
+// SPDX-License-Identifier: Apache-2.0
+// A recording over time: how many frames, and where some are missing and why; a marker that is dragged.
+import { html, useRef } from "./vendor.js";
+import { clock, counted, moment } from "./format.js";
+
+const WIDTH = 1000;
+const HEIGHT = 64;
+const GAP_HEIGHT = 12; // of the marks of lost frames, below the bars
+const MOST_MARKS = 400;
+const TICKS = 5;
+
+const clamp = (value, low, high) => Math.min(high, Math.max(low, value));
+
+// Each reason has its own pattern, so that no colour alone tells them apart.
+export const REASONS = ["gap", "late", "overwritten", "not_recorded"];
+const markOf = (reason) => {
+  const place = REASONS.indexOf(reason.toLowerCase());
+  return `mark-${place < 0 ? REASONS.length : place}`;
+};
+
+export function Timeline({ timeline, at, onAt }) {
+  const element = useRef(null);
+  const { from, to, buckets, gaps } = timeline;
+  const span = Math.max(1, to - from);
+  const x = (t) => (WIDTH * (t - from)) / span;
+  const most = Math.max(1, ...buckets.map(([, frames]) => frames));
+  const width = WIDTH / Math.max(1, buckets.length);
+  const bars = buckets
+    .filter(([, frames]) => frames)
+    .map(([t, frames]) => {
+      const height = Math.max(1, (HEIGHT - 4) * (frames / most));
+      return `M${x(t).toFixed(2)} ${HEIGHT}v${(-height).toFixed(2)}h${width.toFixed(2)}v${height.toFixed(2)}z`;
+    })
+    .join("");
+  const timeOf = (event) => {
+    const bounds = element.current.getBoundingClientRect();
+    return from + clamp((event.clientX - bounds.left) / bounds.width, 0, 1) * span;
+  };
+  const drag = (event) => {
+    if (event.type === "pointerdown") element.current.setPointerCapture(event.pointerId);
+    if (event.buttons & 1) onAt(timeOf(event));
+  };
+  const ticks = Array.from({ length: TICKS }, (_, index) => from + (span * index) / (TICKS - 1));
+  const hidden = gaps.length - MOST_MARKS;
+  return html`<div class="timeline">
+    <div class="track" ref=${element} role="slider" tabindex="0" aria-label="time of the recording" aria-valuemin=${from} aria-valuemax=${to}
+      aria-valuenow=${at ?? from} aria-valuetext=${moment(at ?? from)} onPointerDown=${drag} onPointerMove=${drag}>
+      <svg viewBox="0 0 ${WIDTH} ${HEIGHT + GAP_HEIGHT + 2}" preserveAspectRatio="none" aria-hidden="true">
+        <path class="bars" d=${bars} />
+        ${gaps.slice(0, MOST_MARKS).map((it, index) => html`<rect key=${index} class=${markOf(it.reason)} x=${x(it.time)} y=${HEIGHT + 2}
+          width=${Math.max(2.5, width)} height=${GAP_HEIGHT}><title>${clock(it.time)} ${counted(it.frames, "frame")} lost: ${it.reason}</title></rect>`)}
+      </svg>
+      ${at !== null && html`<i class="marker" style=${{ left: `${(100 * (clamp(at, from, to) - from)) / span}%` }}></i>`}
+    </div>
+    <p class="ticks" aria-hidden="true">${ticks.map((t) => html`<span key=${t}>${clock(t)}</span>`)}</p>
+    ${hidden > 0 && html`<p class="none">${counted(hidden, "further gap")} not drawn.</p>`}
+  </div>`;
+}
+
+export function Losses({ byReason }) {
+  const found = Object.entries(byReason).filter(([, count]) => count);
+  if (!found.length) return html`<span class="legend"><span>no frame lost</span></span>`;
+  return html`<span class="legend">${found.map(([reason, count]) => html`<span key=${reason}>
+    <i class="cell ${markOf(reason)}" aria-hidden="true"></i>${count} ${reason}</span>`)}</span>`;
+}
