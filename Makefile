@@ -127,7 +127,7 @@ docs: setup .venv/.docs
 # Not of the extra torch: its packages are gigabytes, and the tests of the datasets do without.
 lock: $(UV)
 	$(UV) pip compile --quiet --universal --generate-hashes --no-annotate --no-header --no-emit-index-url \
-	    --python-version 3.12 --extra spark --extra ingest --extra export --group dev --output-file requirements.lock pyproject.toml
+	    --python-version 3.12 --extra console --extra spark --extra ingest --extra export --extra notebook --group dev --output-file requirements.lock pyproject.toml
 	$(UV) pip compile --quiet --universal --generate-hashes --no-annotate --no-header --no-emit-index-url \
 	    --python-version 3.12 --group bench --constraint requirements.lock --output-file requirements-bench.lock
 	$(UV) pip compile --quiet --universal --generate-hashes --no-annotate --no-header --no-emit-index-url \

@@ -37,18 +37,21 @@ def test_the_distribution_and_its_extras() -> None:
         "export",
         "ingest",
         "lake",
+        "notebook",
         "spark",
         "torch",
         "all",
     }
     assert {"pyarrow", "obstore"} <= required_by("lake")
     assert {"pyspark", "pandas", "matplotlib", "aeron-tensorpool"} <= required_by("spark")
+    assert required_by("notebook") == {"anywidget", "pillow"}
     assert required_by("torch") == {"torch", "aeron-tensorpool"}
     (everything,) = [line for line in requirements() if re.search("""extra == ["']all""", line)]
     assert set(everything.partition("[")[2].partition("]")[0].split(",")) == {
         "export",
         "ingest",
         "lake",
+        "notebook",
         "spark",
         "torch",
     }
