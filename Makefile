@@ -5,7 +5,7 @@
 #                                                 make test-native   the C++ core alone, plain and under TSan and ASan
 # make bench  our figures on this machine         make bench-peers   the same next to iceoryx2, zmq, zenoh, …
 # make conformance  which test asserts which requirement                    make lock   pin the dependencies anew
-# make docs         the documentation as a site: build/site
+# make docs         the documentation as a site: build/site       make pictures   the console's, in docs/pictures
 # make mutants      known mistakes, each noticed by the tests that claim its requirement: many minutes
 # make wheel        sdist and wheel in dist/, tried in fresh environments     make test-native-aarch64   under qemu
 #
@@ -14,7 +14,7 @@
 
 SHELL := /bin/bash
 .DELETE_ON_ERROR:
-.PHONY: setup demo quick test soak check spark-archive test-native wheel bench bench-peers docs stubs conformance configuration mutants lock clean
+.PHONY: setup demo quick test soak check spark-archive test-native wheel bench bench-peers docs pictures stubs conformance configuration mutants lock clean
 
 UV_VERSION := 0.13.7
 UV := .uv/bin/uv
@@ -139,6 +139,10 @@ lock: $(UV)
 stubs: setup
 	$(PY) -m nanobind.stubgen --quiet --include-private -m tensorpool._core -p native/stubs.pattern -o src/tensorpool/_core.pyi
 	$(PY) -m tensorpool.wire.stubs
+
+# The console's views, light and dark, of a real driver with real cameras: docs/pictures/console-*.png, checked in.
+pictures: setup
+	$(PY) -m tests.console_page.pictures
 
 # Which test asserts which requirement: docs/conformance.md, generated and checked in; a test fails when it drifts.
 conformance: setup

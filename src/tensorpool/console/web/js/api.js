@@ -30,11 +30,13 @@ export async function send(method, path, body) {
   return text ? parse(text) : null;
 }
 
-// What a path answers, asked for again `everyMs` after each answer: [answer or null, sentence of the last failure, again()].
-export function usePolled(path, everyMs) {
+// What a path answers, asked for again `everyMs` after each answer while `isOn`: [answer or null, sentence of the last
+// failure, again()].
+export function usePolled(path, everyMs, isOn = true) {
   const [found, setFound] = useState({ path, data: null, failure: "" });
   const [turn, setTurn] = useState(0);
   useEffect(() => {
+    if (!isOn) return undefined;
     const abort = new AbortController();
     let timer = 0;
     const ask = async () => {
@@ -52,7 +54,7 @@ export function usePolled(path, everyMs) {
       abort.abort();
       clearTimeout(timer);
     };
-  }, [path, everyMs, turn]);
+  }, [path, everyMs, turn, isOn]);
   const isOfPath = found.path === path;
   return [isOfPath ? found.data : null, isOfPath ? found.failure : "", () => setTurn((count) => count + 1)];
 }

@@ -27,7 +27,7 @@ function Age() {
   if (state.value === null) return html`<span class="asof waiting">connecting…</span>`;
   if (isFresh.value) {
     return html`<span class="asof" title="the newest state of the console, once a second">
-      <i class="dot" aria-hidden="true">●</i><time>${clock(state.value.time_ns)}</time>
+      <i class="dot" aria-hidden="true">●</i><time data-number=${state.value.number}>${clock(state.value.time_ns)}</time>
     </span>`;
   }
   return html`<span class="asof old" title=${`as of ${clock(state.value.time_ns)}`}>
@@ -64,7 +64,7 @@ function Notice() {
 function View() {
   const [view = "streams", ...rest] = route.value;
   if (view === "streams" && rest.length) return html`<${Stream} key=${rest[0]} id=${Number(rest[0])} />`;
-  if (view === "recordings") return html`<${Recordings} lake=${rest[0]} stream=${rest[1]} />`;
+  if (view === "recordings") return html`<${Recordings} lake=${rest[0]} stream=${rest.slice(1).join("/")} />`;
   if (view === "services") return html`<${Services} />`;
   return html`<${Streams} />`;
 }

@@ -58,7 +58,7 @@ export const counts = (byReason) =>
 
 export function percent(share) {
   if (isMissing(share) || Number.isNaN(share)) return NOTHING;
-  return `${Number((100 * share).toPrecision(2))} %`;
+  return share > 0 && share < 0.0005 ? "< 0.05 %" : `${Number((100 * share).toPrecision(2))} %`;
 }
 
 const two = (value) => String(value).padStart(2, "0");

@@ -9,6 +9,7 @@ import { Preview } from "./preview.js";
 import { Placement, Viewport } from "./viewport.js";
 
 const PAN = 60; // pixels a key
+const MOST_SIDE = 4096; // of a picture
 
 // A preview with its look, closed with the component that uses it.
 export function usePreview(id) {
@@ -95,7 +96,13 @@ export function Toolbar({ view, id }) {
   const { preview, placement, line } = view;
   const isPaused = preview.isPaused.value;
   const header = preview.header.value;
-  const save = (kind) => `/api/streams/${id}/frame.${kind}${isPaused && header ? `?seq=${header.seq}` : ""}`;
+  // The whole frame, as large as it is; of a paused page the one that it shows.
+  const save = (kind) => {
+    const { colormap, scale, low, high, index } = view.look.value;
+    const look = JSON.stringify({ colormap, scale, low, high, index, width: MOST_SIDE, height: MOST_SIDE });
+    const query = { ...(isPaused && header ? { seq: header.seq } : {}), ...(kind === "png" ? { look } : {}) };
+    return `/api/streams/${id}/frame.${kind}?${new URLSearchParams(query)}`;
+  };
   const toggleHistogram = () => {
     view.hasHistogram.value = !view.hasHistogram.value;
     preview.setHistogram(view.hasHistogram.value);

@@ -8,6 +8,9 @@ import { parse } from "./socket.js";
 
 const LEAST_MS = 30; // between two frames
 
+// A number holds nanoseconds of today to 256 of them: a microsecond later is never before the first frame.
+const moment = (at) => ({ at: Math.round(at) + 1000 });
+
 export class Player {
   constructor(lake, stream) {
     this.path = `/api/lakes/${encodeURIComponent(lake)}/frame`;
@@ -69,7 +72,7 @@ export class Player {
   seek(at) {
     this.at.value = at;
     if (this.isPlaying.value) this.start = { at, ms: performance.now() };
-    return this.show({ at: Math.round(at) });
+    return this.show(moment(at));
   }
 
   step(by) {
@@ -103,7 +106,7 @@ export class Player {
     const began = performance.now();
     const at = this.start.at + (began - this.start.ms) * 1e6 * this.speed.value;
     this.at.value = Math.min(at, this.end);
-    await this.show({ at: Math.round(this.at.value) });
+    await this.show(moment(this.at.value));
     if (at >= this.end) this.isPlaying.value = false;
     this.timer = setTimeout(() => this.turn(), Math.max(0, LEAST_MS - (performance.now() - began)));
   }

@@ -60,7 +60,7 @@ function optionsOf({ kind, isTime, height, hasZero }, width, onHover) {
       y: { range: (_, low, high) => (hasZero ? [0, (high || 1) * 1.1] : low === high ? [low - 1, high + 1] : [low, high]) },
     },
     axes: [
-      { ...axis, size: 24, space: 70, values: isTime ? (_, ticks) => ticks.map((s) => clock(s * 1e9).slice(0, 5 + 3 * (kind === "line" && ticks[1] - ticks[0] < 60))) : undefined },
+      { ...axis, size: 24, space: 84, values: isTime ? (_, ticks) => ticks.map((s) => clock(s * 1e9).slice(0, 5 + 3 * (kind === "line" && ticks[1] - ticks[0] < 60))) : undefined },
       { ...axis, size: 46, space: 26, values: (_, ticks) => ticks.map(shownValue) },
     ],
     series: [{}, ...series],

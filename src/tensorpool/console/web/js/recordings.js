@@ -19,6 +19,8 @@ const SPEEDS = [0.1, 0.25, 0.5, 1, 2, 4, 8, 16, 64];
 
 const lostOf = (stream) => Object.values(stream.lost).reduce((sum, count) => sum + count, 0);
 const titleOf = (stream) => stream.stream ?? `stream ${stream.stream_id}`;
+// A recorder is given ids.
+const nameOfId = (id) => liveStreams.value.find((it) => String(it.stream_id) === String(id))?.name ?? id;
 const keyOf = (stream) => String(stream.stream ?? stream.stream_id);
 
 async function startRecording(lake, again) {
@@ -58,14 +60,15 @@ function Lake({ lake, selected, again }) {
   const { recording } = lake;
   return html`<section class="panel flush lake" data-lake=${lake.name}>
     <h2>${lake.name} <small>${lake.path}</small>
-      ${recording
-        ? html`<span class="recording" title=${recording.text ?? ""}><i aria-hidden="true">●</i> recording ${recording.streams.join(", ")} since ${clock(recording.since)}</span>
+      ${recording?.is_running
+        ? html`<span class="recording" title=${recording.text}><i aria-hidden="true">●</i> recording ${recording.streams.map(nameOfId).join(", ")} since ${clock(recording.since)}</span>
             <button class="small" onClick=${() => stopRecording(lake, again)}>Stop</button>`
-        : html`<span class="recording off"></span><button class="small" onClick=${() => startRecording(lake, again)}>Record…</button>`}
+        : html`<span class="recording off ${recording?.exit_code ? "trouble" : ""}" title=${recording?.text ?? ""}>${recording?.text ?? ""}</span>
+            <button class="small" onClick=${() => startRecording(lake, again)}>Record…</button>`}
     </h2>
     ${lake.streams.length ? html`<div class="scroll"><table class="grid lakes">
       <thead><tr><th class="name">stream</th><th class="num">frames</th><th class="num">size</th><th class="num wide">epochs</th><th class="when">from</th><th class="num">long</th><th class="losses">lost</th></tr></thead>
-      <tbody>${lake.streams.map((it) => html`<tr key=${keyOf(it)} class=${selected === keyOf(it) ? "selected" : ""}>
+      <tbody>${[...lake.streams].sort((one, other) => keyOf(one).localeCompare(keyOf(other))).map((it) => html`<tr key=${keyOf(it)} class=${selected === keyOf(it) ? "selected" : ""}>
         <th scope="row" class="name"><a href=${hrefOf("recordings", lake.name, keyOf(it))} data-row=${keyOf(it)} aria-current=${selected === keyOf(it) ? "true" : undefined}>${titleOf(it)}</a></th>
         <td class="num">${it.frames}</td><td class="num">${size(it.bytes)}</td><td class="num wide">${it.epochs}</td>
         <td class="when">${moment(it.from)}</td><td class="num">${age(it.to - it.from)}</td>
@@ -89,7 +92,7 @@ function Statistics({ stream, timeline }) {
   ];
   return html`<section class="panel facts"><h2>Statistics</h2>
     <dl>${facts.map(([name, text]) => html`<div key=${name}><dt>${name}</dt><dd>${text}</dd></div>`)}</dl>
-    <p><${Losses} byReason=${stream.lost} /></p></section>`;
+    ${lostCount > 0 && html`<p><${Losses} byReason=${stream.lost} /></p>`}</section>`;
 }
 
 function Beside({ stream }) {
@@ -126,7 +129,7 @@ function Recording({ lake, stream }) {
   const header = player.header.value;
   const live = liveStreams.value.find((it) => it.name === stream.stream || it.stream_id === stream.stream_id);
   return html`<div class="stage">
-    <section class="panel flush live">
+    <section class="panel flush recorded">
       <div class="toolbar" role="toolbar" aria-label="Player">
         <button class="wide" onClick=${toggle} aria-pressed=${player.isPlaying.value ? "true" : "false"} title="Space">${player.isPlaying.value ? "‖ Stop" : "▶ Play"}</button>
         <button onClick=${() => player.step(-1)} aria-label="One frame back" title="←">◂</button>
@@ -144,8 +147,8 @@ function Recording({ lake, stream }) {
             ${(player.failure.value || failure) && html`<p class="status strip" role="status">${player.failure.value || failure}</p>`}
           <//>
           <p class="readout"><span class="pixel"><b>${header ? moment(header.time) : ""}</b></span>
-            <span>${header ? `seq ${header.seq}` : ""}</span><span>${header ? `epoch ${epoch(header.epoch)}` : ""}</span>
-            <span>${header ? `${shape(header.shape)} ${header.dtype}` : ""}</span></p></div>
+            <span>${header ? `seq ${header.seq}` : ""}</span><span class="wide-only">${header ? `epoch ${epoch(header.epoch)}` : ""}</span>
+            <span class="wide-only">${header ? `${shape(header.shape)} ${header.dtype}` : ""}</span></p></div>
         </figure>
         ${isBeside && live && html`<${Beside} key=${live.stream_id} stream=${live} />`}
       </div>

@@ -26,8 +26,8 @@ function pathOf(points, toS, most) {
 
 function lossesOf(points, toS) {
   let path = "";
-  for (let index = 1; index < points.t.length; index += 1) {
-    if (points.drops[index] > points.drops[index - 1]) {
+  for (let index = 0; index < points.t.length; index += 1) {
+    if (points.drops[index]) {
       path += `M${(WIDTH * (1 - (toS - points.t[index]) / SPAN_S)).toFixed(1)} ${HEIGHT}v-5`;
     }
   }

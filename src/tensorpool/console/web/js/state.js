@@ -16,7 +16,8 @@ export const gone = signal(""); // why the media driver or the supervisor is awa
 export const isConnected = signal(false);
 export const refusal = signal(""); // why asking again cannot help
 export const nowMs = signal(performance.now());
-export const history = signal(new Map()); // by stream id: {t, rate, bytes, drops}
+// By stream id: {t, rate, bytes, drops}, where t is in seconds and drops are since the point before.
+export const history = signal(new Map());
 
 export const ageMs = computed(() => (state.value === null ? null : Math.max(0, nowMs.value - receivedMs.value)));
 export const isFresh = computed(() => isConnected.value && !gone.value && ageMs.value !== null && ageMs.value < FRESH_MS);
@@ -35,7 +36,8 @@ export const lost = (consumers) => consumers.reduce((sum, it) => sum + it.drops_
 
 function onHello(message) {
   hello.value = message;
-  history.value = new Map(Object.entries(message.history ?? {}).map(([id, points]) => [Number(id), points]));
+  const inSeconds = ({ t, ...columns }) => ({ t: t.map((ns) => Math.floor(ns / 1e9)), ...columns });
+  history.value = new Map(Object.entries(message.history).map(([id, points]) => [Number(id), inSeconds(points)]));
 }
 
 function onState(message) {
@@ -44,6 +46,8 @@ function onState(message) {
   state.value = message;
   remember(message);
 }
+
+const lostBefore = new Map(); // by stream id: of all its consumers, at the last point
 
 // The server sends ten minutes once, with its hello; afterwards the page adds its own points at the same distance.
 function remember(message) {
@@ -55,10 +59,12 @@ function remember(message) {
     if (!kept) points.set(stream.stream_id, (kept = { t: [], rate: [], bytes: [], drops: [] }));
     if (kept.t.length && seconds - kept.t.at(-1) < POINT_S) continue;
     isChanged = true;
+    const losses = lost(consumersOf.value.get(stream.stream_id) ?? []);
     kept.t.push(seconds);
     kept.rate.push(stream.rate_hz);
     kept.bytes.push(stream.bytes_per_s);
-    kept.drops.push(lost(consumersOf.value.get(stream.stream_id) ?? []));
+    kept.drops.push(Math.max(0, losses - (lostBefore.get(stream.stream_id) ?? losses)));
+    lostBefore.set(stream.stream_id, losses);
     while (kept.t[0] < seconds - HISTORY_S) for (const column of Object.values(kept)) column.shift();
   }
   if (isChanged) history.value = new Map(points);

@@ -3,14 +3,14 @@
 import { html, useMemo } from "./vendor.js";
 import { usePolled } from "./api.js";
 import { Consumers } from "./consumers.js";
-import { age, frame, integer, mib, nameOf, NOTHING, number, size } from "./format.js";
+import { age, epoch, frame, integer, mib, nameOf, NOTHING, number, size } from "./format.js";
 import { Histogram, LivePicture, Look, Profile, Toolbar, usePreview } from "./live_view.js";
 import { Marked } from "./marked.js";
 import { Plot } from "./plots.js";
 import { Ring } from "./ring.js";
 import { hrefOf } from "./route.js";
 import { Sign } from "./signs.js";
-import { consumersOf, history, state, streams } from "./state.js";
+import { consumersOf, history, isFresh, state, streams } from "./state.js";
 
 const DETAIL_MS = 1000;
 const NO_DATA = [[0, 1], [null, null]];
@@ -29,7 +29,7 @@ function Facts({ stream }) {
     <dl>${facts.map(([name, text, more]) => html`<div key=${name}><dt>${name}</dt>
       <dd><${Marked} of=${name === "epoch" || name === "producer" || name === "frame" ? text : name}>${text}<//> <small>${more}</small></dd></div>`)}</dl>
     ${stream.layout_flaw && html`<p class="trouble">No client can map it: ${stream.layout_flaw}</p>`}
-    ${stream.region_fault && html`<p class="trouble">Its memory cannot be read: ${stream.region_fault}</p>`}
+    ${stream.region_fault && stream.state !== "stale" && html`<p class="trouble">Its memory cannot be read: ${stream.region_fault}</p>`}
     ${stream.summary && html`<p class="summary">${stream.summary}</p>`}
   </section>`;
 }
@@ -53,7 +53,7 @@ function Leases({ leases }) {
   if (!leases.length) return html`<p class="none">No lease.</p>`;
   return html`<div class="scroll"><table class="grid leases">
     <thead><tr><th class="id">lease</th><th>role</th><th class="num">client</th><th class="num">held</th><th class="num">keepalive</th></tr></thead>
-    <tbody>${leases.map((it) => html`<tr key=${it.lease_id}><td class="id">${it.lease_id}</td><td>${it.role.toLowerCase()}</td>
+    <tbody>${leases.map((it) => html`<tr key=${it.lease_id}><td class="id" title=${String(it.lease_id)}>${epoch(it.lease_id)}</td><td>${it.role.toLowerCase()}</td>
       <td class="num">${it.client_id}</td><td class="num">${age(it.held_ns)}</td><td class="num">${age(it.age_ns)}</td></tr>`)}</tbody>
   </table></div>`;
 }
@@ -67,7 +67,7 @@ function Metadata({ metadata }) {
 
 export function Stream({ id }) {
   const stream = streams.value.find((it) => it.stream_id === id);
-  const [detail, failure] = usePolled(`/api/streams/${id}`, DETAIL_MS);
+  const [detail, failure] = usePolled(`/api/streams/${id}`, DETAIL_MS, isFresh.value && stream !== undefined);
   const view = usePreview(id);
   if (!stream) {
     return html`<p class="empty">${state.value === null ? "Waiting for the console…" : `There is no stream ${id}. It may have ended.`}

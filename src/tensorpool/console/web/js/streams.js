@@ -132,7 +132,7 @@ function Row({ stream, toS }) {
   const condition = worst(consumers.map((it) => it.state), CONSUMER_STATES);
   const losses = lost(consumers);
   const gaps = consumers.reduce((sum, it) => sum + it.drops_gap, 0);
-  const trouble = stream.layout_flaw ?? stream.region_fault;
+  const trouble = stream.state !== "stale" && (stream.layout_flaw ?? stream.region_fault);
   return html`
     <tr class=${stream.state === "stale" ? "stream faint" : "stream"} data-stream=${stream.stream_id}
       onClick=${(event) => !event.target.closest("a, button") && go("streams", stream.stream_id)}>

@@ -8,6 +8,7 @@ const HEIGHT = 64;
 const GAP_HEIGHT = 12; // of the marks of lost frames, below the bars
 const MOST_MARKS = 400;
 const TICKS = 5;
+const FRAMES_A_BAR = 24;
 
 const clamp = (value, low, high) => Math.min(high, Math.max(low, value));
 
@@ -18,18 +19,30 @@ const markOf = (reason) => {
   return `mark-${place < 0 ? REASONS.length : place}`;
 };
 
+// The height of each bar, 0 to 1. A bar stands for several frames, so that a short recording is no comb.
+function heights(buckets) {
+  const frames = buckets.reduce((sum, [, count]) => sum + count, 0);
+  const bars = Math.max(1, Math.min(buckets.length, Math.floor(frames / FRAMES_A_BAR)));
+  const place = (bar) => Math.floor((bar * buckets.length) / bars);
+  const means = Array.from({ length: bars }, (_, bar) => {
+    const part = buckets.slice(place(bar), place(bar + 1));
+    return part.reduce((sum, [, count]) => sum + count, 0) / Math.max(1, part.length);
+  });
+  const most = Math.max(1e-9, ...means);
+  return means.map((mean) => mean / most);
+}
+
 export function Timeline({ timeline, at, onAt }) {
   const element = useRef(null);
-  const { from, to, buckets, gaps } = timeline;
+  const { from, to, gaps } = timeline;
+  const bars = heights(timeline.buckets);
   const span = Math.max(1, to - from);
   const x = (t) => (WIDTH * (t - from)) / span;
-  const most = Math.max(1, ...buckets.map(([, frames]) => frames));
-  const width = WIDTH / Math.max(1, buckets.length);
-  const bars = buckets
-    .filter(([, frames]) => frames)
-    .map(([t, frames]) => {
-      const height = Math.max(1, (HEIGHT - 4) * (frames / most));
-      return `M${x(t).toFixed(2)} ${HEIGHT}v${(-height).toFixed(2)}h${width.toFixed(2)}v${height.toFixed(2)}z`;
+  const width = WIDTH / bars.length;
+  const path = bars
+    .map((share, bar) => {
+      const height = (HEIGHT - 4) * share;
+      return height ? `M${(bar * width).toFixed(2)} ${HEIGHT}v${(-height).toFixed(2)}h${width.toFixed(2)}v${height.toFixed(2)}z` : "";
     })
     .join("");
   const timeOf = (event) => {
@@ -46,9 +59,9 @@ export function Timeline({ timeline, at, onAt }) {
     <div class="track" ref=${element} role="slider" tabindex="0" aria-label="time of the recording" aria-valuemin=${from} aria-valuemax=${to}
       aria-valuenow=${at ?? from} aria-valuetext=${moment(at ?? from)} onPointerDown=${drag} onPointerMove=${drag}>
       <svg viewBox="0 0 ${WIDTH} ${HEIGHT + GAP_HEIGHT + 2}" preserveAspectRatio="none" aria-hidden="true">
-        <path class="bars" d=${bars} />
+        <path class="bars" d=${path} />
         ${gaps.slice(0, MOST_MARKS).map((it, index) => html`<rect key=${index} class=${markOf(it.reason)} x=${x(it.time)} y=${HEIGHT + 2}
-          width=${Math.max(2.5, width)} height=${GAP_HEIGHT}><title>${clock(it.time)} ${counted(it.frames, "frame")} lost: ${it.reason}</title></rect>`)}
+          width="2.5" height=${GAP_HEIGHT}><title>${clock(it.time)} ${counted(it.frames, "frame")} lost: ${it.reason}</title></rect>`)}
       </svg>
       ${at !== null && html`<i class="marker" style=${{ left: `${(100 * (clamp(at, from, to) - from)) / span}%` }}></i>`}
     </div>

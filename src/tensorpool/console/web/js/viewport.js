@@ -147,7 +147,7 @@ export function Viewport({ source, placement, onWanted, onPoint, onLine, line, i
       }
       placement.picture = { region: header.region, step: header.step, width: bitmap.width, height: bitmap.height };
       place(element, placement);
-      element.dataset.seq = header.seq;
+      Object.assign(element.dataset, { seq: header.seq, media: header.media, region: header.region ?? "" });
     };
     return () => (source.onPicture = null);
   }, [source, placement]);
