@@ -76,7 +76,7 @@ def make_app(parts: Parts) -> ASGIApp:
 
     routes = [
         Route("/", api.page),
-        Mount("/web", StaticFiles(directory=WEB, check_dir=False)),
+        *([Mount("/web", StaticFiles(directory=WEB))] if WEB.is_dir() else []),
         Route("/healthz", lambda request: PlainTextResponse("ok")),
         Route("/api/state", api.state),
         Route("/api/streams/{stream_id:int}", api.stream),

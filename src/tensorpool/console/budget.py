@@ -58,7 +58,7 @@ class StreamBudget:
 
     def __init__(self, console: ConsoleBudget, hz: float = STREAM_HZ) -> None:
         self._console = console
-        self._pictures = Allowance(hz, 1.0)
+        self._pictures = Allowance(hz, 1.5)  # a picture waits for its frame: that time is not lost
 
     def wait_ns(self, now_ns: int) -> int:
         """How long until a picture may be made; 0: now."""

@@ -85,6 +85,7 @@ class RecordedLake:
         with self._lock:
             if self._recorder is not None and self._recorder.is_running:
                 raise LocalProtocolError(f"a recording into {self.name} is running; end it first")
+            self.close()
             self._recorder = RecorderProcess(streams, self.path, options)
             return self._recorder.about
 
@@ -96,9 +97,10 @@ class RecordedLake:
         return recorder.end()
 
     def close(self) -> None:
-        recorder = self._recorder
-        if recorder is not None and recorder.is_running:
-            recorder.end()
+        """End what the console records into it."""
+        recorder, self._recorder = self._recorder, None
+        if recorder is not None:
+            recorder.close()
 
     def _streams(self) -> list[dict[str, Any]]:
         with self._lock:

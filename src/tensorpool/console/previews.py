@@ -91,7 +91,7 @@ class Watch:
         self._order(lambda: self._pages.append(page))
 
     def remove(self, page: Page) -> None:
-        self._order(lambda: self._pages.remove(page))
+        self._order(lambda: self._on_left(page))
 
     def receive(self, page: Page, message: FromPage) -> None:
         self._order(lambda: self._on_message(page, message))
@@ -154,7 +154,10 @@ class Watch:
         self._wake.wait(seconds)
         self._wake.clear()
         while self._inbox:
-            self._inbox.popleft()()
+            try:
+                self._inbox.popleft()()
+            except Exception as error:
+                self._log.error("message_failed", exc_info=error)
 
     def _nap_s(self) -> float:
         """The consumer's pace; or less, where a page may get a picture earlier."""
@@ -206,8 +209,6 @@ class Watch:
         paused = [page for page in self._pages if page.viewer.wants_copy(newest.key)]
         if not paused and not self._copies:
             return
-        kept = {page.viewer.held for page in self._pages if page not in paused}
-        self._held = {key: frame for key, frame in self._held.items() if key in kept}
         held_bytes = sum(frame.array.nbytes for frame in self._held.values())
         if paused and held_bytes + newest.array.nbytes > MAX_HELD_BYTES:
             for page in paused:
@@ -219,10 +220,21 @@ class Watch:
         for page in paused:
             page.viewer.hold(copy.key)
             self._held[copy.key] = copy
+        self._drop_copies()
         copies, self._copies = self._copies, []
         for wanted in copies:
             if not wanted.done():
                 wanted.set_result(copy)
+
+    def _on_left(self, page: Page) -> None:
+        self._pages.remove(page)
+        self._drop_copies()
+
+    def _drop_copies(self) -> None:
+        """Those that no page looks at any more."""
+        if self._held:
+            in_use = {page.viewer.held for page in self._pages}
+            self._held = {key: frame for key, frame in self._held.items() if key in in_use}
 
     def _on_copy(self, wanted: Future[Drawable], seq: int | None) -> None:
         if seq is None:
@@ -241,7 +253,7 @@ class Watch:
         """Make each picture once for all pages that want it, as many as the budget allows; who waited longest first."""
         newest = None if self._newest is None else self._newest.key
         groups: dict[tuple[FrameKey, Wish], list[Page]] = {}
-        for page in sorted(self._pages, key=lambda page: page.viewer.sent_ns):
+        for page in sorted(self._pages, key=lambda page: page.viewer.served_ns):
             key, wish = page.viewer.picture_of(newest), page.viewer.wish
             if key is not None and wish is not None:
                 groups.setdefault((key, wish), []).append(page)
@@ -267,7 +279,7 @@ class Watch:
             return
         for page in pages:
             if why:
-                page.viewer.on_refused(frame.key, wish)
+                page.viewer.on_tried(frame.key, wish, monotonic_ns())
                 page.tell(why)
                 continue
             page.viewer.on_picture(frame.key, wish, monotonic_ns())
@@ -282,14 +294,14 @@ class Watch:
             page.deliver(self._answer(page.viewer, message))
             return
         page.viewer.on_message(message)
-        in_use = {page.viewer.held for page in self._pages}
-        self._held = {key: frame for key, frame in self._held.items() if key in in_use}
+        self._drop_copies()
 
     def _answer(self, viewer: Viewer, query: PixelQuery | ProfileQuery) -> str:
         """From the frame that is shown, or from the newest one where the ring has overwritten that."""
         look = Look() if viewer.wish is None else viewer.wish.look
         shown = [frame for frame in self._recent if frame.key == viewer.shown]
-        frames = [*self._held_by(viewer), *shown, *reversed(self._recent)]
+        held = [frame for key, frame in self._held.items() if key == viewer.held]
+        frames = [*held, *shown, *reversed(self._recent)]
         for frame in frames:
             try:
                 found = answer(frame, look, query)
@@ -298,9 +310,6 @@ class Watch:
             if frame.is_intact():
                 return msgspec.json.encode(found).decode()
         return messages.text("error", text="there is no frame to read values from")
-
-    def _held_by(self, viewer: Viewer) -> list[Drawable]:
-        return [] if viewer.held is None else [self._held[viewer.held]]
 
     def _forget(self) -> None:
         """Before the consumer is closed: views keep memory mapped."""

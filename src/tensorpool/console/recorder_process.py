@@ -67,6 +67,13 @@ class RecorderProcess:
             ) from None
         return self.about
 
+    def close(self) -> None:
+        """End it, and forget what it printed. Raises like `end`."""
+        try:
+            self.end()
+        finally:
+            self._output.close()
+
     def _last_line(self) -> str:
         size = os.fstat(self._output.fileno()).st_size
         tail = os.pread(self._output.fileno(), _TAIL, max(0, size - _TAIL)).decode(errors="replace")

@@ -35,8 +35,8 @@ class _Span:
         if self.count == 1 or self.last_ns == self.first_ns:
             return np.where(edges > self.first_ns, self.count, 0)
         step = (self.last_ns - self.first_ns) / (self.count - 1)
-        reached = np.ceil((edges - self.first_ns) / step)
-        return np.clip(reached, 0, self.count).astype(np.int64)
+        reached = np.clip(np.ceil((edges - self.first_ns) / step), 0, self.count)
+        return np.where(edges > self.last_ns, self.count, reached).astype(np.int64)
 
 
 def ends(files: Iterable[LakeFile]) -> tuple[int, int] | None:
@@ -63,7 +63,9 @@ def timeline(
         return {"from": None, "to": None, "buckets": [], "gaps": [], "epochs": []}
     start_ns = whole[0] if start_ns is None else start_ns
     end_ns = max(start_ns, whole[1] if end_ns is None else end_ns)
-    edges = np.unique(np.linspace(start_ns, end_ns + 1, MAX_BUCKETS + 1).astype(np.int64))
+    length_ns = end_ns + 1 - start_ns
+    count = min(MAX_BUCKETS, length_ns)
+    edges = np.array([start_ns + length_ns * at // count for at in range(count + 1)], np.int64)
     by_epoch = _by_epoch(recorded)
     timed = [(gap, _gap_span(gap, by_epoch.get(gap.epoch, recorded))) for gap in gaps]
     inside = [(gap, span) for gap, span in timed if span.last_ns >= start_ns and span.first_ns <= end_ns]

@@ -33,7 +33,7 @@ class Viewer:
         self.shown: FrameKey | None = None  # of the last picture
         self.skipped = 0  # frames between the last picture and the one before it
         self.number = 0  # pictures sent
-        self.sent_ns = 0
+        self.served_ns = 0  # when a picture was last made for it, or tried
         self.status = ""
         self._look: Look | None = None
         self._has_histogram = False
@@ -95,12 +95,12 @@ class Viewer:
         is_later = before is not None and before[0] == key[0] and key[1] > before[1]
         self.skipped = key[1] - before[1] - 1 if is_later and before is not None else 0
         self.number += 1
-        self.sent_ns = now_ns
         self.status = ""
-        self._drawn = key, wish
+        self.on_tried(key, wish, now_ns)
 
-    def on_refused(self, key: FrameKey, wish: Wish) -> None:
-        """This frame cannot be drawn in this way: it is not tried again."""
+    def on_tried(self, key: FrameKey, wish: Wish, now_ns: int) -> None:
+        """This frame is not drawn again in this way, and others are served first."""
+        self.served_ns = now_ns
         self._drawn = key, wish
 
     def new_status(self, text: str) -> bool:
