@@ -107,9 +107,36 @@ def test_zooming_shows_the_pixels_of_that_part(seen: Watched, site: Site) -> Non
     seq, pixels, (x, y, width, height) = picture(seen, "image/png", is_part)
     assert 0 < x < x + width < SHAPE[1]
     assert np.array_equal(pixels, scene(seq)[y : y + height, x : x + width])
+    assert_drawn_where_it_points(seen, scene(pause(seen)))
     seen.page.keyboard.press("0")
     seq, pixels, _ = picture(seen, "image/png", f"document.querySelector('.viewport canvas').width === {SHAPE[1]}")
     assert np.array_equal(pixels, scene(seq))
+
+
+def assert_drawn_where_it_points(seen: Watched, array: npt.NDArray[np.uint8]) -> None:
+    """The pixel that is drawn under the pointer is that of the coordinates which the page says."""
+    box = seen.page.locator(".viewport").bounding_box()
+    assert box is not None
+    at = {"x": box["x"] + box["width"] * 0.3, "y": box["y"] + box["height"] * 0.6}
+    seen.page.mouse.move(at["x"], at["y"])
+    seen.wait("document.querySelector('.readout .pixel span') !== null")
+    x, y = map(int, re.findall(r"\d+", seen.page.locator(".readout .pixel span").inner_text()))
+    drawn = seen.page.evaluate(
+        """({ x, y }) => {
+            const canvas = document.querySelector('.viewport canvas');
+            const { left, top, width, height } = canvas.getBoundingClientRect();
+            const copy = new OffscreenCanvas(canvas.width, canvas.height).getContext('2d');
+            copy.drawImage(canvas, 0, 0);
+            const place = [(x - left) * canvas.width / width, (y - top) * canvas.height / height].map(Math.floor);
+            return Array.from(copy.getImageData(...place, 1, 1).data).slice(0, 3);
+        }""",
+        at,
+    )
+    assert drawn == array[y, x].tolist()
+    seen.wait(
+        "text => document.querySelector('.readout .pixel b').textContent === text", f"({', '.join(map(str, drawn))})"
+    )
+    seen.page.get_by_role("button", name="Go on").click()
 
 
 def test_a_paused_picture_stays_steps_and_can_be_saved(seen: Watched, site: Site, tmp_path: Path) -> None:
