@@ -108,3 +108,15 @@ except ImportError as error:
     print(error)
 """
     assert run_script(script) == (0, wants("a picture", "spark", "matplotlib"))
+
+
+def test_the_console_does_without_a_lake() -> None:
+    """It runs; only the lake that it was given says what to install."""
+    script = """
+import sys
+sys.modules.update(dict.fromkeys(sys.argv[1].split(",")))
+from tensorpool.console.server import Console
+from tensorpool.console.lakes import Lakes
+print(Lakes(["/nowhere"]).about()[0]["error"])
+"""
+    assert run_script(script, ",".join(LAKE)) == (0, wants("a lake", "lake", "pyarrow and obstore"))
