@@ -13,6 +13,7 @@ LEVELS = {"quick", "test", "soak"}
 SLOW_FOLDERS = {
     "cli",
     "conformance",
+    "console",
     "diagnosis",
     "examples",
     "exports",

@@ -150,7 +150,8 @@ class Guard:
         if not is_good:
             return _refused(NO_TOKEN)
         place = place_in_page(query.get("at", ""))
-        page = f'<!doctype html><meta charset="utf-8"><meta http-equiv="refresh" content="0;url={place}">'
+        icon = '<link rel="icon" href="/web/icon.svg">'
+        page = f'<!doctype html><meta charset="utf-8">{icon}<meta http-equiv="refresh" content="0;url={place}">'
         return HTMLResponse(page, headers={"Set-Cookie": self._access.set_cookie()})
 
 

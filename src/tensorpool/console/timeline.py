@@ -7,12 +7,13 @@ Frames of a file are spread evenly between its first and its last one. Holds no 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 import numpy.typing as npt
 
-from tensorpool.lake.manifest import Gap, LakeFile
+if TYPE_CHECKING:  # the console does without the extra `lake` where it is given none
+    from tensorpool.lake.manifest import Gap, LakeFile
 
 MAX_BUCKETS: Final = 600
 MAX_GAPS: Final = 1_000
