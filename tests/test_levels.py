@@ -14,6 +14,7 @@ SLOW_FOLDERS = {
     "cli",
     "conformance",
     "console",
+    "console_page",
     "diagnosis",
     "examples",
     "exports",

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any, Final
 
 import msgspec
@@ -16,6 +17,7 @@ from tensorpool.driver import DriverConfig
 from tensorpool.supervisor.config import SupervisorConfig
 from tensorpool.supervisor.observer import Observer
 from tests.console_page.site import Site, Watched, running
+from tests.support.disc_client import unused_udp_channel
 from tests.support.processes import wait_until
 
 NOTHING: Final = "–"
@@ -31,6 +33,23 @@ CONSUMERS: Final = """() => [...document.querySelectorAll('.consumers tbody tr')
     .map(row => [...row.children].map(it => it.innerText.trim()))"""
 FACTS: Final = """() => Object.fromEntries([...document.querySelectorAll('.facts dl > div')]
     .map(fact => [fact.querySelector('dt').innerText, fact.querySelector('dd').innerText]))"""
+
+
+BRIDGE: Final = """
+[bridge]
+instance_id = "{role}"
+role = "{role}"
+payload_channel = "{channels[0]}"
+payload_stream_id = 50001
+control_channel = "{channels[1]}"
+control_stream_id = 50002
+metadata_channel = "{channels[2]}"
+metadata_stream_id = 50003
+
+[[mappings]]
+source_stream_id = {source}
+dest_stream_id = 29000
+"""
 
 
 @pytest.fixture(scope="module")
@@ -218,3 +237,24 @@ def log_level(seen: Watched) -> str:
             return (typeof result === 'string' ? JSON.parse(result) : result).log_level;
         }""")
     )
+
+
+def test_bridges_show_what_they_carry(seen: Watched, site: Site, tmp_path: Path) -> None:
+    """A sender and a receiver: both carry the camera's rate, and what each counts is what its status says."""
+    source = site.stream("camera/front")["stream_id"]
+    channels = [unused_udp_channel() for _ in range(3)]
+    for role in ("sender", "receiver"):
+        path = tmp_path / f"{role}.toml"
+        path.write_text(BRIDGE.format(role=role, source=source, channels=channels))
+        site.start("bridge", "--config", str(path))
+    seen.open(site.url("/services"))
+    for role, verb in (("sender", "sends"), ("receiver", "receives")):
+        seen.wait(
+            """([role, verb]) => {
+                const panel = [...document.querySelectorAll('main > section')].find(it =>
+                    it.querySelector('h2')?.innerText.startsWith(`bridge:${role}`));
+                const cells = [...(panel?.querySelectorAll('tbody tr > *') ?? [])].map(it => it.innerText);
+                return cells[1] === verb && Math.abs(Number(cells[2]) - 30) < 10 && Number(cells[4]) > 30;
+            }""",
+            [role, verb],
+        )
