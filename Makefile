@@ -9,8 +9,9 @@
 # make mutants      known mistakes, each noticed by the tests that claim its requirement: many minutes
 # make wheel        sdist and wheel in dist/, tried in fresh environments     make test-native-aarch64   under qemu
 #
-# A fresh machine needs make, g++, cmake, a CPython of at least 3.12 and, for Spark, Java 17. `make setup` and `make demo`
-# leave nothing outside this folder. PYTHON=3.12 or PYTHON=/path/to/python chooses an interpreter.
+# A fresh machine needs make, g++, cmake, a CPython of at least 3.12 and, for Spark, Java 17, for the console's page npm.
+# `make setup` and `make demo` leave nothing outside this folder. PYTHON=3.12 or PYTHON=/path/to/python chooses an
+# interpreter.
 
 SHELL := /bin/bash
 .DELETE_ON_ERROR:

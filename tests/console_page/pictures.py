@@ -7,6 +7,7 @@ make pictures
 from __future__ import annotations
 
 import io
+import signal
 import tempfile
 import time
 from collections.abc import Iterator
@@ -22,11 +23,10 @@ from tests.support.programs import need
 
 FOLDER: Final = ROOT / "docs/pictures"
 MAX_BYTES: Final = 300_000
-RECORDED_S: Final = 12.0
 # Name, options of `produce`, and how many read it.
 CAMERAS: Final = (
-    ("camera/front", ("--pattern", "scene", "--shape", "1080x1920x3", "--rate", "30"), 2),
-    ("camera/rear", ("--pattern", "scene", "--shape", "720x1280x3", "--rate", "20"), 1),
+    ("camera/front", ("--pattern", "scene", "--shape", "720x1280x3", "--rate", "30"), 2),
+    ("camera/rear", ("--pattern", "scene", "--shape", "480x640x3", "--rate", "20"), 1),
     ("depth/front", ("--pattern", "gradient", "--shape", "480x640", "--dtype", "float32", "--rate", "15"), 1),
     ("ct/volume", ("--pattern", "gradient", "--shape", "32x256x256", "--dtype", "uint16", "--rate", "2"), 0),
     ("spectrum", ("--pattern", "noise", "--shape", "4096", "--dtype", "float32", "--rate", "50"), 1),
@@ -34,16 +34,23 @@ CAMERAS: Final = (
 
 
 def prepare(site: Site, lake: Path) -> None:
-    """Cameras with readers, one of which is slow, a producer that has ended, and a recording."""
-    for name, options, readers in CAMERAS:
+    """Cameras with readers, one of which stood still for a while, a producer that has ended, and a recording."""
+    readers = []
+    for name, options, count in CAMERAS:
         site.start_camera(name, *options)
-        for _ in range(readers):
-            site.start("consume", name, "--json", "--timeout", "0")
+        readers += [site.start("consume", name, "--json", "--timeout", "0") for _ in range(count)]
     ended = site.start_camera("thermal", "--shape", "240x320", "--dtype", "uint16", "--count", "20", "--rate", "20")
     ended.finish()
     names = {name for name, *_ in CAMERAS}
     wait_until(lambda: names <= live(site), "every camera is live")
-    recorder = site.start("record", "camera/front", "depth/front", "--to", str(lake), "--direct", "--seconds", "12")
+    readers[0].send(signal.SIGSTOP)
+    time.sleep(2.6)  # longer than the ring of camera/front lasts, shorter than a lease
+    readers[0].send(signal.SIGCONT)
+    recorder = site.start("record", "camera/front", "depth/front", "--to", str(lake), "--direct", "--seconds", "20")
+    time.sleep(9)
+    recorder.send(signal.SIGSTOP)
+    time.sleep(2.6)
+    recorder.send(signal.SIGCONT)
     code, output = recorder.finish()
     assert code == 0, output
 

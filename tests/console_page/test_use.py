@@ -54,6 +54,13 @@ def test_every_view_fits_a_phone_and_makes_no_complaint(browser: Browser, site: 
             sizes = seen.page.evaluate("[document.documentElement.scrollWidth, innerWidth]")
             assert sizes == [PHONE[0], PHONE[0]], pattern
             assert seen.page.evaluate(CUT_OFF) == [], pattern
+            if pattern == "/streams":
+                seen.page.get_by_label("consumers of camera").click()
+                seen.wait("document.querySelector('.consumers td.state') !== null")
+                widths = (
+                    "[...document.querySelectorAll('tr.stream .name, .consumers .state')].map(it => it.offsetWidth)"
+                )
+                assert min(seen.page.evaluate(widths)) > 60
         back, front = seen.page.evaluate(
             "[getComputedStyle(document.body).backgroundColor, getComputedStyle(document.body).color]"
         )

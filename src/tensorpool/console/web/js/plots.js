@@ -34,7 +34,7 @@ export function onColours(act) {
   };
 }
 
-const FONT = "11px system-ui, sans-serif";
+const FONT = "11px Inter, system-ui, sans-serif";
 
 function optionsOf({ kind, isTime, height, hasZero }, width, onHover) {
   const axis = {

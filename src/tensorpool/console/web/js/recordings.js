@@ -10,7 +10,7 @@ import { LookControls } from "./look.js";
 import { Player } from "./player.js";
 import { hrefOf } from "./route.js";
 import { streams as liveStreams } from "./state.js";
-import { Losses, Timeline } from "./timeline.js";
+import { Losses, Timeline, wordOf } from "./timeline.js";
 import { Placement, Viewport } from "./viewport.js";
 
 const LAKES_MS = 3000;
@@ -163,7 +163,7 @@ function Recording({ lake, stream }) {
 function Gaps({ gaps, onAt }) {
   return html`<section class="panel"><h2>Gaps <small>${gaps.length || "none"}</small></h2>
     <ol class="gaps">${gaps.slice(0, 200).map((it, index) => html`<li key=${index}><button onClick=${() => onAt(it.time)}>
-      <time>${clock(it.time)}</time><span>${counted(it.frames, "frame")}</span><span>${it.reason}</span></button></li>`)}</ol></section>`;
+      <time>${clock(it.time)}</time><span>${counted(it.frames, "frame")}</span><span>${wordOf(it.reason)}</span></button></li>`)}</ol></section>`;
 }
 
 export function Recordings({ lake: lakeName, stream: streamKey }) {

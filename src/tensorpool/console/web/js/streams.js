@@ -10,7 +10,7 @@ import { CONSUMER_STATES, Sign, STREAM_STATES, worst } from "./signs.js";
 import { Sparkline } from "./sparkline.js";
 import { consumersOf, history, lost, state, streams } from "./state.js";
 
-const MOST_ROWS = 400;
+const MOST_ROWS = 200;
 const SORT_AGAIN_MS = 5000; // by a value that changes every second; never while the pointer is over the table
 
 const search = signal("");
@@ -18,6 +18,7 @@ const shownState = signal(""); // "": every
 const sorting = signal({ key: "name", isDown: false });
 const opened = signal(new Set()); // streams whose consumers are shown
 const order = signal([]); // stream ids
+const columns = signal(1); // that are shown at this width: what spans more would make the table wider
 
 const readersOf = (stream) => consumersOf.value.get(stream.stream_id) ?? [];
 const mostLag = (stream) => readersOf(stream).reduce((most, it) => Math.max(most, it.lag ?? 0), 0);
@@ -161,7 +162,7 @@ function Row({ stream, toS }) {
         <${Marked} of=${losses}>${losses}<//></td>
       <td class="spark"><${Sparkline} points=${history.value.get(stream.stream_id)} toS=${toS} /></td>
     </tr>
-    ${isOpened && html`<tr class="inner"><td colspan="13"><${Consumers} consumers=${consumers} /></td></tr>`}`;
+    ${isOpened && html`<tr class="inner"><td colspan=${columns.value}><${Consumers} consumers=${consumers} /></td></tr>`}`;
 }
 
 function Empty() {
@@ -175,7 +176,13 @@ export function Streams() {
   const table = useRef(null);
   useEffect(() => {
     const timer = setInterval(() => !table.current?.matches(":hover, :focus-within") && sortAgain(), SORT_AGAIN_MS);
-    return () => clearInterval(timer);
+    const headings = [...table.current.querySelectorAll("thead th")];
+    const observer = new ResizeObserver(() => (columns.value = headings.filter((it) => it.offsetWidth).length));
+    observer.observe(table.current);
+    return () => {
+      clearInterval(timer);
+      observer.disconnect();
+    };
   }, []);
   const move = (by) => {
     const links = [...(table.current?.querySelectorAll("a[data-row]") ?? [])];

@@ -8,16 +8,17 @@ const HEIGHT = 64;
 const GAP_HEIGHT = 12; // of the marks of lost frames, below the bars
 const MOST_MARKS = 400;
 const TICKS = 5;
-const FRAMES_A_BAR = 24;
+const FRAMES_A_BAR = 10;
 
 const clamp = (value, low, high) => Math.min(high, Math.max(low, value));
 
-// Each reason has its own pattern, so that no colour alone tells them apart.
-export const REASONS = ["gap", "late", "overwritten", "not_recorded"];
+// Each reason has its own colour, and its word stands beside it.
+const REASONS = ["OVERWRITTEN", "UNKNOWN_TAIL", "UNSEEN_EPOCHS"];
 const markOf = (reason) => {
-  const place = REASONS.indexOf(reason.toLowerCase());
+  const place = REASONS.indexOf(reason);
   return `mark-${place < 0 ? REASONS.length : place}`;
 };
+export const wordOf = (reason) => reason.toLowerCase().replaceAll("_", " ");
 
 // The height of each bar, 0 to 1. A bar stands for several frames, so that a short recording is no comb.
 function heights(buckets) {
@@ -61,7 +62,7 @@ export function Timeline({ timeline, at, onAt }) {
       <svg viewBox="0 0 ${WIDTH} ${HEIGHT + GAP_HEIGHT + 2}" preserveAspectRatio="none" aria-hidden="true">
         <path class="bars" d=${path} />
         ${gaps.slice(0, MOST_MARKS).map((it, index) => html`<rect key=${index} class=${markOf(it.reason)} x=${x(it.time)} y=${HEIGHT + 2}
-          width="2.5" height=${GAP_HEIGHT}><title>${clock(it.time)} ${counted(it.frames, "frame")} lost: ${it.reason}</title></rect>`)}
+          width="2.5" height=${GAP_HEIGHT}><title>${clock(it.time)} ${counted(it.frames, "frame")} lost: ${wordOf(it.reason)}</title></rect>`)}
       </svg>
       ${at !== null && html`<i class="marker" style=${{ left: `${(100 * (clamp(at, from, to) - from)) / span}%` }}></i>`}
     </div>
@@ -74,5 +75,5 @@ export function Losses({ byReason }) {
   const found = Object.entries(byReason).filter(([, count]) => count);
   if (!found.length) return html`<span class="legend"><span>no frame lost</span></span>`;
   return html`<span class="legend">${found.map(([reason, count]) => html`<span key=${reason}>
-    <i class="cell ${markOf(reason)}" aria-hidden="true"></i>${count} ${reason}</span>`)}</span>`;
+    <i class="cell ${markOf(reason)}" aria-hidden="true"></i>${count} ${wordOf(reason)}</span>`)}</span>`;
 }
