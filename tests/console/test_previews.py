@@ -53,6 +53,28 @@ def test_a_lossless_preview_is_the_published_frame(site: Site, camera: MakeCamer
             assert np.array_equal(pixels(body), one.paint(header["seq"]))
 
 
+def test_a_ring_that_comes_round_while_a_picture_is_made_tears_none(site: Site, client: tp.Client) -> None:
+    """Four slots, overwritten hundreds of times a second: pictures come, and each is of one frame alone."""
+    is_over = threading.Event()
+    with client.producer("console/fast", create=True, frame=(700, 700), slots=4) as producer:
+
+        def publish() -> None:
+            pictures = [np.full((700, 700), number, np.uint8) for number in range(16)]
+            while not is_over.is_set():
+                producer.publish(pictures[producer.next_seq % 16])
+
+        thread = threading.Thread(target=publish)
+        thread.start()
+        try:
+            with site.watch(producer.stream_id, lossless=True) as preview:
+                for _ in range(10):
+                    header, body = preview.picture()
+                    assert set(np.unique(pixels(body))) == {header["seq"] % 16}
+        finally:
+            is_over.set()
+            thread.join()
+
+
 def test_a_jpeg_differs_from_the_frame_by_its_own_error_only(site: Site, camera: MakeCamera) -> None:
     """A smooth picture stays within a few values."""
     rows, columns = np.mgrid[0:96, 0:128]

@@ -70,7 +70,7 @@ class Watch:
     ) -> None:
         self.stream_id: Final = stream_id
         self.consumer: Consumer | None = None
-        self.torn = 0  # pictures of frames that were overwritten meanwhile
+        self.torn = 0  # pictures of frames that were overwritten meanwhile; from then on copies are drawn
         self._client = client
         self._budget = budget
         self._budget_lock = lock
@@ -267,8 +267,11 @@ class Watch:
 
     def _draw(self, frame: Drawable, wish: Wish, pages: Collection[Page]) -> None:
         began_s, why = time.thread_time(), ""
+        source = frame.copied() if self.torn else frame  # a copy takes less time than a picture
+        if source is None:
+            return
         try:
-            drawn = draw(frame, wish)
+            drawn = draw(source, wish)
         except NotShown as error:
             why = str(error)
         except Exception as error:
@@ -276,7 +279,7 @@ class Watch:
             why = f"this frame cannot be drawn in this way: {type(error).__name__}: {error}"
         with self._budget_lock:
             self._budget.use(time.thread_time() - began_s)
-        if not frame.is_intact():
+        if not source.is_intact():
             self.torn += 1
             return
         for page in pages:
