@@ -3,20 +3,27 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import io
 import itertools
+import json
+import os
+import socket
 import threading
 import time
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import PIL.Image
 import pytest
+from websockets.sync.client import connect
 
 import tensorpool as tp
 from tensorpool.console import budget
 from tensorpool.console.server import Console, ConsoleOptions
+from tensorpool.console.sockets import MAX_WAITING, Outbox
 from tensorpool.shm.arrays import Array
 from tests.console.conftest import MakeCamera, noise
 from tests.console.page import Preview, Site
@@ -44,6 +51,28 @@ def test_a_lossless_preview_is_the_published_frame(site: Site, camera: MakeCamer
             assert header["media"] == "image/png"
             assert (header["stream_id"], header["shape"], header["dtype"]) == (one.stream_id, list(shape), "uint8")
             assert np.array_equal(pixels(body), one.paint(header["seq"]))
+
+
+def test_a_ring_that_comes_round_while_a_picture_is_made_tears_none(site: Site, client: tp.Client) -> None:
+    """Four slots, overwritten hundreds of times a second: pictures come, and each is of one frame alone."""
+    is_over = threading.Event()
+    with client.producer("console/fast", create=True, frame=(700, 700), slots=4) as producer:
+
+        def publish() -> None:
+            pictures = [np.full((700, 700), number, np.uint8) for number in range(16)]
+            while not is_over.is_set():
+                producer.publish(pictures[producer.next_seq % 16])
+
+        thread = threading.Thread(target=publish)
+        thread.start()
+        try:
+            with site.watch(producer.stream_id, lossless=True) as preview:
+                for _ in range(10):
+                    header, body = preview.picture()
+                    assert set(np.unique(pixels(body))) == {header["seq"] % 16}
+        finally:
+            is_over.set()
+            thread.join()
 
 
 def test_a_jpeg_differs_from_the_frame_by_its_own_error_only(site: Site, camera: MakeCamera) -> None:
@@ -167,6 +196,58 @@ def test_while_all_pages_stall_the_consumer_keeps_up(site: Site, camera: MakeCam
 
         (row,) = own(states.until(own, "the consumer's report has a late seq"))
         assert (row["state"], row["drops_gap"], row["drops_late"]) == ("ok", 0, 0)
+
+
+def test_a_page_that_reads_nothing_and_acknowledges_everything_holds_up_nobody(site: Site, camera: MakeCamera) -> None:
+    """Its socket is full; pages beside it get their pictures and the state, and it costs one picture in memory."""
+    one = camera(noise((100, 100, 3)), rate_hz=100)
+    host, _, port = site.address.partition(":")
+    full = socket.create_connection((host, int(port)), timeout=60)
+    full.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+    url = f"ws://{site.address}/ws/preview/{one.stream_id}"
+    with (
+        connect(url, sock=full, additional_headers=site.bearer, max_queue=1, close_timeout=0, proxy=None) as hostile,
+        site.watch(one.stream_id) as other,
+        site.states() as states,
+    ):
+        hostile.send('{"type":"look","look":{"lossless":true}}')
+        for number in range(100):
+            hostile.send(json.dumps({"type": "ack", "number": number}))
+            if number % 10 == 0:
+                other.picture()
+        states.next()
+
+
+def test_what_waits_for_a_page_is_bounded() -> None:
+    """One picture, and texts up to a limit; a picture that was taken makes room for the next."""
+
+    async def fill() -> list[str | bytes]:
+        outbox = Outbox()
+        for number in range(1000):
+            outbox.put(b"%d" % number)
+            outbox.put(str(number))
+        return [await outbox.get() for _ in range(MAX_WAITING)]
+
+    found = asyncio.run(fill())
+    assert [message for message in found if isinstance(message, bytes)] == [b"0"]
+    assert found[1:] == [str(number) for number in range(MAX_WAITING - 1)]
+
+
+def test_a_page_that_waits_for_a_first_frame_costs_next_to_nothing(site: Site, client: tp.Client) -> None:
+    """The thread sleeps between its looks at the ring."""
+    with client.producer("console/waiting", create=True) as producer, site.watch(producer.stream_id) as preview:
+        preview.answer("status")
+        (thread,) = [one for one in threading.enumerate() if one.name == f"console-{producer.stream_id}"]
+        clock = f"/proc/self/task/{thread.native_id}/stat"
+
+        def ticks() -> int:
+            fields = Path(clock).read_text().rpartition(")")[2].split()
+            return int(fields[11]) + int(fields[12])
+
+        before, began_s = ticks(), time.monotonic()
+        time.sleep(1.0)
+        used_s = (ticks() - before) / os.sysconf("SC_CLK_TCK")
+        assert used_s < 0.2 * (time.monotonic() - began_s)
 
 
 def test_the_rate_of_pictures_is_capped(site: Site, camera: MakeCamera) -> None:

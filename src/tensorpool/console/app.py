@@ -118,7 +118,11 @@ class Guard:
             await send(message)
 
         answer = self._answer(scope)
-        await (self._app if answer is None else answer)(scope, receive, send_guarded)
+        try:
+            await (self._app if answer is None else answer)(scope, receive, send_guarded)
+        except Exception as error:
+            get_logger("console").error("request_failed", exc_info=error, path=scope["path"])
+            raise
 
     def _answer(self, scope: Scope) -> Response | None:
         """Instead of the app's: a refusal, or the cookie in exchange for the token."""
@@ -355,5 +359,5 @@ def _on_error(request: Request, error: TensorPoolError) -> Response:
 
 
 def _on_failure(request: Request, error: Exception) -> Response:
-    get_logger("console").error("request_failed", exc_info=error, path=request.url.path)
+    """The guard logs it."""
     return _json({"error": "this failed; the console's log says why"}, 500)

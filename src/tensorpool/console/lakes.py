@@ -18,6 +18,7 @@ from tensorpool.console.drawing import Drawable, ns_since_1970, stated_format
 from tensorpool.console.recorder_process import RecorderProcess
 from tensorpool.console.timeline import ends, lost_by_reason, timeline
 from tensorpool.errors import ConfigError, LocalProtocolError, TensorPoolError
+from tensorpool.logs import get_logger
 from tensorpool.looks import pixels_of
 
 if TYPE_CHECKING:
@@ -161,12 +162,19 @@ class Lakes:
         return [lake.about() for lake in self._lakes.values()]
 
     def close(self) -> None:
-        """End the recordings that pages started, all at once."""
-        enders = [threading.Thread(target=lake.close) for lake in self._lakes.values()]
+        """End the recordings that pages started, all at once; one that does not end is left to itself."""
+        enders = [threading.Thread(target=_close, args=(lake,)) for lake in self._lakes.values()]
         for ender in enders:
             ender.start()
         for ender in enders:
             ender.join()
+
+
+def _close(lake: RecordedLake) -> None:
+    try:
+        lake.close()
+    except TensorPoolError as error:
+        get_logger("console").warning("recorder_left", lake=lake.path, error=str(error))
 
 
 def _find(stream: RecordedStream, where: Where) -> RecordedFrame:

@@ -33,6 +33,7 @@ from tensorpool.logs import get_logger
 from tensorpool.looks import Look, NotShown
 
 TURN_S: Final = 1 / 15  # the consumer looks at its ring so often
+LEAST_S: Final = 0.005  # a turn is never shorter
 FRESH_S: Final = 0.02  # how long it waits for a frame that is just being published
 ATTACH_S: Final = 2.0
 RETRY_S: Final = 1.0
@@ -69,7 +70,7 @@ class Watch:
     ) -> None:
         self.stream_id: Final = stream_id
         self.consumer: Consumer | None = None
-        self.torn = 0  # pictures of frames that were overwritten meanwhile
+        self.torn = 0  # pictures of frames that were overwritten meanwhile; from then on copies are drawn
         self._client = client
         self._budget = budget
         self._budget_lock = lock
@@ -161,8 +162,9 @@ class Watch:
 
     def _nap_s(self) -> float:
         """The consumer's pace; or less, where a page may get a picture earlier."""
-        is_wanted = any(page.viewer.is_live or page.viewer.picture_of(None) for page in self._pages)
-        return min(TURN_S, self._wait_ns() / 1e9) if is_wanted else TURN_S
+        is_moving = self._newest is not None
+        is_wanted = any((is_moving and page.viewer.is_live) or page.viewer.picture_of(None) for page in self._pages)
+        return min(TURN_S, max(LEAST_S, self._wait_ns() / 1e9)) if is_wanted else TURN_S
 
     def _wait_ns(self) -> int:
         with self._budget_lock:
@@ -265,8 +267,11 @@ class Watch:
 
     def _draw(self, frame: Drawable, wish: Wish, pages: Collection[Page]) -> None:
         began_s, why = time.thread_time(), ""
+        source = frame.copied() if self.torn else frame  # a copy takes less time than a picture
+        if source is None:
+            return
         try:
-            drawn = draw(frame, wish)
+            drawn = draw(source, wish)
         except NotShown as error:
             why = str(error)
         except Exception as error:
@@ -274,7 +279,7 @@ class Watch:
             why = f"this frame cannot be drawn in this way: {type(error).__name__}: {error}"
         with self._budget_lock:
             self._budget.use(time.thread_time() - began_s)
-        if not frame.is_intact():
+        if not source.is_intact():
             self.torn += 1
             return
         for page in pages:
@@ -326,6 +331,7 @@ class Previews:
         self._budget = ConsoleBudget()
         self._budget_lock = threading.Lock()
         self._lock = threading.Lock()
+        self._client_lock = threading.Lock()  # to connect may take its time
         self._client: Client | None = None
         self._watches: dict[int, tuple[Watch, int]] = {}  # and by how many it is used
         self._ending: dict[int, threading.Thread] = {}
@@ -410,7 +416,7 @@ class Previews:
 
     def _connected(self) -> Client:
         """One client for all streams. Raises TransportError where there is no media driver."""
-        with self._lock:
+        with self._client_lock:
             if self._client is None:
                 self._client = connect(self._aeron_dir, config=self._config)
             return self._client

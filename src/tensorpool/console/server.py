@@ -84,6 +84,7 @@ class Console(ClosesOnExit):
                 ws_per_message_deflate=False,
                 lifespan="on",
                 log_config=None,
+                log_level="critical",  # the guard logs what fails; a refused WebSocket is no error
                 access_log=False,  # it would write the token
                 proxy_headers=False,
                 server_header=False,

@@ -7,7 +7,6 @@ Their number, the size of messages and their rate are bounded.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 from collections.abc import Coroutine
 from typing import Any, Final
 
@@ -17,13 +16,37 @@ from starlette.websockets import WebSocket, WebSocketDisconnect
 from tensorpool._core import monotonic_ns
 from tensorpool.console import messages
 from tensorpool.console.messages import MessageRate
-from tensorpool.console.previews import Page, Previews
+from tensorpool.console.previews import Page, Previews, Watch
 from tensorpool.console.state import StateFeed
 
 MAX_SOCKETS: Final = 32
-MAX_WAITING: Final = 256  # messages to a page that does not read; further answers are dropped
+MAX_WAITING: Final = 256  # messages to a page that does not read
 TOO_MANY: Final = 1008  # "policy violation"
 MAX_STREAM_ID: Final = 2**32 - 2
+
+
+class Outbox:
+    """What waits to be sent to a page: one picture, and some texts. What has no room is dropped.
+
+    A page that acknowledges pictures before it has read them gets no more of them than one that reads.
+    """
+
+    def __init__(self) -> None:
+        self._queue: asyncio.Queue[str | bytes] = asyncio.Queue(MAX_WAITING)
+        self._has_picture = False
+
+    def put(self, message: str | bytes) -> None:
+        is_picture = isinstance(message, bytes)
+        if (is_picture and self._has_picture) or self._queue.full():
+            return
+        self._has_picture |= is_picture
+        self._queue.put_nowait(message)
+
+    async def get(self) -> str | bytes:
+        message = await self._queue.get()
+        if isinstance(message, bytes):
+            self._has_picture = False
+        return message
 
 
 class Sockets:
@@ -52,16 +75,11 @@ class Sockets:
         if not await self._is_admitted(socket):
             return
         loop = asyncio.get_running_loop()
-        waiting: asyncio.Queue[str | bytes] = asyncio.Queue(MAX_WAITING)
-
-        def put(message: str | bytes) -> None:
-            with contextlib.suppress(asyncio.QueueFull):
-                waiting.put_nowait(message)
-
-        page = Page(lambda message: loop.call_soon_threadsafe(put, message))
+        outbox = Outbox()
+        page = Page(lambda message: loop.call_soon_threadsafe(outbox.put, message))
         watch = self._previews.open(stream_id, page)
         try:
-            await _first_to_end(_send_all(socket, waiting), _receive(socket, watch.receive, page, put))
+            await _first_to_end(_send_all(socket, outbox), _receive(socket, watch, page, outbox))
         finally:
             self._count -= 1
             self._previews.leave(watch, page)
@@ -88,16 +106,16 @@ class Sockets:
             await socket.send_text(text)
 
 
-async def _send_all(socket: WebSocket, waiting: asyncio.Queue[str | bytes]) -> None:
+async def _send_all(socket: WebSocket, outbox: Outbox) -> None:
     while True:
-        message = await waiting.get()
+        message = await outbox.get()
         if isinstance(message, str):
             await socket.send_text(message)
         else:
             await socket.send_bytes(message)
 
 
-async def _receive(socket: WebSocket, receive: Any, page: Page, put: Any) -> None:
+async def _receive(socket: WebSocket, watch: Watch, page: Page, outbox: Outbox) -> None:
     """Messages of a page about its preview, until it leaves or sends too many."""
     rate = MessageRate()
     while (data := await _next(socket)) is not None:
@@ -105,9 +123,9 @@ async def _receive(socket: WebSocket, receive: Any, page: Page, put: Any) -> Non
             await socket.close(TOO_MANY, "too many messages")
             return
         try:
-            receive(page, messages.read(data))
+            watch.receive(page, messages.read(data))
         except ValueError as error:
-            put(messages.text("error", text=str(error)))
+            outbox.put(messages.text("error", text=str(error)))
 
 
 async def _ignore(socket: WebSocket) -> None:

@@ -12,6 +12,7 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Collection, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Final, Protocol
 from urllib.parse import urlsplit
 
@@ -123,6 +124,7 @@ class StateFeed:
         self._about = about
         self._history = History()
         self._turned = asyncio.Condition()
+        self._thread = ThreadPoolExecutor(1, "console-state")  # its own: no request keeps the state waiting
         self._log = get_logger("console")
         self.number = 0
         self.text = text("gone", why="the console has just started")
@@ -142,18 +144,20 @@ class StateFeed:
     async def run(self) -> None:
         """Until it is cancelled."""
         loop = asyncio.get_running_loop()
-        while True:
-            began_s = loop.time()
-            await self.read()
-            while (left_s := began_s + PERIOD_S - loop.time()) > 0:
-                await asyncio.sleep(min(NOTICE_S, left_s))
-                if self._source.has_changed():
-                    break
+        with self._thread:
+            while True:
+                began_s = loop.time()
+                await self.read()
+                while (left_s := began_s + PERIOD_S - loop.time()) > 0:
+                    await asyncio.sleep(min(NOTICE_S, left_s))
+                    if self._source.has_changed():
+                        break
 
     async def read(self) -> None:
         """Once, for all pages."""
         try:
-            view, message = await asyncio.to_thread(self._read, self.number + 1)
+            loop = asyncio.get_running_loop()
+            view, message = await loop.run_in_executor(self._thread, self._read, self.number + 1)
         except Away as away:
             view, message = None, text("gone", why=str(away))
         except Exception as error:
