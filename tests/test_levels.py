@@ -13,6 +13,8 @@ LEVELS = {"quick", "test", "soak"}
 SLOW_FOLDERS = {
     "cli",
     "conformance",
+    "console",
+    "console_page",
     "diagnosis",
     "examples",
     "exports",

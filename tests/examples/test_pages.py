@@ -27,6 +27,7 @@ TOURS: Final = {
         "docs/discovery.md",
         "docs/troubleshooting.md",
         "docs/supervisor.md",
+        "docs/console.md",
     ),
     "services": ("docs/control.md",),
     "driver": ("docs/driver.md", "docs/protocol.md", "docs/bridge.md", "docs/tutorials/two-hosts.md"),

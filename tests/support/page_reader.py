@@ -24,6 +24,8 @@ TERMINALS: Final = {
     ),
     r"record (?!.*--seconds)": Terminal("recording ", r"^\S+: \d+ published"),
     r"supervisor(?!.*--check)": Terminal("supervisor supervisor-01"),
+    r"console\b": Terminal(r"console: http://127\.0\.0\.1:\d+/\?token=[0-9a-f]{64}$"),
+    r"view camera/front *(#|$)": Terminal(r"^open http://127\.0\.0\.1:\d+/\?token=[0-9a-f]{64}&at=/streams/\d+$"),
     r"event watch": Terminal("", codes=(0, 1)),
     r"hz camera/front *(#|$)": Terminal(r"\d+\.\d\d Hz"),
     r"top *(#|$)": Terminal("camera/front"),

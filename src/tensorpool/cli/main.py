@@ -36,6 +36,11 @@ COMMANDS: Final = {
         "Find what is wrong on this host and how to fix it; --gc removes what ended processes left.",
     ),
     "top": ("tensorpool.cli.top", "Watch all streams, consumers and services: rates, lag, drops, changes."),
+    "console": (
+        "tensorpool.cli.console",
+        "Serve a page in the browser: streams with live pictures, recordings, services, this host.",
+    ),
+    "view": ("tensorpool.cli.view", "Show one stream live, in the browser or in the terminal."),
     "hz": ("tensorpool.cli.hz", "Measure how often a stream publishes: mean, shortest and longest interval, jitter."),
     "bridge": ("tensorpool.cli.bridge", "Carry streams to and from other hosts over UDP."),
     "discovery": ("tensorpool.cli.discovery", "Run a registry that answers for the streams of many drivers."),
