@@ -122,11 +122,11 @@ def test_a_console_that_is_killed_does_not_break_its_recording(shell: Shell, cli
         try:
             process.send(signal.SIGKILL)
             process.finish()
-            frames = len(tp.open(lake)["view/orphaned"])
+            frames = len(tp.open(lake)[producer.stream_id])
 
             def goes_on() -> bool:
                 producer.publish(np.zeros(64, np.uint8))
-                return len(tp.open(lake)["view/orphaned"]) > frames
+                return len(tp.open(lake)[producer.stream_id]) > frames
 
             wait_until(goes_on, "further frames are in the lake")
             view = json.loads(shell.run_here("top", "--once", "--json")[1])
