@@ -8,7 +8,7 @@ const HEIGHT = 64;
 const GAP_HEIGHT = 12; // of the marks of lost frames, below the bars
 const MOST_MARKS = 400;
 const TICKS = 5;
-const FRAMES_A_BAR = 10;
+const FRAMES_A_BAR = 20;
 
 const clamp = (value, low, high) => Math.min(high, Math.max(low, value));
 
