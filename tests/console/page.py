@@ -156,6 +156,11 @@ class Preview:
             elif found["type"] == kind:
                 return found
 
+    def wait_for_status(self, words: str) -> None:
+        """Until a status has these words; there may be others before it."""
+        while words not in self.answer("status")["text"]:
+            pass
+
     def is_open(self) -> bool:
         try:
             return self.socket.ping().wait(WITHIN_S)

@@ -151,10 +151,15 @@ def test_what_is_no_supervisor_is_said(pool: tp.Local, site: Site) -> None:
 def test_memory_and_doctor(site: Site, camera: MakeCamera) -> None:
     """What the files of an epoch take, and the findings of the command."""
     one = camera(noise((8, 8)))
-    wait_until(lambda: site.get(f"/api/streams/{one.stream_id}").status == 200, "the stream is in the state")
+
+    def current() -> list[dict[str, Any]]:
+        memory = site.get("/api/memory").json
+        return [row for row in memory["streams"] if row["is_current"] and row["name"] == one.name]
+
+    wait_until(current, "the stream is in the state, with its name")
+    (row,) = current()
     memory = site.get("/api/memory").json
-    (row,) = [row for row in memory["streams"] if row["stream_id"] == one.stream_id and row["is_current"]]
-    assert row["name"] == one.name
+    assert row["stream_id"] == one.stream_id
     assert row["bytes"] >= 64 * (256 + (1 << 12))
     assert 0 < memory["free_bytes"] <= memory["total_bytes"]
     found = site.get("/api/doctor").json

@@ -20,7 +20,6 @@ import msgspec
 from tensorpool._core import monotonic_ns
 from tensorpool.client import Client, connect
 from tensorpool.client.consumer import Consumer
-from tensorpool.client.frame import Frame
 from tensorpool.client.session import State
 from tensorpool.console import messages
 from tensorpool.console.budget import ConsoleBudget, StreamBudget
@@ -38,6 +37,7 @@ FRESH_S: Final = 0.02  # how long it waits for a frame that is just being publis
 ATTACH_S: Final = 2.0
 RETRY_S: Final = 1.0
 COPY_S: Final = 5.0  # how long a whole frame is waited for
+COPIES: Final = 50  # pictures that are drawn from a copy after one was torn
 RECENT: Final = 4  # live frames that pixels are read from, for as long as the ring has them
 MAX_HELD_BYTES: Final = 1 << 30  # copies for paused pages, of one stream
 
@@ -70,7 +70,7 @@ class Watch:
     ) -> None:
         self.stream_id: Final = stream_id
         self.consumer: Consumer | None = None
-        self.torn = 0  # pictures of frames that were overwritten meanwhile; from then on copies are drawn
+        self._copies_to_draw = 0  # after a picture of a frame that was overwritten meanwhile
         self._client = client
         self._budget = budget
         self._budget_lock = lock
@@ -178,15 +178,13 @@ class Watch:
                 self._newest = None
                 self._recent.clear()  # a view keeps the memory of its epoch
             return
-        if self._newest is not None and self._newest.key == (frame.epoch, frame.seq):
+        before = self._newest
+        if before is not None and before.key == (frame.epoch, frame.seq):
             return
-        if self._newest is not None and self._newest.epoch != frame.epoch:
+        if before is not None and before.epoch != frame.epoch:
             self._recent.clear()
-        self._newest = self._described(consumer, frame)
+        self._newest = Drawable.live(frame, consumer.metadata(frame.meta_version, epoch=frame.epoch))
         self._recent.append(self._newest)
-
-    def _described(self, consumer: Consumer, frame: Frame) -> Drawable:
-        return Drawable.live(frame, consumer.metadata(frame.meta_version, epoch=frame.epoch))
 
     def _explain(self, consumer: Consumer) -> None:
         """Say why there is no picture."""
@@ -266,12 +264,12 @@ class Watch:
             self._draw(frame, wish, pages)
 
     def _draw(self, frame: Drawable, wish: Wish, pages: Collection[Page]) -> None:
-        began_s, why = time.thread_time(), ""
-        source = frame.copied() if self.torn else frame  # a copy takes less time than a picture
-        if source is None:
-            return
+        began_s, why, drawn = time.thread_time(), "", None
+        # A copy takes less time than a picture, so it succeeds in rings that come round too soon for that.
+        source = frame.copied() if self._copies_to_draw else frame
+        self._copies_to_draw = max(0, self._copies_to_draw - 1)
         try:
-            drawn = draw(source, wish)
+            drawn = None if source is None else draw(source, wish)
         except NotShown as error:
             why = str(error)
         except Exception as error:
@@ -279,11 +277,11 @@ class Watch:
             why = f"this frame cannot be drawn in this way: {type(error).__name__}: {error}"
         with self._budget_lock:
             self._budget.use(time.thread_time() - began_s)
-        if not source.is_intact():
-            self.torn += 1
+        if source is None or not source.is_intact():
+            self._copies_to_draw = COPIES
             return
         for page in pages:
-            if why:
+            if drawn is None:
                 page.viewer.on_tried(frame.key, wish, monotonic_ns())
                 page.tell(why)
                 continue
