@@ -35,6 +35,12 @@ export class Player {
     return new URLSearchParams({ stream: this.stream, ...where, look });
   }
 
+  // Where the frame that is shown can be saved.
+  get saved() {
+    const { epoch, seq } = this.header.value;
+    return `${this.path}.npy?${new URLSearchParams({ stream: this.stream, epoch, seq })}`;
+  }
+
   // Of several questions in a hurry the newest is asked.
   async show(where) {
     this.wanted = this.target = where;
