@@ -20,6 +20,8 @@ from tests.console.page import Site
 from tests.support.processes import Process, wait_until
 from tests.support.terminals import read_until, terminal
 
+SETTINGS = ("--set", "policies.announce_period_ms=1000")  # as the driver's
+
 
 @contextlib.contextmanager
 def started(shell: Shell, *arguments: str) -> Iterator[tuple[Process, str]]:
@@ -75,26 +77,65 @@ def test_beyond_loopback_it_refuses_without_a_token_of_yours(shell: Shell) -> No
     assert re.fullmatch(r"error: --listen = '0\.0\.0\.0' is not usable; .*--token-file FILE: .*\n", output)
 
 
+def record(site: Site, producer: tp.Producer) -> int:
+    """Start a recording as a page does, until frames are in the lake; the recorder's pid."""
+    wait_until(lambda: site.get(f"/api/streams/{producer.stream_id}").status == 200, "the stream is there")
+    pid = site.post("/api/lakes/lake/recording", {"streams": [producer.stream_id]}).json["pid"]
+    assert isinstance(pid, int)
+
+    def is_recording() -> bool:
+        producer.publish(np.zeros(64, np.uint8))
+        return any(stream["frames"] for stream in site.get("/api/lakes").json[0]["streams"])
+
+    wait_until(is_recording, "frames are in the lake")
+    return pid
+
+
+def has_ended(pid: int) -> bool:
+    """Also one that no process has waited for yet."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
+    except OSError:
+        return True
+
+
 def test_a_recording_of_a_page_ends_with_the_console(shell: Shell, client: tp.Client, tmp_path: Path) -> None:
     """In order: what was published until then is in the lake, which can be read."""
     lake = tmp_path / "lake"
     with client.producer("view/recorded", create=True) as producer:
-        settings = ("--aeron-dir", shell.pool.aeron_dir, "--set", "policies.announce_period_ms=1000")
-        with started(shell, "console", "--json", "--lake", str(lake), *settings) as (process, line):
-            site = Site(json.loads(line)["url"])
-            wait_until(lambda: site.get(f"/api/streams/{producer.stream_id}").status == 200, "the stream is there")
-            recording = site.post("/api/lakes/lake/recording", {"streams": [producer.stream_id]}).json
-
-            def is_recording() -> bool:
-                producer.publish(np.zeros(64, np.uint8))
-                return any(stream["frames"] for stream in site.get("/api/lakes").json[0]["streams"])
-
-            wait_until(is_recording, "frames are in the lake")
+        with started(shell, "console", "--json", "--lake", str(lake), *SETTINGS) as (process, line):
+            pid = record(Site(json.loads(line)["url"]), producer)
             process.send(signal.SIGINT)
             assert process.finish()[0] == 0
-        with pytest.raises(ProcessLookupError):
-            os.kill(recording["pid"], 0)
+        assert has_ended(pid)
         assert len(tp.open(lake)["view/recorded"]) > 0
+
+
+def test_a_console_that_is_killed_does_not_break_its_recording(shell: Shell, client: tp.Client, tmp_path: Path) -> None:
+    """It goes on, and ends by a command like any other."""
+    lake = tmp_path / "lake"
+    with (
+        client.producer("view/orphaned", create=True) as producer,
+        started(shell, "console", "--json", "--lake", str(lake), *SETTINGS) as (process, line),
+    ):
+        pid = record(Site(json.loads(line)["url"]), producer)
+        try:
+            process.send(signal.SIGKILL)
+            process.finish()
+            frames = len(tp.open(lake)[producer.stream_id])
+
+            def goes_on() -> bool:
+                producer.publish(np.zeros(64, np.uint8))
+                return len(tp.open(lake)[producer.stream_id]) > frames
+
+            wait_until(goes_on, "further frames are in the lake")
+            view = json.loads(shell.run_here("top", "--once", "--json")[1])
+            (tag,) = [service["tag"] for service in view["services"] if service["pid"] == pid]
+            assert shell.run_here("event", "send", tag, "drain") == (0, "draining\n")
+            wait_until(lambda: has_ended(pid), "the recorder has ended")
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
 
 
 def test_view_prints_the_address_where_there_is_no_browser(shell: Shell, producer: tp.Producer) -> None:
