@@ -23,6 +23,8 @@ from tests.support.programs import need
 
 FOLDER: Final = ROOT / "docs/pictures"
 MAX_BYTES: Final = 300_000
+# Colours of signs, light and dark, of src/tensorpool/console/web/css/page.css.
+SIGNS: Final = ("0072b2", "b87a00", "c24e00", "56b4e9", "e69f00", "f0772b")
 # Name, options of `produce`, and how many read it.
 CAMERAS: Final = (
     ("camera/front", ("--pattern", "scene", "--shape", "720x1280x3", "--rate", "30"), 2),
@@ -108,7 +110,10 @@ def save(seen: Watched, name: str) -> None:
     path = FOLDER / f"console-{name}.png"
     picture.save(path, optimize=True)
     if path.stat().st_size > MAX_BYTES // 2:
-        picture.quantize(256, method=Image.Quantize.MEDIANCUT).save(path, optimize=True)
+        palette = picture.quantize(256 - len(SIGNS), method=Image.Quantize.MEDIANCUT)
+        colours = bytes(palette.getpalette() or ())[: 3 * (256 - len(SIGNS))]
+        palette.putpalette(colours + b"".join(map(bytes.fromhex, SIGNS)))  # rare, and what the page is about
+        picture.quantize(palette=palette, dither=Image.Dither.NONE).save(path, optimize=True)
     assert path.stat().st_size < MAX_BYTES, (path, path.stat().st_size)
     print(f"wrote {path.relative_to(ROOT)}, {path.stat().st_size // 1000} kB")
 

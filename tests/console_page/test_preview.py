@@ -140,7 +140,7 @@ def assert_drawn_where_it_points(seen: Watched, array: npt.NDArray[np.uint8]) ->
 
 
 def test_a_paused_picture_stays_steps_and_can_be_saved(seen: Watched, site: Site, tmp_path: Path) -> None:
-    """It keeps its seq; a step shows a later frame; NPY is the frame that is shown; going on shows newer ones."""
+    """It keeps its seq; a step shows a later frame; NPY and PNG are what is shown; going on shows newer frames."""
     watch(seen, site, "camera")
     seen.page.get_by_label("lossless").check()
     held = pause(seen)
@@ -150,10 +150,13 @@ def test_a_paused_picture_stays_steps_and_can_be_saved(seen: Watched, site: Site
     seen.wait(f"{SHOWN} > {held}")
     stepped, pixels, _ = picture(seen, "image/png")
     assert np.array_equal(pixels, scene(stepped))
-    with seen.page.expect_download() as download:
-        seen.page.get_by_role("link", name="NPY").click()
-    download.value.save_as(tmp_path / "frame.npy")
-    assert np.array_equal(np.load(tmp_path / "frame.npy"), scene(stepped))
+    for kind in ("NPY", "PNG"):
+        with seen.page.expect_download() as download:
+            seen.page.get_by_role("link", name=kind).click()
+        download.value.save_as(tmp_path / kind)
+    assert np.array_equal(np.load(tmp_path / "NPY"), scene(stepped))
+    with Image.open(tmp_path / "PNG") as saved:
+        assert np.array_equal(np.asarray(saved), scene(stepped))
     seen.page.get_by_role("button", name="Go on").click()
     seen.wait(f"{SHOWN} > {stepped + 5}")
 

@@ -153,6 +153,10 @@ def test_frames_of_a_recording_are_stepped_sought_and_played(seen: Watched, site
     seen.page.locator("select").first.select_option("4")
     seen.page.keyboard.press(" ")
     seen.wait(f"{SHOWN} === {epoch['to_seq']}")
+    marker = "parseFloat(document.querySelector('.marker').style.left)"
+    assert seen.page.evaluate(marker) > 99
+    seen.page.locator(".track").click(position={"x": 1, "y": 20})
+    seen.wait(f"{SHOWN} <= {epoch['from_seq']} + 1 && {marker} < 1")
     seen.page.get_by_label("beside the live one").check()
     seen.wait("Number(document.querySelectorAll('.viewport canvas')[1]?.dataset.seq) > 0")
     (stream,) = site.get("/api/lakes")[0]["streams"]

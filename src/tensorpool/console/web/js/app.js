@@ -11,7 +11,11 @@ import { ageMs, connect, gone, hello, isConnected, isFresh, refusal, state, stre
 import { Stream } from "./stream.js";
 import { Streams } from "./streams.js";
 
-const VIEWS = [["streams", "Streams"], ["recordings", "Recordings"], ["services", "Services and host"]];
+const VIEWS = [
+  ["streams", "Streams"],
+  ["recordings", "Recordings"],
+  ["services", "Services and host"],
+];
 const THEMES = { auto: ["◐", "as the system"], light: ["☀", "light"], dark: ["☾", "dark"] };
 
 const theme = signal(window.tensorpoolTheme.get());
@@ -42,8 +46,10 @@ function Bar({ view }) {
     <a class="brand" href=${hrefOf("streams")}><img src="/web/icon.svg" alt="" width="22" height="22" />
       <b>tensorpool</b>${host && html`<span class="host">${host}</span>`}</a>
     <nav aria-label="Views">
-      ${VIEWS.map(([name, title]) => html`<a key=${name} href=${hrefOf(name)} aria-current=${view === name ? "page" : undefined}>
-        ${title}</a>`)}
+      ${VIEWS.map(
+        ([name, title]) => html`<a key=${name} href=${hrefOf(name)} aria-current=${view === name ? "page" : undefined}>
+        ${title}</a>`,
+      )}
     </nav>
     <${Age} />
     <button class="icon" onClick=${nextTheme} title=${`colours: ${word} (t)`} aria-label=${`Colours: ${word}`}>${sign}</button>
@@ -55,7 +61,8 @@ function Bar({ view }) {
 function Notice() {
   let text = "";
   if (refusal.value) text = refusal.value;
-  else if (!isConnected.value && state.value !== null) text = "The console does not answer; connecting again. This is the last that was seen.";
+  else if (!isConnected.value && state.value !== null)
+    text = "The console does not answer; connecting again. This is the last that was seen.";
   else if (gone.value) text = gone.value;
   else if (!isFresh.value && state.value !== null) text = "The console sends nothing; waiting for it.";
   return html`<p class="notice" role="status" data-is-shown=${text ? "yes" : "no"}>${text}</p>`;
@@ -77,7 +84,10 @@ function App() {
     3: () => go("services"),
     t: nextTheme,
     "?": () => (isHelpShown.value = true),
-    Escape: () => (document.activeElement?.matches("input, select") ? document.activeElement.blur() : route.value.length > 1 && go(view)),
+    Escape: () =>
+      document.activeElement?.matches("input, select")
+        ? document.activeElement.blur()
+        : route.value.length > 1 && go(view),
     "/": () => document.querySelector("input[type=search]")?.focus(),
   });
   return html`

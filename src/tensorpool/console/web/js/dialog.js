@@ -49,10 +49,13 @@ function Question() {
 function Help() {
   return html`<${Modal} title="Keys" onClose=${() => (isHelpShown.value = false)}>
     <div class="help">
-      ${HELP.map(([where, keys]) => html`<section key=${where}>
+      ${HELP.map(
+        ([where, keys]) => html`<section key=${where}>
         <h3>${where}</h3>
-        <dl>${keys.map(([key, what]) => html`<dt key=${key}>${key.split(" ").map((one) => html`<kbd>${one}</kbd>`)}</dt><dd>${what}</dd>`)}</dl>
-      </section>`)}
+        <dl>${keys.map(([key, what]) => html`<dt key=${key}>${key.split(" ").map((one) => html`<kbd>${one}</kbd>`)}</dt>
+          <dd>${what}</dd>`)}</dl>
+      </section>`,
+      )}
     </div>
   <//>`;
 }

@@ -2,9 +2,18 @@
 // How the page writes numbers, sizes, ages and shapes: as src/tensorpool/cli/format.py does in a terminal.
 
 export const NOTHING = "–";
-export const MIB = 2 ** 20;
-const SIZES = [["TiB", 2 ** 40], ["GiB", 2 ** 30], ["MiB", MIB], ["KiB", 2 ** 10]];
-const AGES = [[100, 1, "s"], [6000, 60, "min"], [100 * 3600, 3600, "h"]]; // up to so many seconds, in this unit
+const MIB = 2 ** 20;
+const SIZES = [
+  ["TiB", 2 ** 40],
+  ["GiB", 2 ** 30],
+  ["MiB", MIB],
+  ["KiB", 2 ** 10],
+];
+const AGES = [
+  [100, 1, "s"],
+  [6000, 60, "min"],
+  [100 * 3600, 3600, "h"],
+]; // up to so many seconds, in this unit
 
 const isMissing = (value) => value === null || value === undefined;
 

@@ -15,7 +15,8 @@ function isTaken(event) {
 }
 
 addEventListener("keydown", (event) => {
-  if (event.ctrlKey || event.altKey || event.metaKey || isTaken(event) || document.querySelector("dialog[open]")) return;
+  if (event.ctrlKey || event.altKey || event.metaKey || isTaken(event) || document.querySelector("dialog[open]"))
+    return;
   for (const layer of layers.toReversed()) {
     const act = layer.current[event.key];
     if (act) {
@@ -36,30 +37,42 @@ export function useKeys(actions) {
 }
 
 export const HELP = [
-  ["Everywhere", [
-    ["1 2 3", "streams, recordings, services"],
-    ["/", "search"],
-    ["t", "light, dark, as the system"],
-    ["?", "these keys"],
-    ["Esc", "leave a field; back to the list"],
-  ]],
-  ["Streams", [
-    ["j k ↓ ↑", "next and previous stream"],
-    ["Enter", "open it"],
-    ["e", "show its consumers"],
-  ]],
-  ["A stream", [
-    ["Space", "pause, go on"],
-    [".", "one frame further"],
-    ["+ − 0", "zoom in, out, whole frame"],
-    ["← → ↑ ↓", "move the zoomed picture"],
-    ["c", "next colour map"],
-    ["h", "histogram"],
-    ["p", "line profile: draw it, or hold Shift"],
-  ]],
-  ["A recording", [
-    ["Space", "play, stop"],
-    ["← →", "one frame back, further"],
-    ["Home End", "first and last frame"],
-  ]],
+  [
+    "Everywhere",
+    [
+      ["1 2 3", "streams, recordings, services"],
+      ["/", "search"],
+      ["t", "light, dark, as the system"],
+      ["?", "these keys"],
+      ["Esc", "leave a field; back to the list"],
+    ],
+  ],
+  [
+    "Streams",
+    [
+      ["j k ↓ ↑", "next and previous stream"],
+      ["Enter", "open it"],
+      ["e", "show its consumers"],
+    ],
+  ],
+  [
+    "A stream",
+    [
+      ["Space", "pause, go on"],
+      [".", "one frame further"],
+      ["+ − 0", "zoom in, out, whole frame"],
+      ["← → ↑ ↓", "move the zoomed picture"],
+      ["c", "next colour map"],
+      ["h", "histogram"],
+      ["p", "line profile: draw it, or hold Shift"],
+    ],
+  ],
+  [
+    "A recording",
+    [
+      ["Space", "play, stop"],
+      ["← →", "one frame back, further"],
+      ["Home End", "first and last frame"],
+    ],
+  ],
 ];

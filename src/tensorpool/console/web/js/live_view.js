@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // The live picture of a stream with everything that looks at it: controls, a pixel's value, histogram, profile.
-import { html, signal, useEffect, useMemo, useState } from "./vendor.js";
+import { html, signal, useEffect, useMemo } from "./vendor.js";
 import { value } from "./format.js";
 import { useKeys } from "./keys.js";
 import { DEFAULT_LOOK, LookControls, nextColormap } from "./look.js";
@@ -43,7 +43,11 @@ function Lines({ preview, height }) {
   const data = useMemo(() => {
     const count = pairs.length / 2;
     const column = (of) => Array.from({ length: count }, (_, index) => of(index));
-    return [column((index) => index * step), column((index) => pairs[2 * index]), column((index) => pairs[2 * index + 1])];
+    return [
+      column((index) => index * step),
+      column((index) => pairs[2 * index]),
+      column((index) => pairs[2 * index + 1]),
+    ];
   }, [pairs]);
   return html`<div class="lines"><${Plot} data=${data} kind="band" height=${height} label="values of the array" /></div>`;
 }
@@ -148,20 +152,37 @@ export function Histogram({ view }) {
   const header = view.preview.header.value;
   const found = view.hasHistogram.value ? header?.histogram : null;
   const data = useMemo(() => {
-    if (!found) return [[0, 1], [0, 0]];
+    if (!found)
+      return [
+        [0, 1],
+        [0, 0],
+      ];
     const width = (found.high - found.low) / found.counts.length || 1;
     return [found.counts.map((_, index) => found.low + index * width), found.counts];
   }, [header?.number, view.hasHistogram.value]);
-  return html`<section class="panel"><h2>Histogram <small>${found ? `${value(found.low)} … ${value(found.high)}` : view.hasHistogram.value ? "" : "off"}</small></h2>
+  return html`<section class="panel">
+    <h2>Histogram <small>${found ? `${value(found.low)} … ${value(found.high)}` : view.hasHistogram.value ? "" : "off"}</small>
+    </h2>
     <${Plot} data=${data} kind="steps" hasZero=${true} height=${120} label="histogram of the visible part" /></section>`;
 }
 
 export function Profile({ view }) {
   const line = view.line.value;
   const found = view.preview.profile.value;
-  const data = useMemo(() => [found ? found.map((_, index) => index) : [0, 1], found ? found.map((it) => (Array.isArray(it) ? it.reduce((sum, one) => sum + one, 0) / it.length : it)) : [null, null]], [found]);
-  return html`<section class="panel"><h2>Line profile <small>${line ? `(${line[0]}, ${line[1]}) to (${line[2]}, ${line[3]})` : "draw a line with Shift, or press p"}</small></h2>
-    ${line ? html`<${Plot} data=${data} kind="line" height=${120} label="values along the line" />` : html`<div class="plot-120"></div>`}</section>`;
+  const data = useMemo(
+    () => [
+      found ? found.map((_, index) => index) : [0, 1],
+      found
+        ? found.map((it) => (Array.isArray(it) ? it.reduce((sum, one) => sum + one, 0) / it.length : it))
+        : [null, null],
+    ],
+    [found],
+  );
+  return html`<section class="panel">
+    <h2>Line profile <small>${line ? `(${line[0]}, ${line[1]}) to (${line[2]}, ${line[3]})` : "draw a line with Shift, or press p"}</small>
+    </h2>
+    ${line ? html`<${Plot} data=${data} kind="line" height=${120} label="values along the line" />` : html`<div class="plot-120">
+      </div>`}</section>`;
 }
 
 export const Look = ({ view }) =>

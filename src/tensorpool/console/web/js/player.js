@@ -25,6 +25,7 @@ export class Player {
     this.end = Infinity;
     this.onPicture = null;
     this.wanted = null; // the newest question that was not asked yet
+    this.target = null; // what is shown, or will be once it has come
     this.isBusy = false;
     this.timer = 0;
   }
@@ -34,9 +35,15 @@ export class Player {
     return new URLSearchParams({ stream: this.stream, ...where, look });
   }
 
+  // Where the frame that is shown can be saved.
+  get saved() {
+    const { epoch, seq } = this.header.value;
+    return `${this.path}.npy?${new URLSearchParams({ stream: this.stream, epoch, seq })}`;
+  }
+
   // Of several questions in a hurry the newest is asked.
   async show(where) {
-    this.wanted = where;
+    this.wanted = this.target = where;
     if (this.isBusy) return;
     this.isBusy = true;
     while (this.wanted && !this.isClosed) {
@@ -66,6 +73,8 @@ export class Player {
       bitmap.close();
     }
     this.header.value = header;
+    if (this.wanted) return; // somebody wants to be elsewhere already
+    this.target = { epoch: header.epoch, seq: header.seq };
     if (where.at === undefined) this.at.value = header.time;
   }
 
@@ -84,9 +93,7 @@ export class Player {
   setLook(look) {
     if (JSON.stringify(look) === JSON.stringify(this.look.value)) return;
     this.look.value = look;
-    const header = this.header.value;
-    if (header) this.show({ epoch: header.epoch, seq: header.seq });
-    else if (this.at.value !== null) this.seek(this.at.value);
+    if (this.target) this.show(this.target);
   }
 
   play() {

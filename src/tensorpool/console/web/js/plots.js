@@ -57,10 +57,20 @@ function optionsOf({ kind, isTime, height, hasZero }, width, onHover) {
     cursor: { y: false, drag: { x: false, y: false }, points: { size: 5 } },
     scales: {
       x: { time: isTime },
-      y: { range: (_, low, high) => (hasZero ? [0, (high || 1) * 1.1] : low === high ? [low - 1, high + 1] : [low, high]) },
+      y: {
+        range: (_, low, high) => (hasZero ? [0, (high || 1) * 1.1] : low === high ? [low - 1, high + 1] : [low, high]),
+      },
     },
     axes: [
-      { ...axis, size: 24, space: 84, values: isTime ? (_, ticks) => ticks.map((s) => clock(s * 1e9).slice(0, 5 + 3 * (kind === "line" && ticks[1] - ticks[0] < 60))) : undefined },
+      {
+        ...axis,
+        size: 24,
+        space: 84,
+        values: isTime
+          ? (_, ticks) =>
+              ticks.map((s) => clock(s * 1e9).slice(0, 5 + 3 * (kind === "line" && ticks[1] - ticks[0] < 60)))
+          : undefined,
+      },
       { ...axis, size: 46, space: 26, values: (_, ticks) => ticks.map(shownValue) },
     ],
     series: [{}, ...series],
@@ -76,7 +86,9 @@ export function Plot({ data, kind = "line", isTime = false, hasZero = false, hei
   useEffect(() => {
     const width = Math.max(40, box.current.clientWidth);
     plot.current = new uPlot(optionsOf({ kind, isTime, hasZero, height }, width, onHover), data, box.current);
-    const observer = new ResizeObserver(([entry]) => plot.current.setSize({ width: Math.max(40, entry.contentRect.width), height }));
+    const observer = new ResizeObserver(([entry]) =>
+      plot.current.setSize({ width: Math.max(40, entry.contentRect.width), height }),
+    );
     observer.observe(box.current);
     const stop = onColours(() => plot.current.redraw(false));
     return () => {

@@ -108,7 +108,8 @@ export class Preview {
       this.status.value = "";
       this.header.value = header;
       const now = Date.now() / 1000;
-      if (header.latency_ms != null) this.latencies.value = [...this.latencies.value.slice(1 - LATENCIES), [now, header.latency_ms]];
+      if (header.latency_ms != null)
+        this.latencies.value = [...this.latencies.value.slice(1 - LATENCIES), [now, header.latency_ms]];
     } catch (error) {
       this.error.value = `this picture cannot be drawn: ${error.message}`;
     }

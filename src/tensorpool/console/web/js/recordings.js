@@ -31,10 +31,20 @@ async function startRecording(lake, again) {
     if (!next.delete(name)) next.add(name);
     chosen.value = next;
   };
-  const Choices = () => html`<div class="streams-to-record">${names.map((name) => html`<label class="check" key=${name}>
-    <input type="checkbox" checked=${chosen.value.has(name)} onChange=${() => toggle(name)} /> ${name}</label>`)}
+  const Choices = () => html`<div class="streams-to-record">${names.map(
+    (name) => html`<label class="check" key=${name}>
+    <input type="checkbox" checked=${chosen.value.has(name)} onChange=${() => toggle(name)} /> ${name}</label>`,
+  )}
     ${!names.length && html`<p class="none">No stream has a producer.</p>`}</div>`;
-  if (!(await ask(`Record into ${lake.name}`, "Every frame of these streams is written until you stop it.", "Record", html`<${Choices} />`))) return;
+  if (
+    !(await ask(
+      `Record into ${lake.name}`,
+      "Every frame of these streams is written until you stop it.",
+      "Record",
+      html`<${Choices} />`,
+    ))
+  )
+    return;
   if (!chosen.value.size) return notify("No stream was chosen: nothing is recorded.", true);
   await act(lake, () => send("POST", pathOf(lake), { streams: [...chosen.value] }), again);
 }
@@ -60,20 +70,37 @@ function Lake({ lake, selected, again }) {
   const { recording } = lake;
   return html`<section class="panel flush lake" data-lake=${lake.name}>
     <h2>${lake.name} <small>${lake.path}</small>
-      ${recording?.is_running
-        ? html`<span class="recording" title=${recording.text}><i aria-hidden="true">●</i> recording ${recording.streams.map(nameOfId).join(", ")} since ${clock(recording.since)}</span>
+      ${
+        recording?.is_running
+          ? html`<span class="recording" title=${recording.text}>
+            <i aria-hidden="true">●</i> recording ${recording.streams.map(nameOfId).join(", ")} since ${clock(recording.since)}</span>
             <button class="small" onClick=${() => stopRecording(lake, again)}>Stop</button>`
-        : html`<span class="recording off ${recording?.exit_code ? "trouble" : ""}" title=${recording?.text ?? ""}>${recording?.text ?? ""}</span>
-            <button class="small" onClick=${() => startRecording(lake, again)}>Record…</button>`}
+          : html`<span class="recording off ${recording?.exit_code ? "trouble" : ""}" title=${recording?.text ?? ""}>
+              ${recording?.text ?? ""}</span>
+            <button class="small" onClick=${() => startRecording(lake, again)}>Record…</button>`
+      }
     </h2>
-    ${lake.streams.length ? html`<div class="scroll"><table class="grid lakes">
-      <thead><tr><th class="name">stream</th><th class="num">frames</th><th class="num">size</th><th class="num wide">epochs</th><th class="when">from</th><th class="num">long</th><th class="losses">lost</th></tr></thead>
-      <tbody>${[...lake.streams].sort((one, other) => keyOf(one).localeCompare(keyOf(other))).map((it) => html`<tr key=${keyOf(it)} class=${selected === keyOf(it) ? "selected" : ""}>
-        <th scope="row" class="name"><a href=${hrefOf("recordings", lake.name, keyOf(it))} data-row=${keyOf(it)} aria-current=${selected === keyOf(it) ? "true" : undefined}>${titleOf(it)}</a></th>
+    ${
+      lake.streams.length
+        ? html`<div class="scroll"><table class="grid lakes">
+      <thead><tr><th class="name">stream</th><th class="num">frames</th><th class="num">size</th>
+      <th class="num wide">epochs</th><th class="when">from</th><th class="num">long</th><th class="losses">lost</th>
+      </tr></thead>
+      <tbody>${[...lake.streams]
+        .sort((one, other) => keyOf(one).localeCompare(keyOf(other)))
+        .map(
+          (it) => html`<tr key=${keyOf(it)} class=${selected === keyOf(it) ? "selected" : ""}>
+        <th scope="row" class="name">
+        <a href=${hrefOf("recordings", lake.name, keyOf(it))} data-row=${keyOf(it)} 
+          aria-current=${selected === keyOf(it) ? "true" : undefined}>${titleOf(it)}</a>
+        </th>
         <td class="num">${it.frames}</td><td class="num">${size(it.bytes)}</td><td class="num wide">${it.epochs}</td>
         <td class="when">${moment(it.from)}</td><td class="num">${age(it.to - it.from)}</td>
-        <td class="losses"><${Losses} byReason=${it.lost} /></td></tr>`)}</tbody>
-    </table></div>` : html`<p class="none">${lake.error ?? "Nothing is recorded here yet."}</p>`}
+        <td class="losses"><${Losses} byReason=${it.lost} /></td></tr>`,
+        )}</tbody>
+    </table></div>`
+        : html`<p class="none">${lake.error ?? "Nothing is recorded here yet."}</p>`
+    }
   </section>`;
 }
 
@@ -98,7 +125,8 @@ function Statistics({ stream, timeline }) {
 function Beside({ stream }) {
   const view = usePreview(stream.stream_id);
   view.hasHistogram.value = false;
-  return html`<figure><figcaption>live</figcaption><${LivePicture} view=${view} name=${nameOf(stream)} isSmall=${true} /></figure>`;
+  return html`<figure><figcaption>live</figcaption>
+    <${LivePicture} view=${view} name=${nameOf(stream)} isSmall=${true} /></figure>`;
 }
 
 function Recording({ lake, stream }) {
@@ -131,23 +159,27 @@ function Recording({ lake, stream }) {
   return html`<div class="stage">
     <section class="panel flush recorded">
       <div class="toolbar" role="toolbar" aria-label="Player">
-        <button class="wide" onClick=${toggle} aria-pressed=${player.isPlaying.value ? "true" : "false"} title="Space">${player.isPlaying.value ? "‖ Stop" : "▶ Play"}</button>
+        <button class="wide" onClick=${toggle} aria-pressed=${player.isPlaying.value ? "true" : "false"} title="Space">
+          ${player.isPlaying.value ? "‖ Stop" : "▶ Play"}</button>
         <button onClick=${() => player.step(-1)} aria-label="One frame back" title="←">◂</button>
         <button onClick=${() => player.step(1)} aria-label="One frame further" title="→">▸</button>
         <label>speed <select value=${player.speed.value} onChange=${(event) => player.setSpeed(Number(event.target.value))}>
           ${SPEEDS.map((it) => html`<option key=${it} value=${it}>${it}×</option>`)}</select></label>
-        <label class="check"><input type="checkbox" checked=${isBeside} disabled=${!live} onChange=${(event) => setBeside(event.target.checked)} /> beside the live one</label>
+        <label class="check">
+        <input type="checkbox" checked=${isBeside} disabled=${!live} onChange=${(event) => setBeside(event.target.checked)} /> beside the live one</label>
         <span class="space"></span>
-        <a class="button" download href=${header ? `/api/lakes/${encodeURIComponent(lake.name)}/frame.npy?${new URLSearchParams({ stream: keyOf(stream), epoch: header.epoch, seq: header.seq })}` : undefined}>NPY</a>
+        <a class="button" download href=${header ? player.saved : undefined}>NPY</a>
       </div>
       <div class=${isBeside && live ? "pair" : ""}>
         <figure><figcaption>${isBeside && live ? "recorded" : ""}</figcaption>
-          <div class="picture"><${Viewport} source=${player} placement=${placement} label=${`recorded frame of ${titleOf(stream)}`}
+          <div class="picture">
+          <${Viewport} source=${player} placement=${placement} label=${`recorded frame of ${titleOf(stream)}`}
             onWanted=${(wanted) => player.setLook({ ...player.look.value, ...wanted })}>
             ${(player.failure.value || failure) && html`<p class="status strip" role="status">${player.failure.value || failure}</p>`}
           <//>
           <p class="readout"><span class="pixel"><b>${header ? moment(header.time) : ""}</b></span>
-            <span>${header ? `seq ${header.seq}` : ""}</span><span class="wide-only">${header ? `epoch ${epoch(header.epoch)}` : ""}</span>
+            <span>${header ? `seq ${header.seq}` : ""}</span>
+            <span class="wide-only">${header ? `epoch ${epoch(header.epoch)}` : ""}</span>
             <span class="wide-only">${header ? `${shape(header.shape)} ${header.dtype}` : ""}</span></p></div>
         </figure>
         ${isBeside && live && html`<${Beside} key=${live.stream_id} stream=${live} />`}
@@ -162,8 +194,11 @@ function Recording({ lake, stream }) {
 
 function Gaps({ gaps, onAt }) {
   return html`<section class="panel"><h2>Gaps <small>${gaps.length || "none"}</small></h2>
-    <ol class="gaps">${gaps.slice(0, 200).map((it, index) => html`<li key=${index}><button onClick=${() => onAt(it.time)}>
-      <time>${clock(it.time)}</time><span>${counted(it.frames, "frame")}</span><span>${wordOf(it.reason)}</span></button></li>`)}</ol></section>`;
+    <ol class="gaps">${gaps.slice(0, 200).map(
+      (it, index) => html`<li key=${index}><button onClick=${() => onAt(it.time)}>
+      <time>${clock(it.time)}</time><span>${counted(it.frames, "frame")}</span><span>${wordOf(it.reason)}</span>
+      </button></li>`,
+    )}</ol></section>`;
 }
 
 export function Recordings({ lake: lakeName, stream: streamKey }) {
@@ -173,8 +208,12 @@ export function Recordings({ lake: lakeName, stream: streamKey }) {
   const stream = lake?.streams.find((it) => keyOf(it) === streamKey);
   return html`
     <h1 class="aside">Recordings</h1>
-    ${!lakes.length && html`<div class="empty"><p>This console was given no lake.</p><p>Name one: <code>tensorpool console --lake /path/to/lake</code></p></div>`}
+    ${!lakes.length && html`<div class="empty"><p>This console was given no lake.</p>
+      <p>Name one: <code>tensorpool console --lake /path/to/lake</code></p></div>`}
     ${lakes.map((it) => html`<${Lake} key=${it.name} lake=${it} selected=${it === lake ? streamKey : null} again=${again} />`)}
-    ${stream ? html`<${Recording} key=${`${lake.name}/${keyOf(stream)}`} lake=${lake} stream=${stream} />`
-      : lakes.some((it) => it.streams.length) && html`<p class="empty">Choose a stream to look at its frames.</p>`}`;
+    ${
+      stream
+        ? html`<${Recording} key=${`${lake.name}/${keyOf(stream)}`} lake=${lake} stream=${stream} />`
+        : lakes.some((it) => it.streams.length) && html`<p class="empty">Choose a stream to look at its frames.</p>`
+    }`;
 }

@@ -11,7 +11,8 @@ const COLOURS = { c: "accent", w: "orange", s: "cell" };
 
 function draw(canvas, { states, newest, nslots }) {
   const width = Math.max(1, canvas.clientWidth);
-  const side = SIDES.find((it) => Math.ceil(states.length / Math.floor(width / (it + GAP))) * (it + GAP) <= HEIGHT) ?? 2;
+  const side =
+    SIDES.find((it) => Math.ceil(states.length / Math.floor(width / (it + GAP))) * (it + GAP) <= HEIGHT) ?? 2;
   const columns = Math.max(1, Math.floor(width / (side + GAP)));
   const ratio = devicePixelRatio;
   canvas.width = width * ratio;
@@ -53,7 +54,8 @@ export function Ring({ slots }) {
   const text = counts.map(([letter, count]) => `${count} ${NAMES[letter]}`).join(", ");
   return html`<div class="ring">
     <canvas ref=${canvas} role="img" aria-label=${`${slots.nslots} slots: ${text}`}></canvas>
-    <p class="legend">${counts.map(([letter, count]) => html`<span key=${letter}><i class="cell ${letter}" aria-hidden="true"></i>${count} ${NAMES[letter]}</span>`)}
+    <p class="legend">${counts.map(([letter, count]) => html`<span key=${letter}>
+      <i class="cell ${letter}" aria-hidden="true"></i>${count} ${NAMES[letter]}</span>`)}
       ${each > 1 && html`<span>each cell is ${each} slots</span>`}</p>
   </div>`;
 }

@@ -37,7 +37,9 @@ function lossesOf(points, toS) {
 export function Sparkline({ points, toS }) {
   const values = points ? points.rate.filter((value) => value !== null) : [];
   const most = Math.max(1e-9, ...values);
-  const title = values.length ? `last ten minutes: ${number(Math.min(...values))} to ${number(most)} Hz` : "no rate yet";
+  const title = values.length
+    ? `last ten minutes: ${number(Math.min(...values))} to ${number(most)} Hz`
+    : "no rate yet";
   return html`<svg class="sparkline" viewBox="0 0 ${WIDTH} ${HEIGHT}" width=${WIDTH} height=${HEIGHT} role="img" aria-label=${title}>
     <title>${title}</title>
     <path class="base" d="M0 ${HEIGHT - 1.5}H${WIDTH}" />

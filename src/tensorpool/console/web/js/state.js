@@ -11,16 +11,18 @@ const TICK_MS = 250;
 
 export const hello = signal(null);
 export const state = signal(null);
-export const receivedMs = signal(0); // performance.now() of the newest state
+const receivedMs = signal(0); // performance.now() of the newest state
 export const gone = signal(""); // why the media driver or the supervisor is away
 export const isConnected = signal(false);
 export const refusal = signal(""); // why asking again cannot help
-export const nowMs = signal(performance.now());
+const nowMs = signal(performance.now());
 // By stream id: {t, rate, bytes, drops}, where t is in seconds and drops are since the point before.
 export const history = signal(new Map());
 
 export const ageMs = computed(() => (state.value === null ? null : Math.max(0, nowMs.value - receivedMs.value)));
-export const isFresh = computed(() => isConnected.value && !gone.value && ageMs.value !== null && ageMs.value < FRESH_MS);
+export const isFresh = computed(
+  () => isConnected.value && !gone.value && ageMs.value !== null && ageMs.value < FRESH_MS,
+);
 export const streams = computed(() => state.value?.streams ?? []);
 export const consumersOf = computed(() => {
   const found = new Map();

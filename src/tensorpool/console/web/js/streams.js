@@ -86,13 +86,20 @@ function Totals() {
   const consumers = state.value?.consumers ?? [];
   const sum = (list, of) => list.reduce((total, it) => total + (of(it) ?? 0), 0);
   const others = (list, fine, states) =>
-    states.filter((it) => it !== fine).map((it) => [it, list.filter((one) => one.state === it).length]).filter(([, count]) => count);
+    states
+      .filter((it) => it !== fine)
+      .map((it) => [it, list.filter((one) => one.state === it).length])
+      .filter(([, count]) => count);
   const Total = ({ label, value, unit, children }) =>
-    html`<div class="total"><span class="label">${label}</span><b>${value}<small>${unit}</small></b><span class="detail">${children}</span></div>`;
+    html`<div class="total"><span class="label">${label}</span><b>${value}<small>${unit}</small></b>
+      <span class="detail">${children}</span></div>`;
   const detail = (list, fine, states) => {
     const found = others(list, fine, states);
-    return found.length ? found.map(([it, count]) => html`<${Sign} key=${it} state=${it} word=${`${count} ${it}`} />`)
-      : list.length ? html`<${Sign} state=${fine} word=${`all ${fine}`} />` : "none";
+    return found.length
+      ? found.map(([it, count]) => html`<${Sign} key=${it} state=${it} word=${`${count} ${it}`} />`)
+      : list.length
+        ? html`<${Sign} state=${fine} word=${`all ${fine}`} />`
+        : "none";
   };
   const perSecond = sum(consumers, (it) => it.drops_per_s);
   return html`<section class="totals" aria-label="Totals">
@@ -106,31 +113,41 @@ function Totals() {
 
 function Filters() {
   const counts = new Map(STREAM_STATES.map((it) => [it, streams.value.filter((one) => one.state === it).length]));
-  const Choice = ({ value, word }) => html`<button class="choice" aria-pressed=${shownState.value === value ? "true" : "false"}
+  const Choice = ({
+    value,
+    word,
+  }) => html`<button class="choice" aria-pressed=${shownState.value === value ? "true" : "false"}
     onClick=${() => (shownState.value = value)}>${word}</button>`;
   return html`<div class="filters">
     <input type="search" placeholder="Search streams   /" aria-label="Search streams" value=${search.value}
       onInput=${(event) => (search.value = event.target.value)} />
     <div class="choices" role="group" aria-label="States">
       <${Choice} value="" word=${`all ${streams.value.length}`} />
-      ${STREAM_STATES.toReversed().map((it) => html`<${Choice} key=${it} value=${it}
-        word=${html`<${Sign} state=${it} word=${`${it} ${counts.get(it)}`} />`} />`)}
+      ${STREAM_STATES.toReversed().map(
+        (it) => html`<${Choice} key=${it} value=${it}
+        word=${html`<${Sign} state=${it} word=${`${it} ${counts.get(it)}`} />`} />`,
+      )}
     </div>
   </div>`;
 }
 
 function Headings() {
   const { key: by, isDown } = sorting.value;
-  return html`<tr>${Object.entries(COLUMNS).map(([key, [title, kind, value]]) => html`<th key=${key} class=${kind} scope="col"
+  return html`<tr>${Object.entries(COLUMNS).map(
+    ([key, [title, kind, value]]) => html`<th key=${key} class=${kind} scope="col"
     aria-sort=${by === key ? (isDown ? "descending" : "ascending") : undefined}>
     ${value ? html`<button onClick=${() => sortBy(key)}>${title}</button>` : title}
-  </th>`)}</tr>`;
+  </th>`,
+  )}</tr>`;
 }
 
 function Row({ stream, toS }) {
   const consumers = readersOf(stream);
   const isOpened = opened.value.has(stream.stream_id);
-  const condition = worst(consumers.map((it) => it.state), CONSUMER_STATES);
+  const condition = worst(
+    consumers.map((it) => it.state),
+    CONSUMER_STATES,
+  );
   const losses = lost(consumers);
   const gaps = consumers.reduce((sum, it) => sum + it.drops_gap, 0);
   const trouble = stream.state !== "stale" && (stream.layout_flaw ?? stream.region_fault);

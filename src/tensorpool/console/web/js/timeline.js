@@ -8,7 +8,7 @@ const HEIGHT = 64;
 const GAP_HEIGHT = 12; // of the marks of lost frames, below the bars
 const MOST_MARKS = 400;
 const TICKS = 5;
-const FRAMES_A_BAR = 10;
+const FRAMES_A_BAR = 20;
 
 const clamp = (value, low, high) => Math.min(high, Math.max(low, value));
 
@@ -43,7 +43,9 @@ export function Timeline({ timeline, at, onAt }) {
   const path = bars
     .map((share, bar) => {
       const height = (HEIGHT - 4) * share;
-      return height ? `M${(bar * width).toFixed(2)} ${HEIGHT}v${(-height).toFixed(2)}h${width.toFixed(2)}v${height.toFixed(2)}z` : "";
+      return height
+        ? `M${(bar * width).toFixed(2)} ${HEIGHT}v${(-height).toFixed(2)}h${width.toFixed(2)}v${height.toFixed(2)}z`
+        : "";
     })
     .join("");
   const timeOf = (event) => {
@@ -61,8 +63,11 @@ export function Timeline({ timeline, at, onAt }) {
       aria-valuenow=${at ?? from} aria-valuetext=${moment(at ?? from)} onPointerDown=${drag} onPointerMove=${drag}>
       <svg viewBox="0 0 ${WIDTH} ${HEIGHT + GAP_HEIGHT + 2}" preserveAspectRatio="none" aria-hidden="true">
         <path class="bars" d=${path} />
-        ${gaps.slice(0, MOST_MARKS).map((it, index) => html`<rect key=${index} class=${markOf(it.reason)} x=${x(it.time)} y=${HEIGHT + 2}
-          width="2.5" height=${GAP_HEIGHT}><title>${clock(it.time)} ${counted(it.frames, "frame")} lost: ${wordOf(it.reason)}</title></rect>`)}
+        ${gaps.slice(0, MOST_MARKS).map(
+          (it, index) => html`<rect key=${index} class=${markOf(it.reason)} x=${x(it.time)} y=${HEIGHT + 2}
+          width="2.5" height=${GAP_HEIGHT}>
+          <title>${clock(it.time)} ${counted(it.frames, "frame")} lost: ${wordOf(it.reason)}</title></rect>`,
+        )}
       </svg>
       ${at !== null && html`<i class="marker" style=${{ left: `${(100 * (clamp(at, from, to) - from)) / span}%` }}></i>`}
     </div>
@@ -74,6 +79,8 @@ export function Timeline({ timeline, at, onAt }) {
 export function Losses({ byReason }) {
   const found = Object.entries(byReason).filter(([, count]) => count);
   if (!found.length) return html`<span class="legend"><span>no frame lost</span></span>`;
-  return html`<span class="legend">${found.map(([reason, count]) => html`<span key=${reason}>
-    <i class="cell ${markOf(reason)}" aria-hidden="true"></i>${count} ${wordOf(reason)}</span>`)}</span>`;
+  return html`<span class="legend">${found.map(
+    ([reason, count]) => html`<span key=${reason}>
+    <i class="cell ${markOf(reason)}" aria-hidden="true"></i>${count} ${wordOf(reason)}</span>`,
+  )}</span>`;
 }

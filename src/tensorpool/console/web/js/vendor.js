@@ -5,7 +5,7 @@ import { h } from "../vendor/preact.js";
 
 export { render } from "../vendor/preact.js";
 export { useEffect, useLayoutEffect, useMemo, useRef, useState } from "../vendor/hooks.js";
-export { computed, effect, signal, useSignal } from "../vendor/signals.js";
+export { computed, effect, signal } from "../vendor/signals.js";
 export { default as uPlot } from "../vendor/uPlot.js";
 
 export const html = htm.bind(h);

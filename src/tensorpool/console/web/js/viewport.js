@@ -163,7 +163,12 @@ export function Viewport({ source, placement, onWanted, onPoint, onLine, line, i
     const [left, top] = placement.origin;
     const at = (value, offset) => (value + 0.5) * placement.scale + offset;
     const [x0, y0, x1, y1] = ends;
-    for (const [name, value] of [["x1", at(x0, left)], ["y1", at(y0, top)], ["x2", at(x1, left)], ["y2", at(y1, top)]]) {
+    for (const [name, value] of [
+      ["x1", at(x0, left)],
+      ["y1", at(y0, top)],
+      ["x2", at(x1, left)],
+      ["y2", at(y1, top)],
+    ]) {
       for (const child of element.children) child.setAttribute(name, value);
     }
   };
@@ -225,7 +230,8 @@ export function Viewport({ source, placement, onWanted, onPoint, onLine, line, i
     onPointerDown=${onPointerDown} onPointerMove=${onPointerMove} onPointerUp=${onPointerUp} onPointerCancel=${onPointerUp}
     onPointerLeave=${() => onPoint?.(null)} onDblClick=${() => placement.whole()}>
     <canvas ref=${canvas} width="1" height="1"></canvas>
-    <svg class="overlay" ref=${overlay} style="display:none" aria-hidden="true"><line class="under" /><line class="over" /></svg>
+    <svg class="overlay" ref=${overlay} style="display:none" aria-hidden="true"><line class="under" />
+    <line class="over" /></svg>
     ${children}
   </div>`;
 }
