@@ -97,7 +97,7 @@ NATIVE := CMakeLists.txt $(wildcard native/*.hpp native/bindings/*)
 wheel: dist/.built
 	$(PY) -m pytest -m soak tests/wheel
 
-dist/.built: .venv/.installed $(shell find src -name '*.py' -o -name '*.pyi' -o -name '*.xml') README.md LICENSE
+dist/.built: .venv/.installed $(shell find src -name '*.py' -o -name "*.pyi" -o -name "*.xml" -o -name "*.js" -o -name "*.css") README.md LICENSE
 	rm -rf dist build/unrepaired
 	$(UV) build --quiet --python $(PY) --no-build-isolation --out-dir build/unrepaired
 	PATH="$(CURDIR)/.venv/bin:$$PATH" auditwheel --verbose repair --wheel-dir dist build/unrepaired/*.whl > build/auditwheel.log 2>&1 \
