@@ -20,6 +20,7 @@ SLOW_FOLDERS = {
     "fuzz",
     "integration",
     "lake",
+    "notebook",
     "sources",
     "spark",
     "torch",
