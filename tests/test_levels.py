@@ -23,6 +23,7 @@ SLOW_FOLDERS = {
     "fuzz",
     "integration",
     "lake",
+    "notebook",
     "sources",
     "spark",
     "torch",

@@ -32,6 +32,7 @@ TOURS: Final = {
     "services": ("docs/control.md",),
     "driver": ("docs/driver.md", "docs/protocol.md", "docs/bridge.md", "docs/tutorials/two-hosts.md"),
     "first stream": ("docs/index.md", "docs/tutorials/first-stream.md", "docs/client.md"),
+    "notebooks": ("docs/notebooks.md",),
     "first recording": ("docs/tutorials/first-recording.md", "docs/tutorials/training.md"),
 }
 

@@ -29,9 +29,19 @@ _SHOWN: Final = {
     ConsumerState.STALE: ("✕", BAD),
     ConsumerState.EXPIRED: ("✕", BAD),
 }
+_SERVICES: Final = {"running": ("●", GOOD), "paused": ("‖", QUIET), "draining": ("↓", QUIET)}
+_OTHER: Final = ("◌", QUIET)
 
 
 def shown(state: StreamState | ConsumerState, count: int | None = None) -> Text:
     """ "● live", or "✕ 2 stale" of several."""
     sign, colour = _SHOWN[state]
     return Text(f"{sign} {state}" if count is None else f"{sign} {count} {state}", style=colour)
+
+
+def service_shown(state: str, *, is_stale: bool) -> Text:
+    """ "● running"; of one whose heartbeats have ended what it said last."""
+    if is_stale:
+        return Text(f"✕ no heartbeat ({state})", style=BAD)
+    sign, colour = _SERVICES.get(state, _OTHER)
+    return Text(f"{sign} {state}", style=colour)

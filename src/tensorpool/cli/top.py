@@ -98,6 +98,7 @@ def _run(observer: Observer, every: float, deadline: float, stop: StopSignals) -
 
     console = Console()
     drawn, size = 0.0, console.size
+    measured_at = time.monotonic() + _listening_s(observer.config)
     with (
         keyboard() as keys,
         Live(console=console, screen=True, auto_refresh=False, vertical_overflow="crop") as live,
@@ -106,16 +107,22 @@ def _run(observer: Observer, every: float, deadline: float, stop: StopSignals) -
             if time.monotonic() - drawn >= every or console.size != size:
                 drawn, size = time.monotonic(), console.size
                 snapshot = observer.snapshot()
+                measuring = _measuring(observer) if drawn < measured_at else ""
                 page = Page(
                     aeron_dir=observer.aeron_dir,
                     wall_ns=time.time_ns(),
                     width=size.width,
                     height=size.height,
-                    notice=_notice(observer, snapshot),
+                    notice="" if measuring else _notice(observer, snapshot),
+                    measuring=measuring,
                 )
                 live.update(render(snapshot, page), refresh=True)
             if "q" in keys.read(LOOK_S):
                 break
+
+
+def _measuring(observer: Observer) -> str:
+    return f"measuring: processes report every {observer.config.announce_period_ns / 1e9:g} s"
 
 
 def _notice(observer: Observer, snapshot: Snapshot) -> str:

@@ -13,8 +13,8 @@ import time
 import weakref
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from types import MappingProxyType, TracebackType
-from typing import TYPE_CHECKING, Any, Final, Literal, Self
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, Final, Literal
 
 from tensorpool import aeron
 from tensorpool.channel import Endpoint
@@ -30,6 +30,7 @@ from tensorpool.client.provisioning import provision, ring_request
 from tensorpool.client.ring_watch import RingWatch
 from tensorpool.client.session import Session, State, StateChange
 from tensorpool.clock import Clock, SystemClock
+from tensorpool.closing import ClosesOnExit
 from tensorpool.control.provisioning import RingRequest
 from tensorpool.driver.config import DriverConfig
 from tensorpool.errors import Closed, ConfigError, LocalProtocolError, TensorPoolError
@@ -52,7 +53,7 @@ LOOK_AGAIN_S: Final = 0.05
 _MODES: Final = {"stream": Mode.STREAM, "rate_limited": Mode.RATE_LIMITED}
 
 
-class Client:
+class Client(ClosesOnExit):
     """A connection to the SHM driver behind a media driver. Made by `connect`.
 
     >>> with connect() as client, client.producer("camera/front", create=True) as producer:     # doctest: +SKIP
@@ -239,7 +240,7 @@ class Client:
         session.wait = home._wait_for
         home._attach_consumer(session, None if timeout is None else left)
         invoke = None if home._invoker is None else home.invoke
-        return Consumer(session, home._detach, invoke, on_state, on_progress)
+        return Consumer(session, home, invoke, on_state, on_progress)
 
     def watch(
         self, stream: int | str, *, timeout: float | None = None, driver_instance_id: str | None = None
@@ -316,13 +317,12 @@ class Client:
         if self._invoker is not None:
             self._invoker.close()
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
+    def __repr__(self) -> str:
+        sessions = [session for session in self._sessions if not session.is_closed]
+        consumers = sum(isinstance(session, ConsumerSession) for session in sessions)
+        counts = (len(sessions) - consumers, "producer"), (consumers, "consumer")
+        held = ", ".join(f"{count} {role}{'' if count == 1 else 's'}" for count, role in counts)
+        return f"<Client at {self.aeron_dir}: {'closed' if self._is_closed else held}>"
 
     # --- inside
 

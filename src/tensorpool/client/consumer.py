@@ -11,7 +11,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from types import TracebackType
-from typing import Final, Self
+from typing import TYPE_CHECKING, Final, Self
 
 import msgspec
 import numpy as np
@@ -30,6 +30,10 @@ from tensorpool.client.stream_reader import NEWER_EPOCH, SEQ_WENT_BACK, Consumer
 from tensorpool.errors import Closed, TransportError
 from tensorpool.shm.arrays import Array, view_of_frame
 from tensorpool.wire.control import FrameProgress, FrameProgressState, MajorOrder, Mode, ProgressUnit
+
+if TYPE_CHECKING:
+    from tensorpool.client.client import Client
+    from tensorpool.client.stream_widget import StreamWidget
 
 SLICE_NS: Final = 100_000_000  # a wait comes up for signals this often
 PROGRESS_SLICE_NS: Final = 500_000
@@ -97,7 +101,7 @@ class Consumer(ConsumerBase):
     def __init__(
         self,
         session: ConsumerSession,
-        close: Callable[[ConsumerSession], None],
+        client: Client,
         invoke: Callable[[], int] | None,
         on_state: Callable[[StateChange], object] | None,
         on_progress: Callable[[Progress], object] | None,
@@ -106,7 +110,7 @@ class Consumer(ConsumerBase):
         self._session = session
         self._reader = session.reader
         self._lock = session.reader.lock
-        self._close = close
+        self._client = client
         self._invoke = invoke
         self._on_state = on_state
         self._on_progress = on_progress
@@ -248,10 +252,22 @@ class Consumer(ConsumerBase):
         """A large table that the producer of the mapped epoch, or of `epoch`, distributes, once it is complete."""
         return self._session.metadata.blob(blob_type, meta_version, epoch)
 
+    def widget(self) -> StreamWidget:
+        """The stream, live, in a notebook: with a button that pauses and a choice of colour maps.
+
+        >>> consumer.widget()     # the last line of a cell shows it     # doctest: +SKIP
+
+        It has a consumer of its own, which it attaches while it is shown: this one misses nothing. Raises MissingExtra
+        where the extra `notebook` is not installed, and LocalProtocolError for a client without a thread.
+        """
+        from tensorpool.client.stream_widget import widget_of
+
+        return widget_of(self._client, self._session.stream_id, self._session.name)
+
     def close(self) -> None:
         """Give the lease back. Loops over this consumer end; frames and views stay valid."""
         self._reader.close()
-        self._close(self._session)
+        self._client._detach(self._session)
         self._session.take_events(self._on_state)
 
     def __enter__(self) -> Self:
@@ -266,6 +282,14 @@ class Consumer(ConsumerBase):
         session = getattr(self, "_session", None)
         if session is not None:
             session.on_unreferenced(self)
+
+    def __repr__(self) -> str:
+        about = f"<Consumer of {self._session.stream_label}: {self.state.lower()}"
+        if self.epoch is None:
+            return f"{about}>"
+        stats = self.stats
+        drops = "".join(f", {count} {reason.name.lower()}" for reason, count in stats.drops.items() if count)
+        return f"{about}, epoch {self.epoch}, {stats.received} received{drops}>"
 
     # --- inside
 

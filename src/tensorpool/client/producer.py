@@ -340,6 +340,10 @@ class Producer(ProducerBase):
         if session is not None:
             session.on_unreferenced(self)
 
+    def __repr__(self) -> str:
+        about = f"<Producer of {self._session.stream_label}: {self.state.lower()}"
+        return f"{about}, epoch {self.epoch}, next seq {self.next_seq}, {self.consumers} reading>"
+
     # --- inside
 
     def _is_open_as(self, stream_id: int, name: str | None) -> bool:

@@ -104,6 +104,10 @@ class Driver(ClosesOnExit):
         if self._media_driver is not None:
             shutil.rmtree(self.aeron_dir, ignore_errors=True)
 
+    def __repr__(self) -> str:
+        phase = "running" if self.is_running else "closed"
+        return f"<{type(self).__name__} {self.config.driver.instance_id} at {self.aeron_dir}: {phase}>"
+
     def _start_discovery(self, clock: Clock) -> None:
         settings, endpoints = self.config.discovery, self.config.driver
         names = {stream.stream_id: name for name, stream in self.config.streams.items()}
