@@ -7,7 +7,7 @@ consumer      receiving; its session: duties beside it      progress     partial
 frame         views that know whether they are whole        metadata     what frames mean, by version
 stream_reader where both threads meet                       names        streams by name
 conductor     the duty cycle; streams: what it opens        aio          the same for asyncio
-wall_clock    UTC of frames, without IO
+wall_clock    UTC of frames, without IO                     waiting      one thread for many consumers
 """
 
 from typing import TYPE_CHECKING
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from tensorpool.client.session import State, StateChange
     from tensorpool.client.slot import Slot
     from tensorpool.client.stream_reader import ConsumerStats
+    from tensorpool.client.waiting import wait_any
     from tensorpool.client.wall_clock import ClockPair
 
 __all__ = [
@@ -44,6 +45,7 @@ __all__ = [
     "State",
     "StateChange",
     "connect",
+    "wait_any",
 ]
 
 if not TYPE_CHECKING:
@@ -66,5 +68,6 @@ if not TYPE_CHECKING:
             "State": "tensorpool.client.session",
             "StateChange": "tensorpool.client.session",
             "connect": "tensorpool.client.client",
+            "wait_any": "tensorpool.client.waiting",
         },
     )
