@@ -9,7 +9,8 @@
 ...     frame = consumer.poll(timeout=1.0)                         # frame.array: a view of shared memory
 
     connect, local          a client of the driver that runs on this host, or of one inside this process
-    Client                  producer(), consumer(), discover(), aio
+    Client                  producer(), consumer(), run(), discover(), aio
+    wait_any                which of many consumers has a frame
     Producer, Slot          publish(array), claim(shape, dtype), set_metadata(…), stats
     Consumer, Frame         poll(), latest(), iteration; array, copy(), seq, time, dropped_before
     open                    a recording: open("lake")["camera/front"][10:20].numpy()
@@ -41,6 +42,7 @@ if TYPE_CHECKING:
         State,
         StateChange,
         connect,
+        wait_any,
     )
     from tensorpool.driver import Driver, DriverConfig
     from tensorpool.embedded import Local, local
@@ -107,11 +109,12 @@ __all__ = [
     "connect",
     "local",
     "open",
+    "wait_any",
 ]
 
 _CLIENT = """
     Client ClockPair Consumer ConsumerStats DropReason Frame Metadata Producer ProducerStats Progress RateLimiter Slot
-    State StateChange connect
+    State StateChange connect wait_any
 """
 _HOMES = (
     dict.fromkeys(__all__, "tensorpool.errors")

@@ -7,7 +7,8 @@ consumer      receiving; its session: duties beside it      progress     partial
 frame         views that know whether they are whole        metadata     what frames mean, by version
 stream_reader where both threads meet                       names        streams by name
 conductor     the duty cycle; streams: what it opens        aio          the same for asyncio
-wall_clock    UTC of frames, without IO                     rate_limiter a slower copy of a stream
+wall_clock    UTC of frames, without IO                     waiting      one thread for many consumers
+rate_limiter  a slower copy of a stream                     join_barrier frames that belong together, without IO
 """
 
 from typing import TYPE_CHECKING
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
     from tensorpool.client.session import State, StateChange
     from tensorpool.client.slot import Slot
     from tensorpool.client.stream_reader import ConsumerStats
+    from tensorpool.client.waiting import wait_any
     from tensorpool.client.wall_clock import ClockPair
 
 __all__ = [
@@ -46,6 +48,7 @@ __all__ = [
     "State",
     "StateChange",
     "connect",
+    "wait_any",
 ]
 
 if not TYPE_CHECKING:
@@ -69,5 +72,6 @@ if not TYPE_CHECKING:
             "State": "tensorpool.client.session",
             "StateChange": "tensorpool.client.session",
             "connect": "tensorpool.client.client",
+            "wait_any": "tensorpool.client.waiting",
         },
     )

@@ -19,7 +19,7 @@ import numpy as np
 from tensorpool import aeron
 from tensorpool._core import ConsumerBase, DropReason, FrameSource, RingReader, SlotFrame
 from tensorpool.aeron.adapter import MessageAdapter
-from tensorpool.client.arguments import seconds
+from tensorpool.client.arguments import seconds, whole_number
 from tensorpool.client.consumer_session import ConsumerSession
 from tensorpool.client.frame import Frame
 from tensorpool.client.mapped_epoch import MappedEpoch
@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from tensorpool.client.stream_widget import StreamWidget
 
 SLICE_NS: Final = 100_000_000  # a wait comes up for signals this often
+INVOKED_SLICE_NS: Final = 1_000_000
 PROGRESS_SLICE_NS: Final = 500_000
 FRAGMENT_LIMIT: Final = 256
 
@@ -106,7 +107,8 @@ class Consumer(ConsumerBase):
         on_state: Callable[[StateChange], object] | None,
         on_progress: Callable[[Progress], object] | None,
     ) -> None:
-        super().__init__(session.reader, invoke is None and on_progress is None)
+        self._is_simple = invoke is None and on_progress is None
+        super().__init__(session.reader, self._is_simple)
         self._session = session
         self._reader = session.reader
         self._lock = session.reader.lock
@@ -114,6 +116,7 @@ class Consumer(ConsumerBase):
         self._invoke = invoke
         self._on_state = on_state
         self._on_progress = on_progress
+        self.is_awaited = False  # by an event loop, whose thread is the only one that polls it
         self._tracker = ProgressTracker()
         self._tracked_epoch: int | None = None
         self._partial: list[Progress] = []
@@ -160,6 +163,11 @@ class Consumer(ConsumerBase):
         return self._session.state is State.ACTIVE
 
     @property
+    def is_closed(self) -> bool:
+        """Whether it was closed, by `close` or with its client: no more frames come."""
+        return self._session.is_closed or self._reader.is_closed
+
+    @property
     def mode(self) -> Mode:
         """As asked for, or as a ConsumerConfig overrides it."""
         return self._session.mode
@@ -181,6 +189,22 @@ class Consumer(ConsumerBase):
     poll = ConsumerBase.poll
     __iter__ = ConsumerBase.__iter__
     __next__ = ConsumerBase.__next__
+
+    def poll_many(self, n: int, timeout: float = 0.0) -> list[Frame]:
+        """The next frames, up to `n` that have arrived, waiting up to `timeout` seconds for the first; may be empty.
+
+        Like as many calls of `poll`, at a fraction of their cost where frames are small. The ring goes on meanwhile:
+        choose `n` well below its number of slots, or the first frames are overwritten before you get to the last.
+        """
+        wanted = whole_number("n", n, 2**31, 1)
+        frames: list[Frame] = self._take_arrived(wanted)
+        while len(frames) < wanted and not (frames and self._is_simple):
+            frame = self.poll(0.0 if frames else timeout)
+            if frame is None:
+                break
+            frames.append(frame)
+            frames += self._take_arrived(wanted - len(frames))
+        return frames
 
     def latest(self) -> Frame | None:
         """The newest frame, received before or not; None when there is none yet, or it is refused. Never waits.
@@ -215,7 +239,7 @@ class Consumer(ConsumerBase):
         """
         self._session.check_process()
         deadline_ns = None if timeout is None else time.monotonic_ns() + round(seconds("timeout", timeout) * 1e9)
-        while not self._session.is_closed and not self._reader.is_closed:
+        while not self.is_closed:
             left_ns = SLICE_NS if deadline_ns is None else deadline_ns - time.monotonic_ns()
             if self._wait_once(min(left_ns, SLICE_NS)):
                 return True
@@ -314,7 +338,7 @@ class Consumer(ConsumerBase):
             frame = self._poll(1.0)
             if frame is not None:
                 return frame
-            if self._session.is_closed or self._reader.is_closed:
+            if self.is_closed:
                 raise StopIteration
 
     def _poll(self, timeout: float = 0.0) -> Frame | None:
@@ -338,20 +362,10 @@ class Consumer(ConsumerBase):
     def _wait_once(self, timeout_ns: int) -> bool:
         """Sleep until there is something to do, at most `timeout_ns`."""
         reader = self._reader
-        if timeout_ns <= 0:
-            timeout_ns = 0
-        if self._on_progress is not None:
-            timeout_ns = min(timeout_ns, PROGRESS_SLICE_NS)
+        timeout_ns = max(0, min(timeout_ns, self._slice_ns))
         if self._invoke is not None:
             self._invoke()
-            timeout_ns = min(timeout_ns, 1_000_000)
-        attention = reader.attention
-        if attention & NEWER_EPOCH:
-            reader.forget_attention(NEWER_EPOCH)
-            self._session.newer_epoch_seen = True
-            self._session.conductor.wake()  # it asks the driver
-        if attention & SEQ_WENT_BACK:
-            self._session.conductor.wake()
+        if self._attend() & SEQ_WENT_BACK:
             time.sleep(min(timeout_ns, 1_000_000) / 1e9)
             return True
         with self._lock:
@@ -367,6 +381,38 @@ class Consumer(ConsumerBase):
             if reader.source is None and not reader.pending:
                 reader.mapped_or_changed.wait(timeout_ns / 1e9)
         return bool(reader.pending)
+
+    def _before_wait(self) -> int:
+        """What `wait_any` has this consumer do before it sleeps, and for how long it may (ns); 0: it has to be polled.
+
+        Where an event loop awaits it, callbacks are left to the loop's own poll.
+        """
+        if not self.is_awaited:
+            self._housekeeping()
+        elif self._invoke is not None:
+            self._invoke()
+        if self.is_closed or self._session.events:
+            return 0
+        self._attend()
+        self._reader.apply_pending()
+        return self._slice_ns
+
+    @property
+    def _slice_ns(self) -> int:
+        """How long a wait may last before the consumer has to do something."""
+        if self._on_progress is not None:
+            return PROGRESS_SLICE_NS
+        return SLICE_NS if self._invoke is None else INVOKED_SLICE_NS
+
+    def _attend(self) -> int:
+        """Have the conductor do what the feed asks for; returns what that is."""
+        attention = self._reader.attention
+        if attention & NEWER_EPOCH:
+            self._reader.forget_attention(NEWER_EPOCH)
+            self._session.newer_epoch_seen = True
+        if attention & (NEWER_EPOCH | SEQ_WENT_BACK):
+            self._session.conductor.wake()  # it asks the driver, or maps the epoch again
+        return attention
 
     def _housekeeping(self) -> None:
         self._session.check_process()
