@@ -24,7 +24,8 @@ def plain(values: Array) -> Array:
     if values.dtype.kind in "iu":
         return values.astype(values.dtype.newbyteorder("="), copy=False)
     with np.errstate(over="ignore", invalid="ignore"):
-        magnitudes: Array = np.abs(values) if values.dtype.kind == "c" else values
+        # In one order: the last bit of a magnitude depends on how the numbers lie in memory.
+        magnitudes: Array = np.abs(np.array(values, order="C")) if values.dtype.kind == "c" else values
         return magnitudes.astype(float_of(values.dtype), copy=False)
 
 
