@@ -10,7 +10,7 @@
 
     connect, local          a client of the driver that runs on this host, or of one inside this process
     Client                  producer(), consumer(), run(), discover(), aio
-    wait_any                which of many consumers has a frame
+    wait_any, join          which of many consumers has a frame; frames of several streams that belong together
     Producer, Slot          publish(array), claim(shape, dtype), set_metadata(…), stats
     Consumer, Frame         poll(), latest(), iteration; array, copy(), seq, time, dropped_before
     open                    a recording: open("lake")["camera/front"][10:20].numpy()
@@ -33,6 +33,8 @@ if TYPE_CHECKING:
         ConsumerStats,
         DropReason,
         Frame,
+        FrameCopy,
+        Join,
         Metadata,
         Producer,
         ProducerStats,
@@ -41,7 +43,9 @@ if TYPE_CHECKING:
         Slot,
         State,
         StateChange,
+        Unjoined,
         connect,
+        join,
         wait_any,
     )
     from tensorpool.driver import Driver, DriverConfig
@@ -86,8 +90,10 @@ __all__ = [
     "Dtype",
     "Endpoint",
     "Frame",
+    "FrameCopy",
     "FrameOverwritten",
     "FrameTooLarge",
+    "Join",
     "LeaseLost",
     "Local",
     "LocalProtocolError",
@@ -106,15 +112,17 @@ __all__ = [
     "StateChange",
     "TensorPoolError",
     "TransportError",
+    "Unjoined",
     "connect",
+    "join",
     "local",
     "open",
     "wait_any",
 ]
 
 _CLIENT = """
-    Client ClockPair Consumer ConsumerStats DropReason Frame Metadata Producer ProducerStats Progress RateLimiter Slot
-    State StateChange connect wait_any
+    Client ClockPair Consumer ConsumerStats DropReason Frame FrameCopy Join Metadata Producer ProducerStats Progress
+    RateLimiter Slot State StateChange Unjoined connect join wait_any
 """
 _HOMES = (
     dict.fromkeys(__all__, "tensorpool.errors")

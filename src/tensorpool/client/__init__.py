@@ -8,7 +8,7 @@ frame         views that know whether they are whole        metadata     what fr
 stream_reader where both threads meet                       names        streams by name
 conductor     the duty cycle; streams: what it opens        aio          the same for asyncio
 wall_clock    UTC of frames, without IO                     waiting      one thread for many consumers
-rate_limiter  a slower copy of a stream                     join_barrier frames that belong together, without IO
+rate_limiter  a slower copy of a stream                     joining      streams read together; join_barrier: without IO
 """
 
 from typing import TYPE_CHECKING
@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from tensorpool.client.client import Client, connect
     from tensorpool.client.consumer import Consumer, Progress
     from tensorpool.client.frame import Frame
+    from tensorpool.client.join_barrier import Unjoined
+    from tensorpool.client.joining import FrameCopy, Join, JoinStats, join
     from tensorpool.client.metadata import Metadata
     from tensorpool.client.producer import Producer, ProducerStats
     from tensorpool.client.rate_limiter import RateLimiter
@@ -39,6 +41,9 @@ __all__ = [
     "ConsumerStats",
     "DropReason",
     "Frame",
+    "FrameCopy",
+    "Join",
+    "JoinStats",
     "Metadata",
     "Producer",
     "ProducerStats",
@@ -47,7 +52,9 @@ __all__ = [
     "Slot",
     "State",
     "StateChange",
+    "Unjoined",
     "connect",
+    "join",
     "wait_any",
 ]
 
@@ -63,6 +70,11 @@ if not TYPE_CHECKING:
             "ConsumerStats": "tensorpool.client.stream_reader",
             "DropReason": "tensorpool._core",
             "Frame": "tensorpool.client.frame",
+            "FrameCopy": "tensorpool.client.joining",
+            "Join": "tensorpool.client.joining",
+            "JoinStats": "tensorpool.client.joining",
+            "Unjoined": "tensorpool.client.join_barrier",
+            "join": "tensorpool.client.joining",
             "Metadata": "tensorpool.client.metadata",
             "Producer": "tensorpool.client.producer",
             "ProducerStats": "tensorpool.client.producer",
