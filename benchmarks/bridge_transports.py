@@ -30,12 +30,11 @@ PATIENCE_S = 20.0
 
 
 class Settings(msgspec.Struct, frozen=True, kw_only=True):
-    """How Aeron is used: by the bridge and by the bare publication alike."""
+    """What the channels and the media drivers are told beyond their defaults."""
 
-    sending: str = "|so-sndbuf=2m|term-length=16m"
-    receiving: str = "|so-rcvbuf=4m|rcv-wnd=2m"
+    sending: str = ""
+    receiving: str = ""
     media_driver: dict[str, int | str] = {}
-    environment: dict[str, str] = {}
 
 
 class Job(msgspec.Struct, frozen=True, kw_only=True):
@@ -98,7 +97,6 @@ def run_host(job: Job, host: str, shared: Shared, ready: Connection) -> None:
         f"payload_pools = [{{pool_id = 1, stride_bytes = {stride_bytes}}}]\n"
         f"[streams.frames]\nstream_id = {STREAM_ID if host == 'a' else DEST_ID}\n"
     )
-    os.environ.update(job.settings.environment)
     config = tp.DriverConfig.load(job.driver_config(host), environ={})
     with _media_driver(job, host), tp.Driver(config, aeron_dir=job.aeron_dir(host)):
         ready.send("ready")

@@ -137,20 +137,27 @@ public:
         }
         if (messages.count == count) return by_default();
 
-        const int sent = ::sendmmsg(transport->fd, messages.headers.data(), static_cast<unsigned>(messages.count), 0);
-        if (sent < 0) {
-            if (errno == EAGAIN || errno == EWOULDBLOCK || errno == ECONNREFUSED || errno == EINTR) return 0;
-            if (errno == EMSGSIZE || errno == EINVAL || errno == EIO || errno == EOPNOTSUPP)
-                limit_segments(*entry, state, messages.groups[0].segment_bytes, errno);
-            return by_default();  // sends them, or says what is wrong
+        std::size_t done = 0, datagrams = 0;
+        while (done < messages.count) {
+            const int sent =
+                ::sendmmsg(transport->fd, &messages.headers[done], static_cast<unsigned>(messages.count - done), 0);
+            if (sent <= 0) {
+                if (sent == 0 || errno == EAGAIN || errno == EWOULDBLOCK || errno == ECONNREFUSED || errno == EINTR)
+                    break;
+                if (errno == EMSGSIZE || errno == EINVAL || errno == EIO || errno == EOPNOTSUPP)
+                    limit_segments(*entry, state, messages.groups[done].segment_bytes, errno);
+                // The default sends the rest, or says what is wrong.
+                const int rest =
+                    default_send_(data_paths, transport, address, batch + datagrams, count - datagrams, bytes_sent);
+                return rest < 0 ? rest : static_cast<int>(datagrams) + rest;
+            }
+            for (const std::size_t end = done + static_cast<std::size_t>(sent); done < end; ++done) {
+                const std::size_t in_group = messages.groups[done].count;
+                datagrams += in_group;
+                *bytes_sent += messages.headers[done].msg_len;
+                if (in_group > 1) counts_.sent.fetch_add(in_group, std::memory_order_relaxed);
+            }
         }
-        std::size_t datagrams = 0, segmented = 0;
-        for (std::size_t i = 0; i < static_cast<std::size_t>(sent); ++i) {
-            datagrams += messages.groups[i].count;
-            if (messages.groups[i].count > 1) segmented += messages.groups[i].count;
-            *bytes_sent += messages.headers[i].msg_len;
-        }
-        counts_.sent.fetch_add(segmented, std::memory_order_relaxed);
         return static_cast<int>(datagrams);
     }
 

@@ -22,7 +22,7 @@ struct Calls {
     std::size_t sends = 0, receives = 0, closes = 0;
 } calls;
 
-// What the wrapped system call does: `fails_after` messages are sent, then `error`; -1: it is the real one.
+// What the wrapped system call does: so many more messages are sent, then it fails; -1: it is the real one.
 int fails_after = -1;
 int error_of_send = 0;
 
@@ -174,6 +174,7 @@ int __real_sendmmsg(int, mmsghdr*, unsigned, int);
 int __wrap_sendmmsg(int fd, mmsghdr* messages, unsigned count, int flags) {
     if (fails_after < 0) return __real_sendmmsg(fd, messages, count, flags);
     const unsigned most = std::min(count, static_cast<unsigned>(fails_after));
+    fails_after -= static_cast<int>(most);
     if (most > 0) return __real_sendmmsg(fd, messages, most, flags);
     errno = error_of_send;
     return -1;
@@ -278,6 +279,7 @@ TEST(udp_offload, a_send_that_would_block_in_the_middle_reports_what_left) {
     std::vector<Bytes> batch = datagrams({900, 900, 900, 100, 1200, 1200, 1200});  // two groups: 4 and 3
     std::int64_t bytes = 0;
     fails_after = 1;
+    error_of_send = EAGAIN;
     CHECK_EQ(pair.send(batch, bytes), 4);
     CHECK_EQ(bytes, std::int64_t{2800});
     pair.receive(4);
@@ -311,6 +313,22 @@ TEST(udp_offload, a_refused_segmented_send_goes_out_by_the_default_from_then_on)
         pair.receive(9);
         CHECK_EQ(pair.received.datagrams.size(), std::size_t{9});
     }
+}
+
+// Aeron sends a batch again from its beginning until all of it has left: a refusal that hides behind a success would be
+// met for ever.
+TEST(udp_offload, a_refusal_in_the_middle_sends_the_rest_by_the_default) {
+    Pair pair;
+    pair.meet();
+    std::vector<Bytes> batch = datagrams({100, 100, 2'000, 2'000, 2'000});
+    std::int64_t bytes = 0;
+    fails_after = 1;
+    error_of_send = EMSGSIZE;
+    CHECK_EQ(pair.send(batch, bytes), 5);
+    CHECK_EQ(bytes, std::int64_t{6'200});
+    CHECK_EQ(calls.sends, std::size_t{1});
+    pair.receive(5);
+    CHECK(pair.received.datagrams == batch);
 }
 
 TEST(udp_offload, what_is_unusual_takes_the_default) {

@@ -36,6 +36,7 @@ log = get_logger("media_driver")
 _MS: Final = 1_000_000
 _S: Final = 1_000_000_000
 
+SEND_BUFFER_BYTES: Final = 2 << 20  # what a queue of a network card may hold before sends are refused
 SILENCE_MS: Final = 2_000  # twice the heartbeat interval that Aeron ships with; ours is finer
 START_TIMEOUT_MS: Final = 15_000  # of another driver in the same folder
 
@@ -47,6 +48,9 @@ DEFAULTS: Final[dict[str, Value]] = {
     "client_liveness_timeout_ns": 5 * _S,
     "publication_unblock_timeout_ns": 6 * _S,  # Aeron: must exceed the client liveness timeout
     "to_clients_buffer_length": (4 << 20) + 128,  # events for processes that stand still; Aeron's trailer has 128 bytes
+    "receiver_io_vector_capacity": 16,  # the most that Aeron takes, of each of the three
+    "sender_io_vector_capacity": 16,
+    "network_publication_max_messages_per_send": 16,
     "term_buffer_sparse_file": True,
     "dir_delete_on_start": True,  # what a dead driver left; a live one is refused first
     "dir_delete_on_shutdown": True,
@@ -157,7 +161,7 @@ class MediaDriver(ClosesOnExit):
     def __init__(self, aeron_dir: str | None = None, **settings: Value) -> None:
         library.load()
         self.aeron_dir = aeron_dir or default_aeron_dir()
-        chosen = DEFAULTS | {name: checked_setting(name, value) for name, value in settings.items()}
+        chosen = DEFAULTS | _buffers() | {name: checked_setting(name, value) for name, value in settings.items()}
         udp_offload = chosen.pop("udp_offload", "auto")
         pairs: list[tuple[str, int | str]] = [("dir", self.aeron_dir)]
         # An idle strategy reads its arguments at the moment it is chosen: they have to be there first.
@@ -175,6 +179,15 @@ class MediaDriver(ClosesOnExit):
     @property
     def is_closed(self) -> bool:
         return self._driver.is_closed
+
+
+def _buffers() -> dict[str, Value]:
+    """As large as this kernel allows: Aeron complains where it grants less than asked for."""
+    try:
+        with open("/proc/sys/net/core/wmem_max", encoding="ascii") as limit:
+            return {"socket_so_sndbuf": min(SEND_BUFFER_BYTES, int(limit.read()))}
+    except (OSError, ValueError):
+        return {}
 
 
 def _on_offload_refused(reason: str) -> None:
