@@ -16,8 +16,8 @@ drivers included, in seconds per GiB delivered.
                                 [--json FILE] [--sweep] [--veth]
 
 `--sweep` measures bare Aeron alone under several settings of channels and media driver. `--veth` puts the two hosts
-into network namespaces of their own, joined by a veth pair of MTU 9000 (needs root), where datagrams of 64 KiB travel
-in fragments.
+into network namespaces of their own, joined by veth pairs and a switch of MTU 9000 (needs root), where datagrams of
+64 KiB travel in fragments.
 """
 
 from __future__ import annotations
@@ -54,6 +54,7 @@ from benchmarks.bridge_transports import (
     run_zenoh,
     run_zmq,
 )
+from tests.support.hosts import Network
 
 SIZES = {"640 KiB": 640 << 10, "4 MiB": 4 << 20}
 MTUS = {"1408": 1408, "8 KiB": 8192, "64 KiB": 65_504}
@@ -200,7 +201,8 @@ class Ratio(NamedTuple):
 class Processes:
     """The processes of one measurement; ended with it."""
 
-    def __init__(self, starts: list[Start], job: Job) -> None:
+    def __init__(self, starts: list[Start], job: Job, network: Network | None) -> None:
+        self._network = network
         self._context = multiprocessing.get_context("spawn")
         self.shared = Shared(self._context)
         self._processes: list[BaseProcess] = []
@@ -252,7 +254,8 @@ class Processes:
         ours, theirs = self._context.Pipe()
         name = f"{run.__name__.removeprefix('run_')} {host}"
         process = self._context.Process(target=run, args=(job, host, self.shared, theirs), name=name, daemon=True)
-        process.start()
+        with self._network.inside(host) if self._network else contextlib.nullcontext():
+            process.start()
         theirs.close()
         self._processes.append(process)
         self._ends.append(ours)
@@ -299,12 +302,16 @@ def visit(
     bare_aeron: Path,
     settings: Settings,
     with_counters: bool,
+    network: Network | None,
 ) -> None:
     try:
         with _folder(bare_aeron) as folder:
             mtu_bytes = MTUS.get(mtu, 1408)
-            job = Job(size=SIZES[size], mtu=mtu_bytes, ports=_free_ports(), folder=folder, settings=settings)
-            processes = Processes(TRANSPORTS.get(transport, BARE), job)
+            address = network.addresses["b"] if network else "127.0.0.1"
+            job = Job(
+                size=SIZES[size], mtu=mtu_bytes, address=address, ports=_free_ports(), folder=folder, settings=settings
+            )
+            processes = Processes(TRANSPORTS.get(transport, BARE), job, network)
             try:
                 reading = processes.measure(plan, job.size)
                 figures.add(transport, size, mtu, turn, reading)
@@ -323,7 +330,14 @@ def is_over_udp(transport: str) -> bool:
     return transport not in TRANSPORTS or transport in OVER_UDP
 
 
-def measure(transports: list[str], sizes: list[str], mtus: list[str], plan: Plan, with_counters: bool) -> Figures:
+def measure(
+    transports: list[str],
+    sizes: list[str],
+    mtus: list[str],
+    plan: Plan,
+    with_counters: bool,
+    network: Network | None,
+) -> Figures:
     figures = Figures()
     jobs = [
         (transport, size, mtu) for size in sizes for mtu in mtus for transport in transports if is_over_udp(transport)
@@ -346,6 +360,7 @@ def measure(transports: list[str], sizes: list[str], mtus: list[str], plan: Plan
                     bare_aeron,
                     SWEEP.get(transport) or SETTINGS.get(transport, Settings()),
                     with_counters,
+                    network,
                 )
     print("\r" + " " * 78 + "\r", end="", file=sys.stderr)
     return figures
@@ -399,6 +414,7 @@ def main() -> int:
     parser.add_argument("--mtus", help="only these MTUs, such as 1408,65504")
     parser.add_argument("--transports", help=f"only those whose names begin so, of: {', '.join(TRANSPORTS)}")
     parser.add_argument("--sweep", action="store_true", help="bare Aeron under several settings")
+    parser.add_argument("--veth", action="store_true", help="between network namespaces instead of on loopback")
     parser.add_argument("--counters", action="store_true", help="print what the bridges counted")
     parser.add_argument("--json", type=Path, help="also write every round's figures to this file")
     options = parser.parse_args()
@@ -418,7 +434,8 @@ def main() -> int:
     if not (sizes and mtus and transports):
         parser.error(f"nothing to measure; sizes are {', '.join(SIZES)}, MTUs {', '.join(map(str, MTUS.values()))}")
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # an end that cleans up
-    figures = measure(transports, sizes, mtus, plan, options.counters)
+    with Network("a", "b") if options.veth else contextlib.nullcontext() as network:
+        figures = measure(transports, sizes, mtus, plan, options.counters, network)
     for line in report(figures, transports, sizes, mtus):
         print(line)
     misses = 0

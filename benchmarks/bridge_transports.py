@@ -42,6 +42,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
 
     size: int
     mtu: int
+    address: str  # of host b
     ports: tuple[int, int]
     folder: str
     settings: Settings
@@ -59,7 +60,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
 
     def channel(self, port: int, *, sending: bool) -> str:
         parameters = self.settings.sending if sending else self.settings.receiving
-        return f"aeron:udp?endpoint=127.0.0.1:{self.ports[port]}{parameters}"
+        return f"aeron:udp?endpoint={self.address}:{self.ports[port]}{parameters}"
 
 
 class Shared:
@@ -245,7 +246,7 @@ def run_zmq(job: Job, host: str, shared: Shared, ready: Connection) -> None:
             with context.socket(zmq.PULL) as socket:
                 socket.set(zmq.RCVHWM, 4)
                 socket.set(zmq.RCVTIMEO, 50)
-                socket.bind(f"tcp://127.0.0.1:{job.ports[0]}")
+                socket.bind(f"tcp://{job.address}:{job.ports[0]}")
                 ready.send("ready")
                 while not shared.is_over:
                     with contextlib.suppress(zmq.Again):
@@ -256,7 +257,7 @@ def run_zmq(job: Job, host: str, shared: Shared, ready: Connection) -> None:
             socket.set(zmq.SNDHWM, 2)
             socket.set(zmq.SNDTIMEO, 50)
             socket.set(zmq.LINGER, 0)
-            socket.connect(f"tcp://127.0.0.1:{job.ports[0]}")
+            socket.connect(f"tcp://{job.address}:{job.ports[0]}")
             arrays = [np.zeros(job.size // 8, np.uint64) for _ in range(8)]
             is_copied = job.size < 1 << 20
             ready.send("ready")
@@ -274,7 +275,7 @@ def run_zenoh(job: Job, host: str, shared: Shared, ready: Connection) -> None:
     import zenoh
 
     zenoh.init_log_from_env_or("error")
-    endpoint = [f"tcp/127.0.0.1:{job.ports[0]}"]
+    endpoint = [f"tcp/{job.address}:{job.ports[0]}"]
     config = zenoh.Config()
     for key, value in {
         "mode": "peer",
