@@ -2,6 +2,7 @@
 """The UDP bridge on loopback next to bare Aeron, which is its limit, and to TCP as people use it instead.
 
     tensorpool        a producer, two drivers, two bridges, a consumer: a frame counts when the consumer has it whole
+    eight mappings    the same with eight streams;  both directions: one there and one back; the sum of all
     stock Aeron       one publication and one subscription, native, chunks of the bridge's size; media drivers as Aeron
                       ships them (default transport, vectors of 4), with the bridge's windows and buffers
     offloaded Aeron   the same with media drivers as we configure them: UDP offload, vectors of 16
@@ -28,7 +29,6 @@ import json
 import multiprocessing
 import os
 import signal
-import socket
 import statistics
 import sys
 import tempfile
@@ -55,10 +55,12 @@ from benchmarks.bridge_transports import (
     run_zmq,
 )
 from tests.support.hosts import Network
+from tests.support.transfers import free_ports
 
 SIZES = {"640 KiB": 640 << 10, "4 MiB": 4 << 20}
 MTUS = {"1408": 1408, "8 KiB": 8192, "64 KiB": 65_504}
 OURS, STOCK, OFFLOADED = "tensorpool", "stock Aeron", "offloaded Aeron"
+EIGHT, BOTH = "eight mappings", "both directions"
 ZMQ, ZENOH = "pyzmq TCP", "zenoh TCP"
 READY_S = 30.0
 TICKS = os.sysconf("SC_CLK_TCK")
@@ -66,21 +68,25 @@ TICKS = os.sysconf("SC_CLK_TCK")
 type Start = tuple[Callable[..., None], str]
 
 BARE: list[Start] = [(run_host, "a"), (run_host, "b"), (run_bare, "b"), (run_bare, "a")]
+BRIDGED: list[Start] = [
+    (run_host, "a"),
+    (run_host, "b"),
+    (run_bridge, "b"),
+    (run_bridge, "a"),
+    (run_consumer, "b"),
+    (run_producer, "a"),
+]
 TRANSPORTS: dict[str, list[Start]] = {  # what is started, in this order, and on which host
-    OURS: [
-        (run_host, "a"),
-        (run_host, "b"),
-        (run_bridge, "b"),
-        (run_bridge, "a"),
-        (run_consumer, "b"),
-        (run_producer, "a"),
-    ],
+    OURS: BRIDGED,
+    EIGHT: BRIDGED,
+    BOTH: [*BRIDGED[:-1], (run_consumer, "a"), BRIDGED[-1], (run_producer, "b")],
     STOCK: BARE,
     OFFLOADED: BARE,
     ZMQ: [(run_zmq, "b"), (run_zmq, "a")],
     ZENOH: [(run_zenoh, "b"), (run_zenoh, "a")],
 }
-OVER_UDP = (OURS, STOCK, OFFLOADED)
+OVER_UDP = (OURS, EIGHT, BOTH, STOCK, OFFLOADED)
+LANES = {EIGHT: "aaaaaaaa", BOTH: "ab"}
 
 BUFFERS = "|so-rcvbuf=4m|rcv-wnd=2m"  # what the bridge adds to its receiving channels
 AS_AERON_SHIPS: dict[str, int | str] = {
@@ -128,6 +134,7 @@ SWEEP: dict[str, Settings] = {
 class Target(msgspec.Struct, frozen=True, kw_only=True):
     """Ours as a multiple of a rival's, for every size."""
 
+    transport: str = OURS
     rival: str
     mtus: tuple[str, ...]
     field: str = "mib_per_s"
@@ -142,6 +149,8 @@ TARGETS = (
     Target(rival=OFFLOADED, mtus=tuple(MTUS), at_least=0.9),
     Target(rival=ZENOH, mtus=("64 KiB",), at_least=2.0),
     Target(rival=ZMQ, mtus=("64 KiB",), at_least=0.8),
+    Target(transport=EIGHT, rival=OURS, mtus=tuple(MTUS), at_least=0.9),
+    Target(transport=BOTH, rival=OURS, mtus=tuple(MTUS), at_least=0.9),
 )
 
 
@@ -177,9 +186,9 @@ class Figures:
         rounds = self.readings.get((transport, size, mtu))
         return statistics.median(getattr(reading, field) for reading in rounds.values()) if rounds else None
 
-    def ratio(self, size: str, mtu: str, rival: str, field: str = "mib_per_s") -> Ratio | None:
+    def ratio(self, size: str, mtu: str, rival: str, field: str = "mib_per_s", transport: str = OURS) -> Ratio | None:
         """Ours as a multiple of the rival's, where both were measured in the same round."""
-        ours = self.readings.get((OURS, size, mtu), {})
+        ours = self.readings.get((transport, size, mtu), {})
         theirs = self.readings.get((rival, size, mtu if rival in OVER_UDP else ""), {})
         ratios = [
             getattr(ours[turn], field) / getattr(theirs[turn], field)
@@ -204,7 +213,7 @@ class Processes:
     def __init__(self, starts: list[Start], job: Job, network: Network | None) -> None:
         self._network = network
         self._context = multiprocessing.get_context("spawn")
-        self.shared = Shared(self._context)
+        self.shared = Shared(self._context, len(job.lanes))
         self._processes: list[BaseProcess] = []
         self._ends: list[Connection] = []
         try:
@@ -217,14 +226,14 @@ class Processes:
     def measure(self, plan: Plan, size: int) -> Reading:
         frames = self.shared.frames
         deadline_s = time.monotonic() + READY_S
-        while frames.value == 0:
+        while min(frames) == 0:
             if time.monotonic() > deadline_s or not all(process.is_alive() for process in self._processes):
                 raise TimeoutError("no frame has come")
             time.sleep(0.01)
         time.sleep(plan.warm_up_s)
-        began_s, seen, before = time.monotonic(), frames.value, self._cpu_s()
+        began_s, seen, before = time.monotonic(), sum(frames), self._cpu_s()
         time.sleep(plan.window_s)
-        took_s, came, after = time.monotonic() - began_s, frames.value - seen, self._cpu_s()
+        took_s, came, after = time.monotonic() - began_s, sum(frames) - seen, self._cpu_s()
         gib = came * size / (1 << 30)
         if came == 0:
             raise TimeoutError("no frame came within the window")
@@ -275,16 +284,6 @@ def _cpu_s(pid: int | None) -> float:
     return (int(fields[11]) + int(fields[12])) / TICKS
 
 
-def _free_ports() -> tuple[int, int]:
-    with contextlib.ExitStack() as stack:
-        ports = []
-        for _ in range(2):
-            probe = stack.enter_context(socket.socket(socket.AF_INET, socket.SOCK_DGRAM))
-            probe.bind(("127.0.0.1", 0))
-            ports.append(int(probe.getsockname()[1]))
-        return ports[0], ports[1]
-
-
 @contextlib.contextmanager
 def _folder(bare_aeron: Path) -> Iterator[str]:
     with tempfile.TemporaryDirectory(dir="/dev/shm", prefix="tensorpool-bridge-bench-") as folder:
@@ -307,16 +306,21 @@ def visit(
     try:
         with _folder(bare_aeron) as folder:
             mtu_bytes = MTUS.get(mtu, 1408)
-            address = network.addresses["b"] if network else "127.0.0.1"
             job = Job(
-                size=SIZES[size], mtu=mtu_bytes, address=address, ports=_free_ports(), folder=folder, settings=settings
+                size=SIZES[size],
+                mtu=mtu_bytes,
+                addresses=network.addresses if network else dict.fromkeys("ab", "127.0.0.1"),
+                ports=free_ports(4),
+                folder=folder,
+                settings=settings,
+                lanes=LANES.get(transport, "a"),
             )
             processes = Processes(TRANSPORTS.get(transport, BARE), job, network)
             try:
                 reading = processes.measure(plan, job.size)
                 figures.add(transport, size, mtu, turn, reading)
             finally:
-                figures.wrong += processes.shared.wrong.value
+                figures.wrong += sum(processes.shared.wrong)
                 said = processes.close()
                 if with_counters:
                     parts = {name: round(cpu_s, 2) for name, cpu_s in reading.parts.items()}
@@ -381,7 +385,8 @@ def report(figures: Figures, transports: list[str], sizes: list[str], mtus: list
                 columns = mtus if is_over_udp(transport) else [""]
                 values = [figures.median(field, transport, size, mtu) for mtu in columns]
                 yield _row(f"  {transport}", ["-" if value is None else form.format(value) for value in values])
-        for rival in (transport for transport in transports if transport != OURS and OURS in transports):
+        rivals = (STOCK, OFFLOADED, ZMQ, ZENOH)
+        for rival in (transport for transport in transports if transport in rivals and OURS in transports):
             for field, of in (("mib_per_s", ""), ("cpu_s_per_gib", ", CPU")):
                 ratios = [figures.ratio(size, mtu, rival, field) for mtu in mtus]
                 yield _row(f"  {OURS} / {rival}{of}", ["-" if ratio is None else str(ratio) for ratio in ratios])
@@ -393,12 +398,12 @@ def verdicts(figures: Figures, sizes: list[str], mtus: list[str]) -> Iterator[tu
     for target in TARGETS:
         for size in sizes:
             for mtu in (mtu for mtu in mtus if mtu in target.mtus):
-                ratio = figures.ratio(size, mtu, target.rival, target.field)
+                ratio = figures.ratio(size, mtu, target.rival, target.field, target.transport)
                 if ratio is None:
                     continue
                 is_met = target.at_least <= ratio.median <= target.at_most
                 bound = f"at least {target.at_least}" if target.at_least else f"at most {target.at_most}"
-                what = f"{FIELDS[target.field][0]}, {size}, MTU {mtu}, / {target.rival}"
+                what = f"{target.transport} / {target.rival}, {FIELDS[target.field][0]}, {size}, MTU {mtu}"
                 yield f"{'holds ' if is_met else 'MISSED'}  {what}: {ratio}, target {bound}", is_met
 
 
