@@ -59,7 +59,6 @@ private:
     void tear_down() noexcept {
         if (driver_) api_.driver_close(driver_);
         if (context_) api_.driver_context_close(context_);
-        process_udp_offload().finish_reports();
         driver_ = nullptr;
         context_ = nullptr;
     }

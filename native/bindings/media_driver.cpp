@@ -93,7 +93,12 @@ void bind_media_driver(nb::module_& m) {
         .def(nb::new_(&start_media_driver), "settings"_a, "on_offload_refused"_a = nb::none(),
              "`settings` are (name, value) for aeron_driver_context_set_<name>; `on_offload_refused` asks for the UDP "
              "offload, and is called with the reason where it cannot be had, once per process.")
-        .def("close", &aeron::MediaDriver::close, nb::call_guard<nb::gil_scoped_release>())
+        .def("close",
+             [](aeron::MediaDriver& self) {
+                 const nb::gil_scoped_release release;  // which the report of a refusal takes
+                 self.close();
+                 aeron::process_udp_offload().finish_reports();
+             })
         .def_prop_ro("is_closed", &aeron::MediaDriver::is_closed);
 }
 
