@@ -13,10 +13,13 @@ LEVELS = {"quick", "test", "soak"}
 SLOW_FOLDERS = {
     "cli",
     "conformance",
+    "console",
+    "console_page",
     "diagnosis",
     "examples",
     "exports",
     "fault",
+    "first_hour",
     "fuzz",
     "integration",
     "lake",

@@ -36,6 +36,7 @@ if TYPE_CHECKING:
         Producer,
         ProducerStats,
         Progress,
+        RateLimiter,
         Slot,
         State,
         StateChange,
@@ -94,6 +95,7 @@ __all__ = [
     "ProducerStats",
     "Progress",
     "ProtocolError",
+    "RateLimiter",
     "RegionRejected",
     "RemoteProtocolError",
     "RingRefused",
@@ -108,8 +110,8 @@ __all__ = [
 ]
 
 _CLIENT = """
-    Client ClockPair Consumer ConsumerStats DropReason Frame Metadata Producer ProducerStats Progress Slot State
-    StateChange connect
+    Client ClockPair Consumer ConsumerStats DropReason Frame Metadata Producer ProducerStats Progress RateLimiter Slot
+    State StateChange connect
 """
 _HOMES = (
     dict.fromkeys(__all__, "tensorpool.errors")

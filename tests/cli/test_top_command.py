@@ -3,19 +3,13 @@
 
 from __future__ import annotations
 
-import contextlib
-import fcntl
 import json
 import os
-import pty
 import re
-import select
 import signal
-import struct
 import subprocess
 import sys
 import termios
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -30,7 +24,8 @@ from tensorpool.supervisor.view import View
 from tensorpool.wire.control import DataSourceAnnounce, QosProducer
 from tests.cli.conftest import Shell
 from tests.support.messages import announce, consumer_qos
-from tests.support.processes import ROOT, terminal_environment
+from tests.support.processes import ROOT
+from tests.support.terminals import read_until, terminal
 
 S = 1_000_000_000
 EPOCH = 1_794_812_572_954_192_273
@@ -92,41 +87,12 @@ def test_without_a_driver_it_says_so(shell: Shell, shm_dir: Path) -> None:
     assert "no stream is announced here. Is an SHM driver (`tensorpool driver`) running" in output
 
 
-@contextlib.contextmanager
-def terminal(shell: Shell, *arguments: str, rows: int, columns: int) -> Iterator[tuple[subprocess.Popen[bytes], int]]:
-    """A command on a terminal of its own."""
-    ours, theirs = pty.openpty()
-    fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", rows, columns, 0, 0))
-    process = subprocess.Popen(
-        [sys.executable, "-m", "tensorpool", *arguments],
-        stdin=theirs,
-        stdout=theirs,
-        stderr=theirs,
-        env=terminal_environment() | dict(shell.environment),
-        cwd=ROOT,
-    )
-    os.close(theirs)
-    try:
-        yield process, ours
-    finally:
-        process.kill()
-        process.wait()
-        os.close(ours)
-
-
-def read_until(fd: int, wanted: bytes) -> bytes:
-    found = b""
-    deadline = time.monotonic() + 180
-    while wanted not in found:
-        assert time.monotonic() < deadline, found
-        if select.select([fd], [], [], 0.1)[0]:
-            found += os.read(fd, 65536)
-    return found
-
-
 def test_live_on_a_terminal_until_q(shell: Shell, scene: tuple[tp.Producer, tp.Consumer]) -> None:
     """The page comes, q ends it with code 0, and the terminal is as it was before."""
-    with terminal(shell, "top", "--every", "0.2", rows=30, columns=100) as (process, screen):
+    with terminal(shell.environment, "-m", "tensorpool", "top", "--every", "0.2", rows=30, columns=100) as (
+        process,
+        screen,
+    ):
         before = termios.tcgetattr(screen)
         found = read_until(screen, b"CONSUMERS")
         assert b"\x1b[?1049h" in found  # a page of its own
@@ -138,7 +104,7 @@ def test_live_on_a_terminal_until_q(shell: Shell, scene: tuple[tp.Producer, tp.C
 
 def test_live_until_ctrl_c(shell: Shell, scene: tuple[tp.Producer, tp.Consumer]) -> None:
     """Code 0, no traceback."""
-    with terminal(shell, "top", rows=12, columns=40) as (process, screen):
+    with terminal(shell.environment, "-m", "tensorpool", "top", rows=12, columns=40) as (process, screen):
         read_until(screen, b"STREAMS")
         process.send_signal(signal.SIGINT)
         rest = read_until(screen, b"\x1b[?1049l")

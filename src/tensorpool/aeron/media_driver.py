@@ -170,7 +170,7 @@ class MediaDriver(ClosesOnExit):
         with alone_in(os.path.dirname(self.aeron_dir)):
             _refuse_live_driver(self.aeron_dir)
             self._driver = _core.MediaDriver(pairs, _on_offload_refused if udp_offload == "auto" else None)
-        library.close_at_exit(self._driver)
+        library.close_at_exit(self._driver, library.ClosingTurn.MEDIA_DRIVER)
 
     def close(self) -> None:
         """Stop the driver and remove its directory. Clients that are still connected see it gone."""

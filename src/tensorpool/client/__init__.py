@@ -7,7 +7,7 @@ consumer      receiving; its session: duties beside it      progress     partial
 frame         views that know whether they are whole        metadata     what frames mean, by version
 stream_reader where both threads meet                       names        streams by name
 conductor     the duty cycle; streams: what it opens        aio          the same for asyncio
-wall_clock    UTC of frames, without IO
+wall_clock    UTC of frames, without IO                     rate_limiter a slower copy of a stream
 """
 
 from typing import TYPE_CHECKING
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from tensorpool.client.frame import Frame
     from tensorpool.client.metadata import Metadata
     from tensorpool.client.producer import Producer, ProducerStats
+    from tensorpool.client.rate_limiter import RateLimiter
     from tensorpool.client.session import State, StateChange
     from tensorpool.client.slot import Slot
     from tensorpool.client.stream_reader import ConsumerStats
@@ -40,6 +41,7 @@ __all__ = [
     "Producer",
     "ProducerStats",
     "Progress",
+    "RateLimiter",
     "Slot",
     "State",
     "StateChange",
@@ -62,6 +64,7 @@ if not TYPE_CHECKING:
             "Producer": "tensorpool.client.producer",
             "ProducerStats": "tensorpool.client.producer",
             "Progress": "tensorpool.client.consumer",
+            "RateLimiter": "tensorpool.client.rate_limiter",
             "Slot": "tensorpool.client.slot",
             "State": "tensorpool.client.session",
             "StateChange": "tensorpool.client.session",

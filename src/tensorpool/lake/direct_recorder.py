@@ -80,7 +80,7 @@ class FollowerThread:
         self._target: Offsets | None = None
         self.query: Final = plan.query
 
-    def warm_up(self, start: Offsets) -> None:
+    def warm_up(self) -> None:
         """Nothing is slow the first time."""
 
     def begin(self, start: Offsets) -> Offsets:

@@ -181,7 +181,7 @@ class RecorderBase(abc.ABC):
         is_new = not self.is_resumed
         self._engine = self._new_engine()
         if self.settings.is_warmed_up and is_new:
-            self._engine.warm_up(self._positions())
+            self._engine.warm_up()
         self._lock.tell(self._engine.process)
         self._side_tables = SideTables(self._lake, self._live_options(), self._names)
         self._start = self._positions()

@@ -84,7 +84,7 @@ class Engine(Protocol):
     def needs_s(self) -> float:
         """How long a ring must last so that nothing is lost."""
 
-    def warm_up(self, start: Offsets) -> None:
+    def warm_up(self) -> None:
         """Do once what is slow the first time, before a new recording takes its first offset."""
 
     def begin(self, start: Offsets) -> Offsets:

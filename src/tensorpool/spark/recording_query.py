@@ -31,6 +31,7 @@ from tensorpool.logs import get_logger
 BATCH_OVERHEAD_S: Final = 0.5  # of a micro-batch, beyond its trigger
 BATCHES_IN_RING: Final = 4
 BATCH_WAIT_S: Final = 3.0  # that a stop waits for the end of a batch
+WARM_UP_FROM: Final = "-0.1s"  # some frames of a stream that is live
 
 
 class RecordingQuery:
@@ -68,13 +69,12 @@ class RecordingQuery:
         self._start = start
         return start
 
-    def warm_up(self, start: Offsets) -> None:
+    def warm_up(self) -> None:
         """Have Spark, planner and workers do once what they will do from now on, into a lake that goes again."""
         scratch = tempfile.mkdtemp(prefix="tensorpool-warm-up-")
         try:
-            begin = {stream: Position(at.epoch, max(0, at.seq - 2)) for stream, at in start.positions.items()}
-            ranges = self._ranges(msgspec.json.encode(Offsets(begin).to_json()).decode())
-            self._sink(ranges.load(), f"{scratch}/lake", f"{scratch}/checkpoint", None).awaitTermination()
+            ranges = self._ranges(WARM_UP_FROM).load()
+            self._sink(ranges, f"{scratch}/lake", f"{scratch}/checkpoint", None).awaitTermination()
         except PySparkException as error:  # the recording itself meets it too, and is restarted
             self._log.warning("warm_up_failed", error=reason_of(str(error)))
         finally:
