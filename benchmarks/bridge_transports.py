@@ -14,6 +14,7 @@ import json
 import os
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable
 from multiprocessing.connection import Connection
@@ -30,12 +31,11 @@ PATIENCE_S = 20.0
 
 
 class Settings(msgspec.Struct, frozen=True, kw_only=True):
-    """How Aeron is used: by the bridge and by the bare publication alike."""
+    """What the channels and the media drivers are told beyond their defaults."""
 
-    sending: str = "|so-sndbuf=2m|term-length=16m"
-    receiving: str = "|so-rcvbuf=4m|rcv-wnd=2m"
+    sending: str = ""
+    receiving: str = ""
     media_driver: dict[str, int | str] = {}
-    environment: dict[str, str] = {}
 
 
 class Job(msgspec.Struct, frozen=True, kw_only=True):
@@ -43,9 +43,11 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
 
     size: int
     mtu: int
-    ports: tuple[int, int]
+    addresses: dict[str, str]  # of the hosts
+    ports: list[int]  # payload and control, to host b and to host a
     folder: str
     settings: Settings
+    lanes: str = "a"  # a mapping for each letter: the host that it comes from
 
     @property
     def depth(self) -> int:
@@ -58,29 +60,37 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     def driver_config(self, host: str) -> str:
         return f"{self.folder}/{host}/driver.toml"
 
-    def channel(self, port: int, *, sending: bool) -> str:
+    def channel(self, port: int, *, sending: bool, to: str = "b") -> str:
         parameters = self.settings.sending if sending else self.settings.receiving
-        return f"aeron:udp?endpoint=127.0.0.1:{self.ports[port]}{parameters}"
+        number = self.ports[port + (0 if to == "b" else 2)]
+        return f"aeron:udp?endpoint={self.addresses[to]}:{number}{parameters}"
+
+    def sent_from(self, host: str) -> list[int]:
+        """The lanes that begin there."""
+        return [lane for lane, origin in enumerate(self.lanes) if origin == host]
+
+    def received_at(self, host: str) -> list[int]:
+        return [lane for lane, origin in enumerate(self.lanes) if origin != host]
 
 
 class Shared:
     """What all processes of a measurement see: which frames came whole, which were wrong, and when it is over."""
 
-    def __init__(self, context: Any) -> None:
-        self.frames = context.Value(ctypes.c_uint64, lock=False)
-        self.next = context.Value(ctypes.c_uint64, lock=False)  # the number after the newest that came
-        self.wrong = context.Value(ctypes.c_uint64, lock=False)
+    def __init__(self, context: Any, lanes: int = 1) -> None:
+        self.frames = context.Array(ctypes.c_uint64, lanes, lock=False)
+        self.next = context.Array(ctypes.c_uint64, lanes, lock=False)  # the number after the newest that came
+        self.wrong = context.Array(ctypes.c_uint64, lanes, lock=False)
         self.stop = context.Value(ctypes.c_uint32, lock=False)
 
     @property
     def is_over(self) -> bool:
         return bool(self.stop.value)
 
-    def see(self, first: int, last: int) -> None:
-        self.frames.value += 1
-        self.next.value = last + 1
+    def see(self, first: int, last: int, lane: int = 0) -> None:
+        self.frames[lane] += 1
+        self.next[lane] = last + 1
         if first != last:
-            self.wrong.value += 1
+            self.wrong[lane] += 1
 
 
 # --- hosts: a media driver and an SHM driver each
@@ -96,9 +106,11 @@ def run_host(job: Job, host: str, shared: Shared, ready: Connection) -> None:
         f'[shm]\nbase_dir = "{folder}/regions"\n'
         f"[profiles.frames]\nheader_nslots = {job.depth}\n"
         f"payload_pools = [{{pool_id = 1, stride_bytes = {stride_bytes}}}]\n"
-        f"[streams.frames]\nstream_id = {STREAM_ID if host == 'a' else DEST_ID}\n"
+        + "".join(
+            f"[streams.lane{lane}]\nstream_id = {(STREAM_ID if origin == host else DEST_ID) + lane}\n"
+            for lane, origin in enumerate(job.lanes)
+        )
     )
-    os.environ.update(job.settings.environment)
     config = tp.DriverConfig.load(job.driver_config(host), environ={})
     with _media_driver(job, host), tp.Driver(config, aeron_dir=job.aeron_dir(host)):
         ready.send("ready")
@@ -120,24 +132,37 @@ def run_bridge(job: Job, host: str, shared: Shared, ready: Connection) -> None:
     from tensorpool.bridge.bridge import Bridge
     from tensorpool.bridge.config import BridgeConfig
 
-    is_sender = host == "a"
+    sent, received, other = job.sent_from(host), job.received_at(host), "a" if host == "b" else "b"
+    channels: dict[str, object] = {}
+    for port, name, stream_id in ((0, "payload", PAYLOAD_ID), (1, "control", CONTROL_ID)):
+        receiving = job.channel(port, sending=False, to=host)
+        channels |= {
+            f"{name}_channel": job.channel(port, sending=True, to=other) if sent else receiving,
+            f"{name}_stream_id": stream_id,
+        }
+        if sent and received:
+            channels |= {f"receive_{name}_channel": receiving, f"receive_{name}_stream_id": stream_id}
     config = BridgeConfig.load(
         None,
         environ={},
         bridge={
             "instance_id": host,
-            "role": "sender" if is_sender else "receiver",
-            "payload_channel": job.channel(0, sending=is_sender),
-            "payload_stream_id": PAYLOAD_ID,
-            "control_channel": job.channel(1, sending=is_sender),
-            "control_stream_id": CONTROL_ID,
+            "role": "both" if sent and received else "sender" if sent else "receiver",
+            **channels,
             "mtu_bytes": job.mtu,
             "forward_metadata": False,
             "assembly_timeout_ms": 2000,
             "driver_config": job.driver_config(host),
             "aeron_dir": job.aeron_dir(host),
         },
-        mappings=[{"source_stream_id": STREAM_ID, "dest_stream_id": DEST_ID}],
+        mappings=[
+            {
+                "source_stream_id": STREAM_ID + lane,
+                "dest_stream_id": DEST_ID + lane,
+                "direction": "send" if origin == host else "receive",
+            }
+            for lane, origin in enumerate(job.lanes)
+        ],
     )
     with Bridge(config).start() as bridge:
         _wait_for(lambda: bridge.is_ready, f"bridge {host}")
@@ -154,17 +179,12 @@ def run_producer(job: Job, host: str, shared: Shared, ready: Connection) -> None
     """
     import tensorpool as tp
 
-    with (
-        tp.connect(job.aeron_dir(host), config=job.driver_config(host)) as client,
-        client.producer(STREAM_ID) as producer,
-    ):
-        _wait_for(lambda: producer.wait_for_consumers(1, 0.1), "the sender")
-        ready.send("ready")
+    def produce(lane: int, producer: Any) -> None:
         number, ahead, lost = 0, job.depth * 3 // 4, 0
         published_s = looked_s = time.monotonic()
         looked, frame_s = 0, 0.002
         while not shared.is_over:
-            now_s, came = time.monotonic(), max(shared.next.value, lost)
+            now_s, came = time.monotonic(), max(shared.next[lane], lost)
             if now_s - looked_s > 0.05 and came > looked:
                 frame_s = (now_s - looked_s) / (came - looked)
                 looked_s, looked = now_s, came
@@ -178,20 +198,36 @@ def run_producer(job: Job, host: str, shared: Shared, ready: Connection) -> None
             number += 1
             published_s = now_s
 
+    with tp.connect(job.aeron_dir(host), config=job.driver_config(host)) as client:
+        producers = {lane: client.producer(STREAM_ID + lane) for lane in job.sent_from(host)}
+        _wait_for(lambda: all(producer.wait_for_consumers(1, 0.1) for producer in producers.values()), "the sender")
+        ready.send("ready")
+        _run_all([threading.Thread(target=produce, args=item) for item in producers.items()])
+
 
 def run_consumer(job: Job, host: str, shared: Shared, ready: Connection) -> None:
     import tensorpool as tp
 
-    with tp.connect(job.aeron_dir(host), config=job.driver_config(host)) as client:
-        consumer = client.consumer(DEST_ID, timeout=PATIENCE_S)
-        ready.send("ready")
+    def consume(lane: int, consumer: Any) -> None:
         while not shared.is_over:
             frame = consumer.poll(0.05)
             if frame is not None:
                 words = frame.array
                 first, last = words.item(0), words.item(-1)
                 if frame.is_intact():
-                    shared.see(first, last)
+                    shared.see(first, last, lane)
+
+    with tp.connect(job.aeron_dir(host), config=job.driver_config(host)) as client:
+        consumers = {lane: client.consumer(DEST_ID + lane, timeout=PATIENCE_S) for lane in job.received_at(host)}
+        ready.send("ready")
+        _run_all([threading.Thread(target=consume, args=item) for item in consumers.items()])
+
+
+def _run_all(threads: list[threading.Thread]) -> None:
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
 
 
 # --- bare Aeron
@@ -247,7 +283,7 @@ def run_zmq(job: Job, host: str, shared: Shared, ready: Connection) -> None:
             with context.socket(zmq.PULL) as socket:
                 socket.set(zmq.RCVHWM, 4)
                 socket.set(zmq.RCVTIMEO, 50)
-                socket.bind(f"tcp://127.0.0.1:{job.ports[0]}")
+                socket.bind(f"tcp://{job.addresses['b']}:{job.ports[0]}")
                 ready.send("ready")
                 while not shared.is_over:
                     with contextlib.suppress(zmq.Again):
@@ -258,7 +294,7 @@ def run_zmq(job: Job, host: str, shared: Shared, ready: Connection) -> None:
             socket.set(zmq.SNDHWM, 2)
             socket.set(zmq.SNDTIMEO, 50)
             socket.set(zmq.LINGER, 0)
-            socket.connect(f"tcp://127.0.0.1:{job.ports[0]}")
+            socket.connect(f"tcp://{job.addresses['b']}:{job.ports[0]}")
             arrays = [np.zeros(job.size // 8, np.uint64) for _ in range(8)]
             is_copied = job.size < 1 << 20
             ready.send("ready")
@@ -276,7 +312,7 @@ def run_zenoh(job: Job, host: str, shared: Shared, ready: Connection) -> None:
     import zenoh
 
     zenoh.init_log_from_env_or("error")
-    endpoint = [f"tcp/127.0.0.1:{job.ports[0]}"]
+    endpoint = [f"tcp/{job.addresses['b']}:{job.ports[0]}"]
     config = zenoh.Config()
     for key, value in {
         "mode": "peer",

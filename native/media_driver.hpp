@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "aeron_client.hpp"
+#include "udp_offload.hpp"
 
 namespace tensorpool::aeron {
 
@@ -17,10 +18,14 @@ using Setting = std::variant<std::int64_t, std::string>;
 
 class MediaDriver {
 public:
-    MediaDriver(const Api& api, const std::vector<std::pair<std::string, Setting>>& settings) : api_(api) {
+    // `on_offload_refused` asks for the UDP offload and is called where it cannot be had; without it Aeron's own transport.
+    MediaDriver(const Api& api, const std::vector<std::pair<std::string, Setting>>& settings,
+                UdpOffload::OnRefusal on_offload_refused)
+        : api_(api) {
         if (api_.driver_context_init(&context_) < 0) throw last_error(api_, "aeron_driver_context_init");
         try {
             for (const auto& [name, value] : settings) apply(name, value);
+            if (on_offload_refused) process_udp_offload().install(api_, context_, std::move(on_offload_refused));
             if (api_.driver_init(&driver_, context_) < 0) throw last_error(api_, "cannot create the media driver");
             if (api_.driver_start(driver_, false) < 0) throw last_error(api_, "cannot start the media driver");
         } catch (...) {

@@ -301,14 +301,31 @@ def is_driver_active(dir: str, timeout_ms: int) -> bool:
     Whether a media driver has given a sign of life at `dir` within the timeout.
     """
 
+def udp_offload_counts() -> tuple[int, int, int]:
+    """
+    Datagrams of this process's media drivers that left in segmented sends, that came coalesced, and that came so damaged that they were dropped.
+    """
+
+def udp_split(length: int, segment_bytes: int) -> list[tuple[int, int]]:
+    """
+    (offset, length) of the datagrams in a buffer that the kernel coalesced.
+    """
+
+def udp_groups(lengths: Sequence[int], most_segment_bytes: int = 65535) -> list[tuple[int, int]]:
+    """
+    (first, count) of the segmented sends that a batch of datagrams becomes.
+    """
+
 def monotonic_ns() -> int:
     """CLOCK_MONOTONIC."""
 
 class MediaDriver:
     """Aeron's C media driver inside this process."""
 
-    def __init__(self, settings: Sequence[tuple[str, int | str]]) -> None:
-        """`settings` are (name, value) for aeron_driver_context_set_<name>."""
+    def __init__(self, settings: Sequence[tuple[str, int | str]], on_offload_refused: Callable[[str], object] | None = None) -> None:
+        """
+        `settings` are (name, value) for aeron_driver_context_set_<name>; `on_offload_refused` asks for the UDP offload, and is called with the reason where it cannot be had, once per process.
+        """
 
     def close(self) -> None: ...
 

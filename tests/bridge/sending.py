@@ -16,6 +16,7 @@ import tensorpool as tp
 from tensorpool import aeron
 from tensorpool.bridge.config import BridgeConfig
 from tensorpool.bridge.metrics import Counters
+from tensorpool.bridge.publications import Publications
 from tensorpool.bridge.sender import Sender
 from tensorpool.wire import Message, decode
 from tensorpool.wire.bridge import BridgeFrameChunk
@@ -77,7 +78,8 @@ class Rig:
         self.config = BridgeConfig.load(None, environ={}, bridge=bridge, mappings=[mapping])
         self.counters = Counters("test")
         self.producer = client.producer(self.stream_id, create=True)
-        self.sender = Sender(self.config.mappings[0], self.config, client, link, self.counters)
+        self.publications = Publications(link)
+        self.sender = Sender(self.config.mappings[0], self.config, client, link, self.publications, self.counters)
         self.skipped_ns = 0  # by which the sender's clock runs ahead
         self.chunks: list[BridgeFrameChunk] = []
         self.control: list[bytes] = []
@@ -176,6 +178,7 @@ class Rig:
 
     def close(self) -> None:
         self.sender.close()
+        self.publications.close()
         self.deafen()
         self.producer.close()
 

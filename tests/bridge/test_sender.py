@@ -11,8 +11,11 @@ import numpy as np
 import pytest
 
 import tensorpool as tp
+from tensorpool import aeron
+from tensorpool.bridge.bridge import Bridge
 from tensorpool.bridge.checksum import FrameChecksum
-from tests.bridge.sending import NSLOTS, Rig, pattern
+from tensorpool.bridge.config import BridgeConfig
+from tests.bridge.sending import NSLOTS, Rig, free_endpoint, pattern
 from tests.support.processes import wait_until
 
 BIG = 200_000  # more than the receiver's window: without a reader it has to wait
@@ -241,3 +244,33 @@ def test_closed_sender_gives_its_lease_back(rig: Rig) -> None:
     rig.sender.close()
     wait_until(lambda: not rig.producer.wait_for_consumers(1, 0.001), "the driver has no consumer")
     rig.sender.close()
+
+
+def test_all_mappings_of_a_bridge_have_one_window_together(pool: tp.Local, link: aeron.Client) -> None:
+    """They share a publication on each stream: with one each, the receiver's socket would overflow."""
+    base = f"aeron:udp?endpoint={free_endpoint()}|term-length=64k"
+    config = BridgeConfig.load(
+        None,
+        environ={},
+        bridge={
+            "instance_id": "test",
+            "role": "sender",
+            "payload_channel": base,
+            "payload_stream_id": 7_001,
+            "control_channel": base,
+            "control_stream_id": 7_002,
+            "forward_metadata": False,
+        },
+        mappings=[{"source_stream_id": 19_000 + i, "dest_stream_id": 29_000 + i} for i in range(4)],
+    )
+    subscriptions = [link.add_subscription(base, stream_id) for stream_id in (7_001, 7_002)]
+    try:
+        with Bridge(config, driver=pool.config, aeron_dir=pool.aeron_dir) as bridge:
+            wait_until(
+                lambda: (bridge.invoke(), all(it.is_connected for it in subscriptions))[1], "the bridge is connected"
+            )
+            assert len(bridge.workers) == 4
+            assert [it.image_count for it in subscriptions] == [1, 1]
+    finally:
+        for subscription in subscriptions:
+            subscription.close()

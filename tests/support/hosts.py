@@ -79,6 +79,9 @@ class Network:
             finally:
                 os.setns(home.fileno(), os.CLONE_NEWNET)
 
+    def set_loopback_mtu(self, host: str, mtu: int) -> None:
+        _ip("-n", self.namespace(host), "link", "set", "lo", "mtu", str(mtu))
+
     def close(self) -> None:
         for host in ("switch", *self.addresses):
             subprocess.run(["ip", "netns", "del", self.namespace(host)], check=False, capture_output=True)

@@ -23,6 +23,7 @@ from tensorpool.cli.signals import StopSignals
 DATA, NAK, STATUS, SETUP = (1 << kind for kind in (1, 2, 3, 5))  # Aeron's frame types
 MASK: Final = DATA | NAK | STATUS | SETUP
 SEED: Final = 20_261_116
+INTERCEPTORS: Final = "AERON_UDP_CHANNEL_INCOMING_INTERCEPTORS"  # the variable that chooses them
 
 
 class LossParameters(ctypes.Structure):
@@ -49,7 +50,7 @@ def _obey() -> None:
 def main() -> None:
     directory, *settings = sys.argv[1:]
     stop = StopSignals()
-    os.environ["AERON_UDP_CHANNEL_INCOMING_INTERCEPTORS"] = "loss"
+    os.environ[INTERCEPTORS] = "loss"
     set_loss(0.0)
     with aeron.MediaDriver(directory, **dict(parse_setting(text) for text in settings)) as driver:
         print(f"media driver at {driver.aeron_dir}", flush=True)

@@ -25,14 +25,18 @@ from tensorpool.aeron.transport import (
 )
 from tensorpool.closing import ClosesOnExit
 from tensorpool.errors import ConfigError, TransportError
+from tensorpool.logs import get_logger
 
 THREADING_DEDICATED, THREADING_SHARED_NETWORK, THREADING_SHARED = 0, 1, 2
 
 type Value = bool | int | str
 
+log = get_logger("media_driver")
+
 _MS: Final = 1_000_000
 _S: Final = 1_000_000_000
 
+SEND_BUFFER_BYTES: Final = 2 << 20  # what a queue of a network card may hold before sends are refused
 SILENCE_MS: Final = 2_000  # twice the heartbeat interval that Aeron ships with; ours is finer
 START_TIMEOUT_MS: Final = 15_000  # of another driver in the same folder
 
@@ -44,12 +48,18 @@ DEFAULTS: Final[dict[str, Value]] = {
     "client_liveness_timeout_ns": 5 * _S,
     "publication_unblock_timeout_ns": 6 * _S,  # Aeron: must exceed the client liveness timeout
     "to_clients_buffer_length": (4 << 20) + 128,  # events for processes that stand still; Aeron's trailer has 128 bytes
+    "receiver_io_vector_capacity": 16,  # the most that Aeron takes, of each of the three
+    "sender_io_vector_capacity": 16,
+    "network_publication_max_messages_per_send": 16,
     "term_buffer_sparse_file": True,
     "dir_delete_on_start": True,  # what a dead driver left; a live one is refused first
     "dir_delete_on_shutdown": True,
     "dir_warn_if_exists": False,
     "print_configuration": False,
 }
+
+# Settings of ours, and what they accept, the default first.
+CHOICES: Final[dict[str, tuple[str, ...]]] = {"udp_offload": ("auto", "off")}
 
 # Every plain setting of the C media driver (aeron_driver_context_set_<name>) and its kind. Settings that take function
 # pointers are not here: a number in their place would crash the process.
@@ -90,6 +100,7 @@ SETTINGS: Final[dict[str, type[Value]]] = {
     **dict.fromkeys(
         [
             "client_liveness_timeout_ns",
+            "conductor_cpu_affinity",
             "counters_buffer_length",
             "counters_free_to_reuse_timeout_ns",
             "driver_timeout_ms",
@@ -105,17 +116,24 @@ SETTINGS: Final[dict[str, type[Value]]] = {
             "max_resend",
             "mtu_length",
             "nak_unicast_delay_ns",
+            "network_publication_max_messages_per_send",
             "publication_connection_timeout_ns",
             "publication_linger_timeout_ns",
             "publication_term_window_length",
             "publication_unblock_timeout_ns",
             "rcv_initial_window_length",
             "rcv_status_message_timeout_ns",
+            "receiver_cpu_affinity",
+            "receiver_io_vector_capacity",
             "retransmit_unicast_delay_ns",
             "retransmit_unicast_linger_ns",
+            "send_to_status_poll_ratio",
+            "sender_cpu_affinity",
+            "sender_io_vector_capacity",
             "socket_multicast_ttl",
             "socket_so_rcvbuf",
             "socket_so_sndbuf",
+            "stream_session_limit",
             "term_buffer_length",
             "threading_mode",
             "timer_interval_ns",
@@ -143,14 +161,15 @@ class MediaDriver(ClosesOnExit):
     def __init__(self, aeron_dir: str | None = None, **settings: Value) -> None:
         library.load()
         self.aeron_dir = aeron_dir or default_aeron_dir()
-        chosen = DEFAULTS | {name: checked_setting(name, value) for name, value in settings.items()}
+        chosen = DEFAULTS | _buffers() | {name: checked_setting(name, value) for name, value in settings.items()}
+        udp_offload = chosen.pop("udp_offload", "auto")
         pairs: list[tuple[str, int | str]] = [("dir", self.aeron_dir)]
         # An idle strategy reads its arguments at the moment it is chosen: they have to be there first.
         for name, value in sorted(chosen.items(), key=lambda setting: not setting[0].endswith("_init_args")):
             pairs.append((name, value if isinstance(value, str) else int(value)))
         with alone_in(os.path.dirname(self.aeron_dir)):
             _refuse_live_driver(self.aeron_dir)
-            self._driver = _core.MediaDriver(pairs)
+            self._driver = _core.MediaDriver(pairs, _on_offload_refused if udp_offload == "auto" else None)
         library.close_at_exit(self._driver, library.ClosingTurn.MEDIA_DRIVER)
 
     def close(self) -> None:
@@ -160,6 +179,19 @@ class MediaDriver(ClosesOnExit):
     @property
     def is_closed(self) -> bool:
         return self._driver.is_closed
+
+
+def _buffers() -> dict[str, Value]:
+    """As large as this kernel allows: Aeron complains where it grants less than asked for."""
+    try:
+        with open("/proc/sys/net/core/wmem_max", encoding="ascii") as limit:
+            return {"socket_so_sndbuf": min(SEND_BUFFER_BYTES, int(limit.read()))}
+    except (OSError, ValueError):
+        return {}
+
+
+def _on_offload_refused(reason: str) -> None:
+    log.warning("udp_offload_unavailable", reason=reason, effect="UDP as Aeron ships it, datagram by datagram")
 
 
 def embed(aeron_dir: str) -> MediaDriver | None:
@@ -260,9 +292,14 @@ def _refuse_live_driver(aeron_dir: str) -> None:
 
 def checked_setting(name: str, value: Value) -> Value:
     """`value` as it was given, if the media driver's setting `name` can take it; `ConfigError` otherwise."""
+    accepted = CHOICES.get(name)
+    if accepted is not None:
+        if value not in accepted:
+            raise ConfigError(f"media driver setting {name}", value, " or ".join(accepted))
+        return value
     kind = SETTINGS.get(name)
     if kind is None:
-        raise ConfigError(f"media driver setting {name}", value, "one of " + ", ".join(sorted(SETTINGS)))
+        raise ConfigError(f"media driver setting {name}", value, "one of " + ", ".join(sorted(SETTINGS | CHOICES)))
     if type(value) is not kind:
         raise ConfigError(f"media driver setting {name}", value, f"a value of type {kind.__name__}")
     if isinstance(value, int) and not 0 <= value < 2**63:

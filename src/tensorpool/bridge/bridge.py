@@ -19,6 +19,7 @@ from tensorpool.bridge.config import BridgeConfig, MappingConfig
 from tensorpool.bridge.config_checks import check_against_driver
 from tensorpool.bridge.destinations import Destinations
 from tensorpool.bridge.metrics import Collector, Counters
+from tensorpool.bridge.publications import Publications
 from tensorpool.bridge.receiver import Receiver, Reception
 from tensorpool.bridge.sender import Sender
 from tensorpool.client import Client
@@ -38,10 +39,10 @@ class Worker(Protocol):
     """What turns one mapping: `sender.Sender` and `receiver.Receiver`.
 
         Sender(mapping: MappingConfig, config: BridgeConfig, client: tensorpool.client.Client,
-               transport: aeron.Client, counters: Counters)
+               transport: aeron.Client, publications: Publications, counters: Counters)
 
     `client` is connected to the local SHM driver and has a thread of its own; consumers are opened with
-    `attaching.BackgroundAttach`, since `client.consumer` waits. `transport` is for UDP and local publications and
+    `attaching.BackgroundAttach`, since `client.consumer` waits. `transport` is for local publications and for
     subscriptions; the worker closes what it adds. `client.config` is the local driver's configuration.
     """
 
@@ -218,10 +219,11 @@ class Bridge(ClosesOnExit):
     def _open_workers(self, transport: aeron.Client, now_ns: int) -> BridgeStreams:
         if self._client is None:
             self._client = Client(self.driver, self.aeron_dir, name=self.role_name)
-        streams = BridgeStreams()
+        streams = BridgeStreams(Publications(transport))
         try:
             for mapping in self.config.sent:
-                sender = Sender(mapping, self.config, self._client, transport, self._counters[mapping])
+                counters = self._counters[mapping]
+                sender = Sender(mapping, self.config, self._client, transport, streams.publications, counters)
                 streams.senders += (sender,)
             if self.config.received:
                 streams.reception = Reception(
@@ -303,7 +305,8 @@ class Bridge(ClosesOnExit):
 class BridgeStreams:
     """The workers of all mappings, with their publications and subscriptions at one media driver."""
 
-    def __init__(self) -> None:
+    def __init__(self, publications: Publications) -> None:
+        self.publications = publications
         self.senders: tuple[Sender, ...] = ()
         self.reception: Reception | None = None
 
@@ -328,6 +331,7 @@ class BridgeStreams:
     def close(self) -> None:
         for worker in (*self.senders, *(() if self.reception is None else (self.reception,))):
             worker.close()
+        self.publications.close()
 
 
 class _Idle:

@@ -19,6 +19,7 @@ from tensorpool.aeron.adapter import MessageAdapter
 from tensorpool.bridge.checksum import FrameChecksum
 from tensorpool.bridge.config import BridgeConfig, MappingConfig
 from tensorpool.bridge.metrics import Counters
+from tensorpool.bridge.publications import Publications
 from tensorpool.channel import Endpoint
 from tensorpool.driver.config import DriverConfig
 from tensorpool.errors import DecodeError
@@ -58,6 +59,7 @@ class Forwarder:
         config: BridgeConfig,
         driver: DriverConfig,
         transport: aeron.Client,
+        publications: Publications,
         counters: Counters,
     ) -> None:
         section = config.bridge
@@ -69,12 +71,12 @@ class Forwarder:
         self._checksums: deque[bytes] = deque()
         self._now_ns = 0
         self._sources: list[tuple[aeron.Subscription, MessageAdapter]] = []
-        self._control = _Outlet(transport, section.control, counters)
+        self._control = _Outlet(publications, section.control, counters)
         self._metadata: _Outlet | None = None
         try:
             self._listen(transport, driver.driver.announce, _ANNOUNCES, self._on_announce)
             if section.metadata is not None:
-                self._metadata = _Outlet(transport, section.metadata, counters)
+                self._metadata = _Outlet(publications, section.metadata, counters)
                 source = Endpoint(driver.driver.metadata_channel, section.source_metadata_stream_id)
                 self._listen(transport, source, _METADATA, self._metadata.keep)
             wanted = (_QOS if section.forward_qos else {}) | (_PROGRESS if section.forward_progress else {})
@@ -120,9 +122,6 @@ class Forwarder:
     def close(self) -> None:
         for subscription, _ in self._sources:
             subscription.close()
-        for outlet in (self._control, self._metadata):
-            if outlet is not None:
-                outlet.close()
 
     # --- inside
 
@@ -168,8 +167,8 @@ class Forwarder:
 class _Outlet:
     """A publication over the network, with a queue, and the last message of each kind for later receivers."""
 
-    def __init__(self, transport: aeron.Client, endpoint: Endpoint, counters: Counters) -> None:
-        self._publication = transport.add_publication(endpoint.channel, endpoint.stream_id, exclusive=True)
+    def __init__(self, publications: Publications, endpoint: Endpoint, counters: Counters) -> None:
+        self._publication = publications.get(endpoint.channel, endpoint.stream_id)
         self._counters = counters
         self._kept: dict[str, bytes] = {}
         self._due: deque[tuple[str, bytes]] = deque()
@@ -214,6 +213,3 @@ class _Outlet:
             self._due.popleft()
             sent += 1
         return sent
-
-    def close(self) -> None:
-        self._publication.close()

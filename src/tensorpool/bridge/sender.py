@@ -23,6 +23,7 @@ from tensorpool.bridge.checksum import FrameChecksum
 from tensorpool.bridge.config import BridgeConfig, BridgeSection, MappingConfig
 from tensorpool.bridge.forwarding import Forwarder
 from tensorpool.bridge.metrics import Counters, Key
+from tensorpool.bridge.publications import Publications
 from tensorpool.channel import check_channel
 from tensorpool.client import Client, Consumer, Frame
 from tensorpool.client.mapped_epoch import MappedEpoch
@@ -40,7 +41,13 @@ class Sender:
     """Sends one stream; a `bridge.Worker`. Raises TransportError when the media driver is gone or refuses."""
 
     def __init__(
-        self, mapping: MappingConfig, config: BridgeConfig, client: Client, transport: aeron.Client, counters: Counters
+        self,
+        mapping: MappingConfig,
+        config: BridgeConfig,
+        client: Client,
+        transport: aeron.Client,
+        publications: Publications,
+        counters: Counters,
     ) -> None:
         section = config.bridge
         self.mapping = mapping
@@ -60,14 +67,8 @@ class Sender:
         self._wants_newest = False
         self._newest: tuple[int, int] = (0, -1)  # epoch and seq of the last frame that was taken
         self._began_ns = 0
-        self._publication = transport.add_publication(
-            _payload_channel(section), section.payload_stream_id, exclusive=True
-        )
-        try:
-            self._forwarder = Forwarder(mapping, config, client.config, transport, counters)
-        except BaseException:
-            self._publication.close()
-            raise
+        self._publication = publications.get(_payload_channel(section), section.payload_stream_id)
+        self._forwarder = Forwarder(mapping, config, client.config, transport, publications, counters)
 
     @property
     def paused(self) -> bool:
@@ -143,7 +144,6 @@ class Sender:
             self._counters.keep(self._source_counts)
             self._consumer = None
         self._forwarder.close()
-        self._publication.close()
 
     # --- inside: which frame
 
