@@ -95,8 +95,11 @@ class Crossing(NamedTuple):
 
 
 @contextmanager
-def crossing(hosts: Hosts, receives: dict[str, Any] | None = None, **keys: Any) -> Iterator[Crossing]:
-    link, mapping = Link.unused(), new_mapping()
+def crossing(
+    hosts: Hosts, more: dict[str, Any] | None = None, receives: dict[str, Any] | None = None, **keys: Any
+) -> Iterator[Crossing]:
+    """`more` are keys of the mapping, `receives` those of the receiving bridge alone."""
+    link, mapping = Link.unused(), new_mapping() | (more or {})
     with ExitStack() as stack:
         source, dest = (stack.enter_context(host.connect()) for host in hosts)
         producer = stack.enter_context(source.producer(mapping["source_stream_id"], create=True))
@@ -164,6 +167,24 @@ def test_a_frame_is_published_with_the_right_checksum_only(hosts: Hosts) -> None
         assert it.consumer.poll() is None
 
 
+@pytest.mark.spec("BRG-9-03", "BRG-9-04")
+def test_progress_of_our_own_producers_is_forwarded_though_no_local_consumer_asks(hosts: Hosts) -> None:
+    """A producer reports progress only to consumers whose hello asks for it: the sender's does."""
+    controls = {"source_control_stream_id": 1000, "dest_control_stream_id": 1000}
+    with crossing(hosts, controls, forward_progress=True) as it:
+        it.carry(np.ones(10, np.uint8))
+
+        def is_forwarded() -> bool:
+            with it.producer.claim((4, 64), np.uint8, progress="rows") as slot:
+                for row in range(4):
+                    slot.array[row] = row
+                    slot.progress(rows=row + 1)
+            return it.counts(it.receiver).get("progress_forwarded", 0) > 0
+
+        wait_until(is_forwarded, "progress is published at the destination")
+        assert it.counts(it.sender)["messages_forwarded.progress"] > 0
+
+
 def test_a_destination_that_stays_taken_is_left_for_the_next_one(hosts: Hosts) -> None:
     """Of the range, and only after a dead producer's lease would have ended."""
     link, ids = Link.unused(), [next(_stream_ids) for _ in range(3)]
@@ -190,7 +211,7 @@ def test_the_command_serves_metrics_and_ends_in_order(hosts: Hosts, tmp_path: Pa
     ]
     path.write_text("\n".join(["[bridge]", *lines]))
     arguments = ("-m", "tensorpool", "bridge", "--config", str(path), "--json", "--log-level", "error")
-    with DriverProcess(*arguments, "--metrics", f"127.0.0.1:{port}") as process:
+    with DriverProcess(*arguments, "--metrics", f":{port}") as process:
         events = [json.loads(process.read_line()) for _ in range(2)]
         assert [event["event"] for event in events] == ["started", "ready"]
         assert events[1]["destinations"] == {
@@ -199,6 +220,8 @@ def test_the_command_serves_metrics_and_ends_in_order(hosts: Hosts, tmp_path: Pa
         with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics") as answer:
             text = answer.read().decode()
         assert "tensorpool_bridge_ready 1.0" in text
+        with pytest.raises(ConnectionRefusedError):  # an address of this host, but not the one without a name
+            socket.create_connection(("127.0.0.2", port)).close()
         process.send(signal.SIGTERM)
         code, output = process.finish()
     assert code == 0

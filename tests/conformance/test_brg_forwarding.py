@@ -26,8 +26,8 @@ from tensorpool.wire.control import (
     QosProducer,
     ShmPoolAnnounce,
 )
-from tests.support.bridge_rig import Host, Reception, Sending
-from tests.support.bridge_sender import Link, noise
+from tests.support.bridge_rig import Host, Reception, Sending, new_dest_stream_id
+from tests.support.bridge_sender import BridgeSender, Link, noise
 from tests.support.driver_process import IPC
 from tests.support.wire_producer import new_stream_id
 
@@ -106,6 +106,29 @@ def test_a_mapping_may_name_another_metadata_stream(host: Host, link: Link) -> N
         reception.wait_for(DataSourceMeta, stream_id=28_000, meta_version=3)
         reception.sender.name("elsewhere")
         reception.wait_for(DataSourceAnnounce, stream_id=28_000, name="elsewhere")
+
+
+@pytest.mark.spec("BRG-7.1-04")
+@pytest.mark.parametrize("is_first", [True, False], ids=["the link first", "the link last"])
+def test_metadata_of_chained_mappings_keep_their_streams(host: Host, link: Link, is_first: bool) -> None:
+    """A->B and B->C: what the source B says is C's, though B is also what A's metadata are rewritten to."""
+    head, middle, tail = new_stream_id(), new_dest_stream_id(), new_dest_stream_id()
+    mappings = [
+        {"source_stream_id": head, "dest_stream_id": middle},
+        {"source_stream_id": middle, "dest_stream_id": tail},
+    ]
+    own, *more = mappings if is_first else reversed(mappings)
+    with (
+        BridgeSender(host.aeron_dir, own_link := link.again(), own["source_stream_id"]) as sender,
+        Reception(host, link=own_link, sender=sender, mapping=own, more=more) as reception,
+    ):
+        reception.wait_until(lambda: reception.bridge.bridge.is_ready, "it has both destinations")
+        reception.wait_until(lambda: sender.is_connected(own_link.metadata), "metadata are listened to")
+        sender.describe(stream_id=middle, meta_version=7)
+        sender.describe(stream_id=head, meta_version=8)
+        reception.wait_for(DataSourceMeta, meta_version=8)
+        found = [it.message for it in reception.consumer.received(DataSourceMeta)]
+        assert [(it.stream_id, it.meta_version) for it in found] == [(tail, 7), (middle, 8)]
 
 
 @pytest.mark.spec("BRG-7.2-04")

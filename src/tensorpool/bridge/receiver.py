@@ -176,11 +176,13 @@ class Reception:
             receiver.on_qos(qos)
 
     def on_metadata(self, message: Metadata, info: aeron.MessageInfo) -> None:
-        """G10: a sender that has rewritten the id already is understood, too."""
-        for receiver in self.receivers:
-            if message.stream_id in (receiver.mapping.source_stream_id, receiver.metadata_stream_id):
-                receiver.on_metadata(message)
-                return
+        """G10: a sender that has rewritten the id already is understood, too. Of chained mappings (1000->2000,
+        2000->3000) both ends may have one id: a source's comes first."""
+        stream_id = message.stream_id
+        by_source = [it for it in self.receivers if it.mapping.source_stream_id == stream_id]
+        for receiver in by_source or [it for it in self.receivers if it.metadata_stream_id == stream_id][:1]:
+            receiver.on_metadata(message)
+            return
         self._unrouted.add("metadata_dropped", reason="unknown_stream")
 
     def _receiving(self, stream_id: int) -> list[Receiver]:

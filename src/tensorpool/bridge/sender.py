@@ -24,7 +24,7 @@ from tensorpool.bridge.config import BridgeConfig, BridgeSection, MappingConfig
 from tensorpool.bridge.forwarding import Forwarder
 from tensorpool.bridge.metrics import Counters, Key
 from tensorpool.channel import check_channel
-from tensorpool.client import Client, Consumer, Frame
+from tensorpool.client import Client, Consumer, Frame, Progress
 from tensorpool.client.mapped_epoch import MappedEpoch
 from tensorpool.errors import TensorPoolError
 from tensorpool.logs import get_logger
@@ -51,8 +51,12 @@ class Sender:
         self._plan = ChunkPlan(section.first_chunk_bytes, section.effective_chunk_bytes)
         self._log = get_logger("bridge", mapping=mapping.name, role="sender")
         stream_id = mapping.source_stream_id
+        # Producers send progress only while a consumer asks for it; the forwarder takes it from the control stream.
+        on_progress = _ignore_progress if section.forward_progress else None
         self._attach = BackgroundAttach(
-            lambda: client.consumer(stream_id, timeout=ATTACH_TIMEOUT_S), stream=stream_id, role="consumer"
+            lambda: client.consumer(stream_id, timeout=ATTACH_TIMEOUT_S, on_progress=on_progress),
+            stream=stream_id,
+            role="consumer",
         )
         self._consumer: Consumer | None = None
         self._frames: _EpochSender | None = None
@@ -322,6 +326,9 @@ class _EpochSender:
             ("bytes_sent", ""): sender.bytes,
             ("chunks_sent", ""): sender.chunks,
         }
+
+
+def _ignore_progress(progress: Progress) -> None: ...
 
 
 def _payload_channel(section: BridgeSection) -> str:
