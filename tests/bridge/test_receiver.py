@@ -134,6 +134,38 @@ def test_frames_of_every_size_arrive_byte_for_byte(hosts: Hosts) -> None:
         assert arrived == after[1]["bytes_sent"] - before[1]["bytes_sent"]
 
 
+def test_tables_of_a_producer_arrive(hosts: Hosts) -> None:
+    """MetaBlob messages travel with the metadata."""
+    with crossing(hosts) as it:
+        it.carry(np.ones(10, np.uint8))
+        table = bytes(range(256)) * 1000
+        it.producer.publish_blob(table, blob_type=7)
+        wait_until(lambda: it.consumer.blob(7) == table, "the table is here")
+
+
+def test_a_source_that_starts_costs_no_frame(hosts: Hosts) -> None:
+    """The epoch before its producer had no frames: the receiver keeps its lease, and every frame from the first on
+    arrives."""
+    link, mapping = Link.unused(), new_mapping()
+    with ExitStack() as stack:
+        source, dest = (stack.enter_context(host.connect()) for host in hosts)
+        source.producer(mapping["source_stream_id"], create=True).close()  # the stream is there, its producer is not
+        receiver = stack.enter_context(started(hosts.dest, link, "receiver", mapping))
+        sender = stack.enter_context(started(hosts.source, link, "sender", mapping))
+        wait_ready(sender, receiver)
+        name = next(iter(receiver.destinations.keys()))
+        wait_until(lambda: receiver.counters[name].get("announces_accepted"), "the empty epoch is announced")
+        consumer = stack.enter_context(dest.consumer(mapping["dest_stream_id"]))
+        epoch = consumer.epoch
+        producer = stack.enter_context(source.producer(mapping["source_stream_id"]))
+        assert producer.wait_for_consumers(1, 30.0)
+        for number in range(5):
+            producer.publish(np.full(10, number, np.uint8))
+        frames = [consumer.poll(timeout=30.0) for _ in range(5)]
+        assert [frame and int(frame.array[0]) for frame in frames] == list(range(5))
+        assert {frame and frame.epoch for frame in frames} == {epoch}
+
+
 def test_a_paused_bridge_counts_what_it_leaves_out(hosts: Hosts) -> None:
     with crossing(hosts) as it:
         it.carry(np.ones(10, np.uint8))

@@ -126,8 +126,7 @@ def test_metadata_of_chained_mappings_keep_their_streams(host: Host, link: Link,
         reception.wait_until(lambda: sender.is_connected(own_link.metadata), "metadata are listened to")
         sender.describe(stream_id=middle, meta_version=7)
         sender.describe(stream_id=head, meta_version=8)
-        reception.wait_for(DataSourceMeta, meta_version=8)
-        found = [it.message for it in reception.consumer.received(DataSourceMeta)]
+        found = [reception.wait_for(DataSourceMeta, meta_version=version).message for version in (7, 8)]
         assert [(it.stream_id, it.meta_version) for it in found] == [(tail, 7), (middle, 8)]
 
 

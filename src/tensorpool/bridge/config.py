@@ -236,7 +236,8 @@ class MappingConfig(msgspec.Struct, frozen=True, kw_only=True):
     direction: Annotated[Direction, Derived("as bridge.role says", _direction)]
     """Whether this bridge sends or receives the stream."""
     profile: str = ""
-    """The profile that the destination is expected to have; an attach carries none (G15)."""
+    """The driver's profile that the destination is expected to have; another one is logged, since an attach names
+    none (G15)."""
     metadata_stream_id: Annotated[
         OptionalStreamId, Derived("its dest_stream_id", lambda table, _: table.dest_stream_id)
     ]

@@ -18,7 +18,7 @@ import msgspec
 from tensorpool import aeron
 from tensorpool._core import Assembler, ChunkRouter
 from tensorpool.aeron.adapter import MessageAdapter
-from tensorpool.bridge.assembly import SourceEpoch, SourcePool, Verdict
+from tensorpool.bridge.assembly import SourceEpoch, SourceMetadata, SourcePool, Verdict
 from tensorpool.bridge.background_attach import BackgroundAttach
 from tensorpool.bridge.checksum import FrameChecksum
 from tensorpool.bridge.config import BridgeConfig, MappingConfig
@@ -27,6 +27,7 @@ from tensorpool.bridge.metrics import Counters, Key
 from tensorpool.channel import ChannelUri, Endpoint
 from tensorpool.client import Client, Producer
 from tensorpool.client.mapped_epoch import EpochWriter
+from tensorpool.control.provisioning import describe
 from tensorpool.errors import RemoteProtocolError, TensorPoolError
 from tensorpool.logs import get_logger
 from tensorpool.shm.announced import Regions
@@ -225,7 +226,7 @@ class Receiver:
         self._writer: EpochWriter | None = None
         self._attach = self._start_attach(None)
         self._is_paused = False
-        self._kept: dict[type[Message], DataSourceAnnounce | DataSourceMeta] = {}
+        self._metadata = SourceMetadata()
         self._is_warned_of: set[str] = set()
         self._look_ns = 0
         self._local: dict[str, aeron.Publication] = {}
@@ -325,11 +326,14 @@ class Receiver:
             self._counters.add("announces_dropped", reason="stale")
             return
         self._counters.add("announces_accepted")
+        has_published = self.assembler.published is not None
         self.assembler.set_source(announce.epoch, [(pool.pool_id, pool.stride_bytes) for pool in self._source.pools])
         if verdict is Verdict.ADOPTED:
             self._log.info("source_epoch", epoch=announce.epoch, before=before)
-            if before is not None:
+            if has_published:  # else the local epoch is as good as new, and its lease is kept
                 self._renew()
+            for message in self._metadata.on_epoch(announce.epoch):
+                self._tell_metadata(message)
             self._warn_of_sizes()
 
     def on_checksum(self, checksum: FrameChecksum, now_ns: int) -> None:
@@ -364,14 +368,19 @@ class Receiver:
 
     def on_qos(self, qos: QosProducer | QosConsumer) -> None:
         """§9: the source's QoS, under the destination's id."""
-        if self._section.forward_qos and self.dest_stream_id:
+        if not self._section.forward_qos or not self.dest_stream_id:
+            return
+        if isinstance(qos, QosConsumer):  # of another host: a supervisor of this one would look for it here
+            self._counters.add("qos_dropped", reason="consumer")
+        else:
             self._publish("control", msgspec.structs.replace(qos, stream_id=self.dest_stream_id), "qos")
 
     def on_metadata(self, message: Metadata) -> None:
         """§7.1, G12: as it came, but with the ids of this host."""
-        if isinstance(message, DataSourceAnnounce | DataSourceMeta):
-            self._kept[type(message)] = message
-        self._tell_metadata(message)
+        if self._metadata.take(message, self._source.epoch):
+            self._tell_metadata(message)
+        else:
+            self._counters.add("metadata_dropped", reason="epoch")
 
     # --- inside
 
@@ -397,16 +406,15 @@ class Receiver:
     def _on_memory(self, writer: EpochWriter) -> None:
         self._log.info("destination", stream_id=self.dest_stream_id, epoch=writer.ring.epoch)
         self._warn_of_sizes()
-        for kind in (DataSourceAnnounce, DataSourceMeta):  # the announce names the epoch of what follows (K4)
-            if kind in self._kept:
-                self._tell_metadata(self._kept[kind])
+        for message in self._metadata.of(self._source.epoch):
+            self._tell_metadata(message)
 
-    def _tell_metadata(self, message: Metadata) -> None:
+    def _tell_metadata(self, message: Message) -> None:
         writer, producer = self._writer, self._producer
         if writer is None or producer is None:
             self._counters.add("metadata_dropped", reason="no_lease")  # the last of each kind is published later
             return
-        changes: dict[str, int] = {"stream_id": self.metadata_stream_id}
+        changes: dict[str, object] = {"stream_id": self.metadata_stream_id}
         if isinstance(message, DataSourceAnnounce):
             changes |= {"epoch": writer.ring.epoch, "producer_id": producer.producer_id}
         self._publish("metadata", msgspec.structs.replace(message, **changes), "metadata")
@@ -416,10 +424,11 @@ class Receiver:
         if publication is None:
             return
         result = publication.offer(message.encode())
-        if result or result is aeron.OfferResult.NOT_CONNECTED:
+        if result:
             self._counters.add(f"{what}_forwarded")
         else:
-            self._counters.add(f"{what}_dropped", reason="back_pressured")
+            is_alone = result is aeron.OfferResult.NOT_CONNECTED
+            self._counters.add(f"{what}_dropped", reason="not_connected" if is_alone else "back_pressured")
 
     def _counts(self) -> dict[Key, int]:
         return self.assembler.counts
@@ -433,7 +442,10 @@ class Receiver:
 
     def _warn_of_sizes(self) -> None:
         """G15, G20: whether the destination holds what the source may send, and whether it can arrive in time."""
-        if self._writer is None or not self._source.pools:
+        if self._writer is None:
+            return
+        self._warn_of_profile(self._writer)
+        if not self._source.pools:
             return
         local = max(pool.stride_bytes for pool in self._writer.ring.spec.pools)
         source = self._source.largest_stride_bytes
@@ -453,6 +465,18 @@ class Receiver:
                 assembly_timeout_ms=self._section.assembly_timeout_ms,
                 needed_ms_at_1_gbit=needed_ms,
                 advice="raise bridge.assembly_timeout_ms if the link is that slow",
+            )
+
+    def _warn_of_profile(self, writer: EpochWriter) -> None:
+        """G15: an attach names no profile; the driver chose one, which need not be the mapping's."""
+        profile = self._client.config.profiles.get(self.mapping.profile)
+        if profile is not None and writer.ring.spec != profile.ring:
+            self._warn(
+                "destination_has_another_profile",
+                profile=self.mapping.profile,
+                expected=describe(profile.ring),
+                found=describe(writer.ring.spec),
+                advice="give the destination stream this profile in the driver's [streams.<name>]",
             )
 
     def _warn_of_chunk_size(self) -> None:
