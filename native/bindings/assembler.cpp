@@ -101,13 +101,26 @@ void bind_one_assembler(nb::module_& m) {
             "needs_checksum"_a = false)
         .def(
             "set_source",
-            [](Self& self, std::uint64_t epoch, const std::vector<std::pair<std::uint16_t, std::uint32_t>>& pools) {
+            [](Self& self, std::uint64_t epoch, const std::vector<std::pair<std::uint16_t, std::uint32_t>>& pools,
+               std::uint64_t epoch_limit, std::uint64_t max_jump) {
                 std::vector<Assembler::SourcePool> source;
                 for (const auto& [pool_id, stride_bytes] : pools) source.push_back({pool_id, stride_bytes});
-                self.assembler->set_source(epoch, std::move(source));
+                self.assembler->set_source(epoch, std::move(source), epoch_limit, max_jump);
             },
-            "epoch"_a, "pools"_a,
-            "The latest announce of the source: its epoch, and (pool_id, stride_bytes) of its pools.")
+            "epoch"_a, "pools"_a, nb::kw_only(), "epoch_limit"_a = ~std::uint64_t{0}, "max_jump"_a = 0,
+            "The latest announce of the source: its epoch, and (pool_id, stride_bytes) of its pools; the highest epoch "
+            "that a chunk may have, and how many seqs a frame may be ahead of what is possible by time, 0: any.")
+        .def(
+            "set_origin",
+            [](Self& self, std::optional<std::int32_t> session_id, std::string address) {
+                self.assembler->session().set_origin(session_id, std::move(address));
+            },
+            "session_id"_a.none(), "address"_a = "",
+            "The session whose announce counts, and where it comes from: chunks of its session are taken, else those "
+            "of the first session from its address. None: only the session that is followed already.")
+        .def_prop_ro(
+            "session_id", [](const Self& self) { return self.assembler->session().pinned(); },
+            "The session whose chunks are taken, or None.")
         .def("bind", &Self::bind, "target"_a.none(), "until_ns"_a = 0,
              nb::sig("def bind(self, target: FramePublisher | RingWriter | None, until_ns: int = 0) -> None"),
              "Publish with this until then; None: there is nothing to publish with.")
@@ -150,7 +163,12 @@ void bind_one_assembler(nb::module_& m) {
 void bind_router(nb::module_& m) {
     nb::class_<ChunkRouter>(m, "ChunkRouter",
                             "The payload stream of a bridge: each chunk goes to the assembler of its stream.")
-        .def(nb::init<>())
+        .def(
+            "__init__",
+            [](ChunkRouter* self, const std::vector<std::string>& allow_from) {
+                new (self) ChunkRouter(AllowedSources(allow_from));
+            },
+            "allow_from"_a = std::vector<std::string>())
         .def(
             "add", [](ChunkRouter& self, const PyAssembler& assembler) { self.add(assembler.assembler); },
             "assembler"_a, nb::keep_alive<1, 2>())
@@ -202,6 +220,12 @@ void bind_router(nb::module_& m) {
 }  // namespace
 
 void bind_assembler(nb::module_& m) {
+    nb::class_<AllowedSources>(m, "AllowedSources", "Addresses and networks; none allow every address.")
+        .def(nb::init<const std::vector<std::string>&>(), "networks"_a)
+        .def("allows", &AllowedSources::allows, "address"_a);
+    m.def(
+        "address_of", [](const std::string& source) { return address_of(source); }, "source"_a,
+        "The address in an image's source, without port and scope.");
     m.def(
         "crc32c",
         [](nb::handle data, std::uint32_t before) {

@@ -465,9 +465,9 @@ class EventFilter:
 
     def __init__(self, schema_id: int, tags: Sequence[str]) -> None: ...
 
-    def poll(self, subscription: Subscription, handler: Callable[[bytes, MessageInfo], object], limit: int, allowance: int) -> int:
+    def poll(self, subscription: Subscription, handler: Callable[[bytes, MessageInfo], object], limit: int) -> int:
         """
-        As Subscription.poll, for messages to this service, of which at most `allowance` are handled; all others are counted.
+        As Subscription.poll, for messages to this service; all others are counted.
         """
 
     @property
@@ -945,6 +945,16 @@ class FrameSender:
     def chunks(self) -> int:
         """Of all frames."""
 
+class AllowedSources:
+    """Addresses and networks; none allow every address."""
+
+    def __init__(self, networks: Sequence[str]) -> None: ...
+
+    def allows(self, address: str) -> bool: ...
+
+def address_of(source: str) -> str:
+    """The address in an image's source, without port and scope."""
+
 def crc32c(data: Buffer, before: int = 0) -> int:
     """CRC32C of a buffer, after bytes whose checksum is `before`."""
 
@@ -953,10 +963,19 @@ class Assembler:
 
     def __init__(self, stream_id: int, *, max_chunk_bytes: int, max_payload_bytes: int, max_inflight: int, timeout_ns: int, needs_checksum: bool = False) -> None: ...
 
-    def set_source(self, epoch: int, pools: Sequence[tuple[int, int]]) -> None:
+    def set_source(self, epoch: int, pools: Sequence[tuple[int, int]], *, epoch_limit: int = 18446744073709551615, max_jump: int = 0) -> None:
         """
-        The latest announce of the source: its epoch, and (pool_id, stride_bytes) of its pools.
+        The latest announce of the source: its epoch, and (pool_id, stride_bytes) of its pools; the highest epoch that a chunk may have, and how many seqs a frame may be ahead of what is possible by time, 0: any.
         """
+
+    def set_origin(self, session_id: int | None, address: str = '') -> None:
+        """
+        The session whose announce counts, and where it comes from: chunks of its session are taken, else those of the first session from its address. None: only the session that is followed already.
+        """
+
+    @property
+    def session_id(self) -> int | None:
+        """The session whose chunks are taken, or None."""
 
     def bind(self, target: FramePublisher | RingWriter | None, until_ns: int = 0) -> None:
         """Publish with this until then; None: there is nothing to publish with."""
@@ -1011,7 +1030,7 @@ class ChunkRouter:
     The payload stream of a bridge: each chunk goes to the assembler of its stream.
     """
 
-    def __init__(self) -> None: ...
+    def __init__(self, allow_from: Sequence[str] = []) -> None: ...
 
     def add(self, assembler: Assembler) -> None: ...
 
