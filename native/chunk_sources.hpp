@@ -87,7 +87,7 @@ private:
 //                                └────────────────────── the image goes ────────────────────┘
 //
 // The origin is the session whose announce was accepted. A sender of ours uses one session id for all its streams; any
-// other sender is known by its address, and its first session there is taken.
+// other sender is known by its address, and its first session there is taken; an empty address is every address.
 class SessionPin {
 public:
     // Another origin ends the pin; none keeps it, until its image goes.
@@ -99,7 +99,9 @@ public:
 
     bool admits(std::int32_t session_id, std::string_view address) noexcept {
         if (pinned_ == session_id) return true;
-        if (!origin_ || (session_id != *origin_ && (pinned_ || address != address_))) return false;
+        if (!origin_) return false;
+        const bool is_from_there = address_.empty() || address == address_;
+        if (session_id != *origin_ && (pinned_ || !is_from_there)) return false;
         pinned_ = session_id;
         return true;
     }

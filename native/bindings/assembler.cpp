@@ -223,6 +223,18 @@ void bind_assembler(nb::module_& m) {
     nb::class_<AllowedSources>(m, "AllowedSources", "Addresses and networks; none allow every address.")
         .def(nb::init<const std::vector<std::string>&>(), "networks"_a)
         .def("allows", &AllowedSources::allows, "address"_a);
+    nb::class_<SessionPin>(m, "SessionPin", "One session of a subscription: messages of any other are not used.")
+        .def(nb::init<>())
+        .def("set_origin", &SessionPin::set_origin, "session_id"_a.none(), "address"_a = "",
+             "The session whose announce counts, and where it comes from; no address is any.")
+        .def(
+            "admits",
+            [](SessionPin& self, std::int32_t session_id, const std::string& address) {
+                return self.admits(session_id, address);
+            },
+            "session_id"_a, "address"_a,
+            "Whether it is the session that is followed; where there is none yet, whether it becomes that.")
+        .def("on_image_gone", &SessionPin::on_image_gone, "session_id"_a);
     m.def(
         "address_of", [](const std::string& source) { return address_of(source); }, "source"_a,
         "The address in an image's source, without port and scope.");

@@ -952,6 +952,23 @@ class AllowedSources:
 
     def allows(self, address: str) -> bool: ...
 
+class SessionPin:
+    """One session of a subscription: messages of any other are not used."""
+
+    def __init__(self) -> None: ...
+
+    def set_origin(self, session_id: int | None, address: str = '') -> None:
+        """
+        The session whose announce counts, and where it comes from; no address is any.
+        """
+
+    def admits(self, session_id: int, address: str) -> bool:
+        """
+        Whether it is the session that is followed; where there is none yet, whether it becomes that.
+        """
+
+    def on_image_gone(self, session_id: int) -> None: ...
+
 def address_of(source: str) -> str:
     """The address in an image's source, without port and scope."""
 

@@ -124,6 +124,8 @@ def test_metadata_of_chained_mappings_keep_their_streams(host: Host, link: Link,
     ):
         reception.wait_until(lambda: reception.bridge.bridge.is_ready, "it has both destinations")
         reception.wait_until(lambda: sender.is_connected(own_link.metadata), "metadata are listened to")
+        for stream_id in (head, middle):  # which also tells whose metadata count
+            sender.announce(stream_id=stream_id)
         sender.describe(stream_id=middle, meta_version=7)
         sender.describe(stream_id=head, meta_version=8)
         found = [reception.wait_for(DataSourceMeta, meta_version=version).message for version in (7, 8)]

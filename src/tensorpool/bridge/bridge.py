@@ -225,7 +225,13 @@ class Bridge(ClosesOnExit):
                 streams.senders += (sender,)
             if self.config.received:
                 streams.reception = Reception(
-                    self.config, self._client, transport, self._destinations, self._counters, self._unrouted
+                    self.config,
+                    self._client,
+                    transport,
+                    self._destinations,
+                    self._counters,
+                    self._unrouted,
+                    self._clock,
                 )
         except BaseException:
             streams.close()

@@ -14,6 +14,7 @@ Bridge §2.3, §4, §5.2, §7.1, §9, §10; decisions G1, G2, G6, G9, G11, G14, 
 
 from __future__ import annotations
 
+import ipaddress
 import os
 from collections.abc import Callable, Mapping
 from typing import Annotated, Any, Final, Literal
@@ -67,6 +68,14 @@ def _check_optional_udp(key: str, channel: str) -> None:
         _check_udp(key, channel)
 
 
+def _check_network(key: str, network: str) -> None:
+    try:
+        ipaddress.ip_network(network)
+    except ValueError as error:
+        raise ConfigError(key, network, f"an address or a network such as 10.0.0.0/24; {error}") from None
+
+
+SourceNetwork = Annotated[str, Meta(description="an IP address or network", extra={"check": _check_network})]
 UdpChannel = Annotated[str, Meta(description="an aeron:udp URI", extra={"check": _check_udp})]
 OptionalUdpChannel = Annotated[
     str, Meta(description='an aeron:udp URI, or "" for none', extra={"check": _check_optional_udp})
@@ -128,6 +137,9 @@ class BridgeSection(msgspec.Struct, frozen=True, kw_only=True):
     """A frame with more payload bytes is dropped."""
     max_inflight_frames: Inflight = 16
     """How many frames of a stream are assembled at a time."""
+    allow_from: tuple[SourceNetwork, ...] = ()
+    """The addresses and networks of hosts whose streams are received, such as "10.0.0.7" or "10.0.0.0/24"; none listed
+    is every host."""
     assembly_timeout_ms: PositiveU32 = 250
     """A frame that is not complete so long after its first chunk is dropped."""
     dest_stream_id_range: StreamIdRange = Range()

@@ -20,7 +20,7 @@ from tensorpool.aeron.adapter import MessageAdapter
 from tensorpool.bridge.checksum import FrameChecksum
 from tensorpool.bridge.config import BridgeConfig, MappingConfig
 from tensorpool.bridge.metrics import Counters
-from tensorpool.channel import Endpoint
+from tensorpool.channel import ChannelUri, Endpoint
 from tensorpool.driver.config import DriverConfig
 from tensorpool.errors import DecodeError
 from tensorpool.soft_state import SoftStateTable
@@ -70,6 +70,7 @@ class Forwarder:
         driver: DriverConfig,
         transport: aeron.Client,
         counters: Counters,
+        session_id: int,
     ) -> None:
         section = config.bridge
         self._stream_id = mapping.source_stream_id
@@ -80,13 +81,13 @@ class Forwarder:
         self._checksums: deque[bytes] = deque()
         self._now_ns = 0
         self._sources: list[tuple[aeron.Subscription, MessageAdapter]] = []
-        self._control = _Outlet(transport, section.control, counters)
+        self._control = _Outlet(transport, section.control, counters, session_id)
         self._metadata: _Outlet | None = None
         self._described_epoch: int | None = None
         try:
             self._listen(transport, driver.driver.announce, _ANNOUNCES, self._on_announce)
             if section.metadata is not None:
-                self._metadata = _Outlet(transport, section.metadata, counters)
+                self._metadata = _Outlet(transport, section.metadata, counters, session_id)
                 source = Endpoint(driver.driver.metadata_channel, section.source_metadata_stream_id)
                 self._listen(transport, source, _METADATA, self._on_metadata)
             wanted = (_QOS if section.forward_qos else {}) | (_PROGRESS if section.forward_progress else {})
@@ -191,11 +192,17 @@ class Forwarder:
             self._announced_epoch, self._is_due = epoch, False
 
 
+def with_session(uri: ChannelUri, session_id: int) -> str:
+    """The channel of a publication of this session, unless the channel names one itself."""
+    return str(uri.with_defaults({"session-id": str(session_id)}))
+
+
 class _Outlet:
     """A publication over the network, with a queue, and the last message of each kind for later receivers."""
 
-    def __init__(self, transport: aeron.Client, endpoint: Endpoint, counters: Counters) -> None:
-        self._publication = transport.add_publication(endpoint.channel, endpoint.stream_id, exclusive=True)
+    def __init__(self, transport: aeron.Client, endpoint: Endpoint, counters: Counters, session_id: int) -> None:
+        channel = with_session(endpoint.uri, session_id)
+        self._publication = transport.add_publication(channel, endpoint.stream_id, exclusive=True)
         self._counters = counters
         self._kept: dict[str, bytes] = {}
         self._due: deque[tuple[str, bytes]] = deque()

@@ -14,6 +14,7 @@ Bridge §2.1, §5, §7.2, §8; decisions G1-G3, G10, G16, G26.
 
 from __future__ import annotations
 
+import secrets
 from typing import Final
 
 from tensorpool import aeron
@@ -21,9 +22,9 @@ from tensorpool._core import ChunkPlan, FrameSender, FrameSource, SendResult, mo
 from tensorpool.bridge.background_attach import BackgroundAttach
 from tensorpool.bridge.checksum import FrameChecksum
 from tensorpool.bridge.config import BridgeConfig, BridgeSection, MappingConfig
-from tensorpool.bridge.forwarding import Forwarder
+from tensorpool.bridge.forwarding import Forwarder, with_session
 from tensorpool.bridge.metrics import Counters, Key
-from tensorpool.channel import check_channel
+from tensorpool.channel import ChannelUri, check_channel
 from tensorpool.client import Client, Consumer, Frame, Progress
 from tensorpool.client.mapped_epoch import MappedEpoch
 from tensorpool.errors import TensorPoolError
@@ -64,11 +65,12 @@ class Sender:
         self._wants_newest = False
         self._newest: tuple[int, int] = (0, -1)  # epoch and seq of the last frame that was taken
         self._began_ns = 0
+        session_id = secrets.randbits(31)  # of all its publications: a receiver that knows one of them knows all
         self._publication = transport.add_publication(
-            _payload_channel(section), section.payload_stream_id, exclusive=True
+            with_session(_payload_channel(section), session_id), section.payload_stream_id, exclusive=True
         )
         try:
-            self._forwarder = Forwarder(mapping, config, client.config, transport, counters)
+            self._forwarder = Forwarder(mapping, config, client.config, transport, counters, session_id)
         except BaseException:
             self._publication.close()
             raise
@@ -331,8 +333,8 @@ class _EpochSender:
 def _ignore_progress(progress: Progress) -> None: ...
 
 
-def _payload_channel(section: BridgeSection) -> str:
+def _payload_channel(section: BridgeSection) -> ChannelUri:
     """With room for a chunk in one datagram, where the channel itself names no MTU (Bridge §5.2, §10; G1)."""
     mtu_bytes = -(-section.mtu_bytes // MTU_ALIGNMENT_BYTES) * MTU_ALIGNMENT_BYTES
     channel = check_channel("bridge.payload_channel", section.payload_channel)
-    return str(channel.with_defaults({"mtu": str(mtu_bytes)}))
+    return channel.with_defaults({"mtu": str(mtu_bytes)})
