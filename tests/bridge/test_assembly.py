@@ -12,8 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tensorpool._core import crc32c
-from tensorpool.bridge.assembly import SourceEpoch, SourceMetadata, SourcePool, Verdict
-from tensorpool.wire.control import DataSourceAnnounce, DataSourceMeta
+from tensorpool.bridge.assembly import SourceEpoch, SourcePool, Verdict
 from tests.bridge.frames import (
     EPOCH,
     FOREVER_NS,
@@ -583,37 +582,3 @@ def test_a_chunk_is_what_the_schema_says() -> None:
         )
         == 57
     )
-
-
-# --- metadata
-
-
-def named(epoch: int) -> DataSourceAnnounce:
-    return DataSourceAnnounce(stream_id=STREAM, producer_id=1, epoch=epoch, meta_version=1, name="cam")
-
-
-DESCRIBED = DataSourceMeta(stream_id=STREAM, meta_version=1, timestamp_ns=1)
-
-
-def test_metadata_of_an_epoch_that_is_over_are_not_published_as_current() -> None:
-    metadata = SourceMetadata()
-    assert metadata.take(named(3), 3)
-    assert metadata.take(DESCRIBED, 3)
-    assert metadata.of(3) == [named(3), DESCRIBED]
-    assert metadata.on_epoch(4) == []
-    assert not metadata.take(DESCRIBED, 4)
-    assert metadata.of(4) == []
-
-
-def test_metadata_of_an_epoch_that_is_not_announced_yet_wait_for_it() -> None:
-    metadata = SourceMetadata()
-    assert not metadata.take(named(4), 3)
-    assert not metadata.take(DESCRIBED, 3)
-    assert metadata.on_epoch(4) == [named(4), DESCRIBED]
-
-
-def test_metadata_that_name_no_epoch_are_of_the_present_one() -> None:
-    metadata = SourceMetadata()
-    assert metadata.take(DESCRIBED, 3)
-    assert metadata.of(3) == [DESCRIBED]
-    assert metadata.on_epoch(4) == []
