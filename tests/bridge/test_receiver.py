@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import re
 import signal
 import socket
 import urllib.request
@@ -24,7 +25,7 @@ from tensorpool.bridge.bridge import Bridge
 from tensorpool.bridge.config import BridgeConfig
 from tests.support.bridge_sender import Link
 from tests.support.driver_process import DriverProcess
-from tests.support.processes import wait_until
+from tests.support.processes import ROOT, wait_until
 
 PROFILE = {
     "header_nslots": 16,
@@ -182,6 +183,28 @@ def test_a_paused_bridge_counts_what_it_leaves_out(hosts: Hosts) -> None:
             it.carry(np.ones(10, np.uint8))
         with pytest.raises(ValueError, match="expected one of"):
             it.sender.pause("absent")
+
+
+def test_what_the_dashboard_shows_of_bridges_is_counted(hosts: Hosts) -> None:
+    """Every metric and label of its queries, by a pair of bridges that have carried and dropped frames."""
+    dashboard = json.loads((ROOT / "dashboards" / "tensorpool.json").read_text())
+    targets = [target for panel in dashboard["panels"] for target in panel.get("targets", [])]
+    wanted = {name for it in targets for name in re.findall(r"tensorpool_bridge_\w+", it["expr"])}
+    labels = {
+        name for it in targets if "_bridge_" in it["expr"] for name in re.findall(r"{{(\w+)}}", it["legendFormat"])
+    }
+    assert len(wanted) >= 6
+    with crossing(hosts) as it:
+        it.carry(np.ones(10, np.uint8))
+        it.receiver.pause()
+
+        def found() -> list[Any]:
+            it.producer.publish(np.ones(10, np.uint8))
+            collected = [*it.sender.collector.collect(), *it.receiver.collector.collect()]
+            return [sample for family in collected for sample in family.samples]
+
+        wait_until(lambda: wanted <= {sample.name for sample in found()}, f"{wanted} are counted")
+        assert labels <= {label for sample in found() for label in sample.labels}
 
 
 def test_a_frame_is_published_with_the_right_checksum_only(hosts: Hosts) -> None:
