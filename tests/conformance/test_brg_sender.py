@@ -70,6 +70,7 @@ def test_a_frame_leaves_in_chunks_that_fit(sending: Sending, array: NDArray[Any]
     assert [chunk.chunk_index for chunk in frame.chunks] == list(range(len(sizes)))
     received = sending.receiver.received(BridgeFrameChunk, seq=frame.seq)
     assert all(len(it.data) <= MTU - OVERHEAD for it in received)
+    assert sending.receiver.has_seen_no_fragments
 
 
 @pytest.mark.spec("BRG-5.2-01")
@@ -110,6 +111,7 @@ def test_chunks_have_the_size_that_is_configured(
         assert sizes == cut(frame.payload, first, others)
         received = sending.receiver.received(BridgeFrameChunk, seq=frame.seq)
         assert all(len(it.data) <= mtu - OVERHEAD for it in received)
+        assert sending.receiver.has_seen_no_fragments
 
 
 @pytest.mark.spec("BRG-5.2-02")
