@@ -260,6 +260,21 @@ def test_frames_of_an_epoch_that_was_not_announced_are_not_sent(
         receiver.wait_for(ShmPoolAnnounce, epoch=producer.epoch)
 
 
+@pytest.mark.spec("BRG-7.2-01")
+def test_an_epoch_that_the_sender_cannot_map_is_announced_too(
+    shared_media_driver: aeron.MediaDriver, shm_dir: Path, link: Link
+) -> None:
+    """The receiver learns of it while the sender has no lease."""
+    with Sending(shm_dir, shared_media_driver.aeron_dir, link=link.again()) as sending:
+        producer, receiver = sending.meet().producer, sending.receiver
+        producer.answers = False
+        (grant,) = producer.grants
+        producer.use(producer.make_regions(producer.epoch + 1))
+        producer.revoke(grant)
+        receiver.wait_for(ShmPoolAnnounce, epoch=producer.epoch)
+        assert producer.grants == []
+
+
 @pytest.mark.spec("BRG-8-01", "BRG-5.1-01")
 def test_every_epoch_that_has_chunks_is_announced(sending: Sending) -> None:
     """With the layout of the new epoch; chunks carry the epoch that they were read in."""
