@@ -27,7 +27,7 @@
 
 #include "chunk.hpp"
 #include "chunk_sources.hpp"
-#include "crc32c.hpp"
+#include "frame_digest.hpp"
 #include "frame_loss.hpp"
 #include "frame_target.hpp"
 #include "layout.hpp"
@@ -90,16 +90,16 @@ public:
         is_paused_ = is_paused;
     }
 
-    // The sender's checksum of a frame, before or after its chunks.
-    void set_checksum(std::uint64_t epoch, std::uint64_t seq, std::uint32_t payload_length, std::uint32_t crc,
-                      std::uint64_t now_ns) {
+    // The sender's digest of a frame, before or after its chunks.
+    void set_digest(std::uint64_t epoch, std::uint64_t seq, std::uint32_t payload_length, const FrameDigest& digest,
+                    std::uint64_t now_ns) {
         const Busy busy(*this);
         now_ns_ = now_ns;
-        if (!limits_.needs_checksum || epoch_ != epoch || (published_ && seq <= *published_)) return;
-        checksums_.push_back({seq, payload_length, crc});
+        if (!limits_.needs_digest || epoch_ != epoch || (published_ && seq <= *published_)) return;
+        checksums_.push_back({seq, payload_length, digest});
         if (checksums_.size() > std::size_t{4} * limits_.max_inflight) checksums_.erase(checksums_.begin());
         if (Frame* const frame = find(seq); frame != nullptr && frame->is_whole())
-            is_expired(*frame, now_ns) ? lose(*frame, FrameLoss::CRC, now_ns) : finish(*frame);
+            is_expired(*frame, now_ns) ? lose(*frame, unproven(), now_ns) : finish(*frame);
     }
 
     // Drops the frames that waited too long; returns how many.
@@ -109,7 +109,7 @@ public:
         std::size_t expired = 0;
         for (std::size_t i = frames_.size(); i-- > 0;) {
             if (!is_expired(*frames_[i], now_ns)) continue;
-            lose(*frames_[i], frames_[i]->is_whole() ? FrameLoss::CRC : FrameLoss::TIMEOUT, now_ns);
+            lose(*frames_[i], frames_[i]->is_whole() ? unproven() : FrameLoss::TIMEOUT, now_ns);
             ++expired;
         }
         std::erase_if(tombs_, [&](const Tomb& tomb) { return now_ns >= tomb.until_ns; });
@@ -226,7 +226,7 @@ private:
     struct Checksum {
         std::uint64_t seq;
         std::uint32_t payload_length;
-        std::uint32_t crc;
+        FrameDigest digest;
     };
 
     // --- checks that need no frame
@@ -287,7 +287,7 @@ private:
             const auto oldest = std::min_element(frames_.begin(), frames_.end(), [](const auto& a, const auto& b) {
                 return a->first_ns != b->first_ns ? a->first_ns < b->first_ns : a->seq < b->seq;
             });
-            lose(**oldest, (*oldest)->is_whole() ? FrameLoss::CRC : FrameLoss::INFLIGHT, now_ns_);
+            lose(**oldest, (*oldest)->is_whole() ? unproven() : FrameLoss::INFLIGHT, now_ns_);
         }
         std::unique_ptr<Frame> frame = spare_ ? std::move(spare_) : std::make_unique<Frame>();
         frame->seq = chunk.seq;
@@ -439,13 +439,12 @@ private:
 
     // Every chunk is there.
     void finish(Frame& frame) {
-        if (limits_.needs_checksum) {
+        if (limits_.needs_digest) {
             const auto sum = std::find_if(checksums_.begin(), checksums_.end(),
                                           [&](const Checksum& each) { return each.seq == frame.seq; });
             if (sum == checksums_.end()) return;  // it comes on another stream, and may come later
-            const std::uint32_t crc = crc32c({frame.at, frame.payload_length}, crc32c(frame.image));
-            if (sum->crc != crc || sum->payload_length != frame.payload_length)
-                return lose(frame, FrameLoss::CRC, now_ns_);
+            if (sum->payload_length != frame.payload_length || !(sum->digest == digest_of(frame)))
+                return lose(frame, unproven(), now_ns_);
         }
         const std::uint64_t now_ns = std::max(now_ns_, monotonic_ns());
         if (target_ == nullptr || now_ns >= until_ns_) return lose(frame, FrameLoss::NO_LEASE, now_ns_);
@@ -469,6 +468,16 @@ private:
                           frame.payload_length);
         advance_to(frame);
     }
+
+    FrameDigest digest_of(const Frame& frame) const {
+        FrameDigester digester(limits_.mac_key, {stream_id_, *epoch_, frame.seq, 0, 0, 0, 0, frame.payload_length});
+        digester.update(frame.image);
+        digester.update({frame.at, frame.payload_length});
+        return digester.digest();
+    }
+
+    // Why a frame is lost whose digest is wrong, or did not come.
+    FrameLoss unproven() const noexcept { return limits_.mac_key.empty() ? FrameLoss::CRC : FrameLoss::MAC; }
 
     static bool is_streamed(const RingWriter& ring, std::size_t pool, std::uint32_t bytes) noexcept {
         const RingGeometry& geometry = ring.geometry();

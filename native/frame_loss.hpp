@@ -27,6 +27,7 @@ enum class FrameLoss : std::uint8_t {
     CRC,       // its checksum is wrong, or never came
     PAUSED,
     SEQ_JUMP,  // further ahead than the source can be
+    MAC,       // its authentication code is wrong, or never came
     COUNT_,
 };
 
@@ -34,6 +35,6 @@ enum class FrameLoss : std::uint8_t {
 inline constexpr std::array<const char*, static_cast<std::size_t>(FrameLoss::COUNT_)> kFrameLossNames{
     "",          "inconsistent", "conflict",     "timeout", "header",      "source_pool", "source_stride",
     "too_large", "no_pool",      "out_of_order", "epoch",   "no_announce", "no_lease",    "inflight",
-    "crc",       "paused",       "seq_jump"};
+    "crc",       "paused",       "seq_jump",     "mac"};
 
 }  // namespace tensorpool

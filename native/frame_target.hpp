@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <memory>
 #include <new>
+#include <vector>
 
 #include <sys/mman.h>
 
@@ -39,7 +40,8 @@ struct AssemblyLimits {
     std::uint32_t max_payload_bytes = kMaxBridgedBytes;
     std::uint32_t max_inflight = 16;
     std::uint64_t timeout_ns = 250'000'000;
-    bool needs_checksum = false;
+    bool needs_digest = false;
+    std::vector<std::uint8_t> mac_key;  // of digests; none: CRC32C
 };
 
 }  // namespace tensorpool

@@ -93,12 +93,17 @@ void bind_one_assembler(nb::module_& m) {
         .def(
             "__init__",
             [](Self* self, std::uint32_t stream_id, std::uint32_t max_chunk_bytes, std::uint32_t max_payload_bytes,
-               std::uint32_t max_inflight, std::uint64_t timeout_ns, bool needs_checksum) {
-                new (self)
-                    Self(stream_id, {max_chunk_bytes, max_payload_bytes, max_inflight, timeout_ns, needs_checksum});
+               std::uint32_t max_inflight, std::uint64_t timeout_ns, bool needs_digest, const nb::bytes& mac_key) {
+                const auto* const key = reinterpret_cast<const std::uint8_t*>(mac_key.c_str());
+                new (self) Self(stream_id, {max_chunk_bytes,
+                                            max_payload_bytes,
+                                            max_inflight,
+                                            timeout_ns,
+                                            needs_digest,
+                                            {key, key + mac_key.size()}});
             },
             "stream_id"_a, nb::kw_only(), "max_chunk_bytes"_a, "max_payload_bytes"_a, "max_inflight"_a, "timeout_ns"_a,
-            "needs_checksum"_a = false)
+            "needs_digest"_a = false, "mac_key"_a = nb::bytes("", 0))
         .def(
             "set_source",
             [](Self& self, std::uint64_t epoch, const std::vector<std::pair<std::uint16_t, std::uint32_t>>& pools,
@@ -127,10 +132,15 @@ void bind_one_assembler(nb::module_& m) {
         .def(
             "set_paused", [](Self& self, bool is_paused) { self.assembler->set_paused(is_paused); }, "is_paused"_a)
         .def(
-            "set_checksum",
+            "set_digest",
             [](Self& self, std::uint64_t epoch, std::uint64_t seq, std::uint32_t payload_length, std::uint32_t crc,
-               std::uint64_t now_ns) { self.assembler->set_checksum(epoch, seq, payload_length, crc, now_ns); },
-            "epoch"_a, "seq"_a, "payload_length"_a, "crc32c"_a, "now_ns"_a, "The sender's checksum of a frame.")
+               const nb::bytes& mac, std::uint64_t now_ns) {
+                FrameDigest digest{crc, {}};
+                std::memcpy(digest.mac.data(), mac.c_str(), std::min(mac.size(), digest.mac.size()));
+                self.assembler->set_digest(epoch, seq, payload_length, digest, now_ns);
+            },
+            "epoch"_a, "seq"_a, "payload_length"_a, "crc32c"_a, "mac"_a, "now_ns"_a,
+            "The sender's checksum of a frame, or its authentication code.")
         .def(
             "expire", [](Self& self, std::uint64_t now_ns) { return self.assembler->expire(now_ns); }, "now_ns"_a,
             "Drop frames that waited too long; how many there were.")
@@ -246,6 +256,19 @@ void bind_assembler(nb::module_& m) {
         },
         "data"_a, "before"_a = 0, nb::sig("def crc32c(data: collections.abc.Buffer, before: int = 0) -> int"),
         "CRC32C of a buffer, after bytes whose checksum is `before`.");
+    m.def(
+        "blake2b",
+        [](nb::handle data, const nb::bytes& key, std::size_t digest_bytes) {
+            const Buffer buffer(data, PyBUF_ANY_CONTIGUOUS);
+            Blake2b hash({reinterpret_cast<const std::uint8_t*>(key.c_str()), key.size()}, digest_bytes);
+            hash.update(buffer.bytes());
+            std::array<std::uint8_t, Blake2b::kMaxDigestBytes> digest{};
+            hash.finish(std::span(digest).first(digest_bytes));
+            return nb::bytes(reinterpret_cast<const char*>(digest.data()), digest_bytes);
+        },
+        "data"_a, "key"_a, "digest_bytes"_a = 16,
+        nb::sig("def blake2b(data: collections.abc.Buffer, key: bytes, digest_bytes: int = 16) -> bytes"),
+        "BLAKE2b of a buffer with a key.");
     bind_one_assembler(m);
     bind_router(m);
 }

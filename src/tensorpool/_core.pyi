@@ -890,7 +890,7 @@ class SendResult(enum.Enum):
 class FrameSender:
     """Sends frames of one mapped epoch as BridgeFrameChunks, one at a time."""
 
-    def __init__(self, reader: RingReader, publication: Publication, stream_id: int, epoch: int, plan: ChunkPlan, max_payload_bytes: int, with_crc32c: bool = False) -> None: ...
+    def __init__(self, reader: RingReader, publication: Publication, stream_id: int, epoch: int, plan: ChunkPlan, max_payload_bytes: int, with_digest: bool = False, mac_key: bytes = b"") -> None: ...
 
     def send(self, frame: SlotFrame, patience_ns: int = 0) -> SendResult:
         """
@@ -926,8 +926,12 @@ class FrameSender:
     @property
     def crc32c(self) -> int:
         """
-        Of the slot header and the payload of the frame that was sent last; 0 unless asked for.
+        Of the slot header and the payload of the frame that was sent last; 0 unless asked for without a key.
         """
+
+    @property
+    def mac(self) -> bytes:
+        """Of the frame that was sent last, with the key."""
 
     @property
     def payload_bytes(self) -> int:
@@ -975,10 +979,13 @@ def address_of(source: str) -> str:
 def crc32c(data: Buffer, before: int = 0) -> int:
     """CRC32C of a buffer, after bytes whose checksum is `before`."""
 
+def blake2b(data: Buffer, key: bytes, digest_bytes: int = 16) -> bytes:
+    """BLAKE2b of a buffer with a key."""
+
 class Assembler:
     """One bridged stream: chunks in, whole frames out, every loss counted."""
 
-    def __init__(self, stream_id: int, *, max_chunk_bytes: int, max_payload_bytes: int, max_inflight: int, timeout_ns: int, needs_checksum: bool = False) -> None: ...
+    def __init__(self, stream_id: int, *, max_chunk_bytes: int, max_payload_bytes: int, max_inflight: int, timeout_ns: int, needs_digest: bool = False, mac_key: bytes = ...) -> None: ...
 
     def set_source(self, epoch: int, pools: Sequence[tuple[int, int]], *, epoch_limit: int = 18446744073709551615, max_jump: int = 0) -> None:
         """
@@ -999,8 +1006,8 @@ class Assembler:
 
     def set_paused(self, is_paused: bool) -> None: ...
 
-    def set_checksum(self, epoch: int, seq: int, payload_length: int, crc32c: int, now_ns: int) -> None:
-        """The sender's checksum of a frame."""
+    def set_digest(self, epoch: int, seq: int, payload_length: int, crc32c: int, mac: bytes, now_ns: int) -> None:
+        """The sender's checksum of a frame, or its authentication code."""
 
     def expire(self, now_ns: int) -> int:
         """Drop frames that waited too long; how many there were."""

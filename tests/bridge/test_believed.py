@@ -3,10 +3,18 @@
 
 from __future__ import annotations
 
-import pytest
+import hashlib
+import struct
+from pathlib import Path
 
-from tensorpool._core import AllowedSources, SessionPin, address_of, crc32c
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tensorpool._core import AllowedSources, SessionPin, address_of, blake2b, crc32c
 from tensorpool.bridge.assembly import SourceMetadata
+from tensorpool.bridge.checksum import FrameChecksum, read_key
+from tensorpool.errors import ConfigError
 from tensorpool.wire.control import DataSourceAnnounce, DataSourceMeta
 from tests.bridge.frames import EPOCH, POOLS, STREAM, TIMEOUT_NS, Receiving, chunks_of, header_of
 
@@ -31,10 +39,10 @@ def test_a_frame_whose_time_is_over_is_not_completed_by_a_late_chunk() -> None:
 
 
 def test_a_checksum_that_comes_too_late_publishes_nothing() -> None:
-    receiving = Receiving(needs_checksum=True)
+    receiving = Receiving(needs_digest=True)
     receiving.take(*chunks_of(1, PAYLOAD))
     crc = crc32c(PAYLOAD, crc32c(header_of(1, PAYLOAD)))
-    receiving.assembler.set_checksum(EPOCH, 1, len(PAYLOAD), crc, receiving.now_ns + TIMEOUT_NS)
+    receiving.assembler.set_digest(EPOCH, 1, len(PAYLOAD), crc, b"", receiving.now_ns + TIMEOUT_NS)
     assert receiving.ring.payload(1) is None
     assert receiving.frames_dropped == {"crc": 1}
 
@@ -113,6 +121,94 @@ def test_the_address_of_a_source_is_without_port_and_scope() -> None:
     assert address_of("192.0.2.7:40123") == "192.0.2.7"
     assert address_of("[2001:db8::1]:40123") == "2001:db8::1"
     assert address_of("[fe80::1%eth0]:40123") == "fe80::1"
+
+
+# --- authentication
+
+
+@given(st.binary(max_size=600), st.binary(max_size=64), st.integers(1, 64))
+def test_blake2b_is_that_of_the_standard_library(data: bytes, key: bytes, digest_bytes: int) -> None:
+    assert blake2b(data, key, digest_bytes) == hashlib.blake2b(data, key=key, digest_size=digest_bytes).digest()
+
+
+KEY = b"a secret of both ends"
+
+
+def code(seq: int, *, key: bytes = KEY, epoch: int = EPOCH, stream_id: int = STREAM) -> bytes:
+    """As any implementation of BLAKE2b computes it."""
+    identity = struct.pack("<IQQI", stream_id, epoch, seq, len(PAYLOAD))
+    return hashlib.blake2b(identity + header_of(seq, PAYLOAD) + PAYLOAD, key=key, digest_size=16).digest()
+
+
+def test_a_frame_is_published_when_its_code_is_right() -> None:
+    receiving = Receiving(needs_digest=True, mac_key=KEY)
+    receiving.take(*chunks_of(1, PAYLOAD, [1000]))
+    assert receiving.ring.payload(1) is None
+    receiving.assembler.set_digest(EPOCH, 1, len(PAYLOAD), 0, code(1), receiving.now_ns)
+    assert receiving.ring.payload(1) == PAYLOAD
+    receiving.assembler.set_digest(EPOCH, 2, len(PAYLOAD), 0, code(2), receiving.now_ns)
+    receiving.take(*chunks_of(2, PAYLOAD, [1000]))
+    assert receiving.ring.payload(2) == PAYLOAD
+
+
+@pytest.mark.parametrize(
+    "forged",
+    [
+        code(1, key=b"another secret of these"),
+        code(2),
+        code(1, epoch=EPOCH - 1),
+        code(1, stream_id=STREAM + 1),
+        bytes(16),
+        b"",
+        code(1)[:15] + bytes([code(1)[15] ^ 1]),
+    ],
+    ids=["another key", "another seq", "another epoch", "another stream", "zeros", "none", "one bit"],
+)
+def test_a_frame_is_dropped_when_its_code_is_not(forged: bytes) -> None:
+    """Also one that was right for another frame: what was recorded cannot be sent again as something else."""
+    receiving = Receiving(needs_digest=True, mac_key=KEY)
+    receiving.assembler.set_digest(EPOCH, 1, len(PAYLOAD), 0, forged, receiving.now_ns)
+    receiving.take(*chunks_of(1, PAYLOAD, [1000]))
+    assert receiving.ring.payload(1) is None
+    assert receiving.frames_dropped == {"mac": 1}
+
+
+def test_a_frame_with_another_payload_is_dropped() -> None:
+    receiving = Receiving(needs_digest=True, mac_key=KEY)
+    receiving.assembler.set_digest(EPOCH, 1, len(PAYLOAD), 0, code(1), receiving.now_ns)
+    receiving.take(*chunks_of(1, bytes([1]) + PAYLOAD[1:], [1000]))
+    assert receiving.frames_dropped == {"mac": 1}
+
+
+@pytest.mark.parametrize(
+    ("content", "mode", "reason"),
+    [
+        (b"x" * 15 + b"\n", 0o600, "this one has 15"),
+        (b"x" * 65, 0o600, "this one has 65"),
+        (b"x" * 32, 0o640, "chmod 600"),
+        (None, 0, "No such file"),
+    ],
+)
+def test_a_key_file_is_secret_and_of_a_fair_length(
+    tmp_path: Path, content: bytes | None, mode: int, reason: str
+) -> None:
+    """The error names the file and what to do, never the key."""
+    path = tmp_path / "key"
+    if content is not None:
+        path.write_bytes(content)
+        path.chmod(mode)
+    with pytest.raises(ConfigError, match=reason) as raised:
+        read_key(str(path))
+    assert "xxx" not in str(raised.value)
+    assert read_key("") == b""
+
+
+def test_a_checksum_message_has_a_code_or_none() -> None:
+    for mac in (b"", bytes(range(16))):
+        message = FrameChecksum(1, 2, 3, 4, 5, mac)
+        assert FrameChecksum.decode(message.encode()) == message
+        assert FrameChecksum.decode(message.encode() + b"x") is None
+        assert FrameChecksum.decode(message.encode()[:-1]) is None
 
 
 # --- sessions

@@ -222,6 +222,34 @@ def test_a_frame_is_published_with_the_right_checksum_only(hosts: Hosts) -> None
         assert it.consumer.poll() is None
 
 
+def write_key(folder: Path, name: str, key: bytes) -> str:
+    path = folder / name
+    path.write_bytes(key)
+    path.chmod(0o600)
+    return str(path)
+
+
+def test_a_frame_is_published_with_the_right_authentication_code_only(hosts: Hosts, tmp_path: Path) -> None:
+    """Of the key that both ends have; frames of a sender without it, or with another, are dropped."""
+    key = write_key(tmp_path, "key", b"0123456789abcdef0123456789abcdef\n")
+    with crossing(hosts, mac_key_file=key) as it:
+        for shape in ((500,), (1 << 18,)):
+            sent = np.random.default_rng(3).integers(0, 255, shape, np.uint8)
+            assert np.array_equal(it.carry(sent).copy(), sent)
+        assert "frames_dropped.mac" not in it.counts(it.receiver)
+    other = write_key(tmp_path, "other", b"another secret, of the same use")
+    for receives in ({"mac_key_file": other}, {"mac_key_file": other, "crc32c": True}):
+        for sends in ({}, {"mac_key_file": key}, {"crc32c": True}):
+            with crossing(hosts, receives=receives, **sends) as it:
+
+                def is_counted(it: Crossing = it) -> bool:
+                    it.producer.publish(np.ones(10, np.uint8))
+                    return it.counts(it.receiver).get("frames_dropped.mac", 0) > 0
+
+                wait_until(is_counted, "frames without the code are dropped")
+                assert it.consumer.poll() is None
+
+
 @pytest.mark.spec("BRG-9-03", "BRG-9-04")
 def test_progress_of_our_own_producers_is_forwarded_though_no_local_consumer_asks(hosts: Hosts) -> None:
     """A producer reports progress only to consumers whose hello asks for it: the sender's does."""

@@ -141,8 +141,8 @@ def test_metadata_of_an_epoch_that_is_over_are_not_sent_to_later_receivers(make:
     named = DataSourceAnnounce(stream_id=rig.stream_id, producer_id=1, epoch=70, meta_version=5, name="cam")
     described = DataSourceMeta(stream_id=rig.stream_id, meta_version=5, timestamp_ns=1)
     renewed = msgspec.structs.replace(named, epoch=71)
-    for message in (named, described, renewed):
-        rig.until(lambda message=message: source.offer(message.encode()), "the log takes it")
+    for data in (named.encode(), described.encode(), renewed.encode()):
+        rig.until(lambda data=data: source.offer(data), "the log takes it")  # type: ignore[misc]
     rig.until(lambda: renewed in rig.received(DataSourceAnnounce), "all has come")
     rig.deafen()
     rig.wait_until_disconnected()

@@ -8,7 +8,7 @@
 Names and defaults are the specification's. Ours, because it has none for them: which end this is (`role`, or
 `direction` of a mapping), the local driver, channels of their own for what is received (`receive_*`; two hosts that
 send to each other by unicast listen elsewhere than they send to), `max_inflight_frames`, and the private extensions
-`crc32c` and `rewrite_progress_epoch`, which are off.
+`crc32c`, `mac_key_file` and `rewrite_progress_epoch`, which are off.
 Bridge §2.3, §4, §5.2, §7.1, §9, §10; decisions G1, G2, G6, G9, G11, G14, G15, G20, G22, G29.
 """
 
@@ -162,6 +162,9 @@ class BridgeSection(msgspec.Struct, frozen=True, kw_only=True):
     """Give forwarded progress the local epoch instead of the source's (G6)."""
     crc32c: bool = False
     """Append a checksum to every frame and check it; the same at both ends."""
+    mac_key_file: str = ""
+    """A file with a secret of 16 to 64 bytes that both ends share: every frame gets an authentication code, and one
+    without the right code is dropped; "" for none. It replaces crc32c."""
     receive_payload_channel: Annotated[UdpChannel, Derived("bridge.payload_channel")]
     """Where chunks are received, if elsewhere than they are sent to."""
     receive_payload_stream_id: Annotated[AeronStreamId, Derived("bridge.payload_stream_id")]
@@ -220,6 +223,11 @@ class BridgeSection(msgspec.Struct, frozen=True, kw_only=True):
     def largest_frame_bytes(self) -> int:
         """The largest payload that MAX_CHUNKS chunks hold (G2)."""
         return min(self.first_chunk_bytes + (MAX_CHUNKS - 1) * self.effective_chunk_bytes, self.max_payload_bytes)
+
+    @property
+    def has_digests(self) -> bool:
+        """Whether frames are checked as a whole."""
+        return self.crc32c or bool(self.mac_key_file)
 
     @property
     def assembly_timeout_ns(self) -> int:

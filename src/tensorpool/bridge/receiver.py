@@ -77,6 +77,7 @@ class Reception:
         counters: Mapping[MappingConfig, Counters],
         unrouted: Counters,
         clock: Clock,
+        mac_key: bytes = b"",
     ) -> None:
         section = config.bridge
         self._unrouted = unrouted
@@ -97,7 +98,7 @@ class Reception:
             if section.receive_metadata is not None:
                 self._metadata = self._subscribe(transport, section.receive_metadata, self.on_metadata_image)
             for mapping in config.received:
-                receiver = Receiver(mapping, config, client, transport, destinations, counters[mapping])
+                receiver = Receiver(mapping, config, client, transport, destinations, counters[mapping], mac_key)
                 self.receivers += (receiver,)
                 self._router.add(receiver.assembler)
         except BaseException:
@@ -237,6 +238,7 @@ class Receiver:
         transport: aeron.Client,
         destinations: Destinations,
         counters: Counters,
+        mac_key: bytes = b"",
     ) -> None:
         section = config.bridge
         self.mapping = mapping
@@ -255,7 +257,8 @@ class Receiver:
             max_payload_bytes=section.max_payload_bytes,
             max_inflight=section.max_inflight_frames,
             timeout_ns=section.assembly_timeout_ns,
-            needs_checksum=section.crc32c,
+            needs_digest=section.has_digests,
+            mac_key=mac_key,
         )
         self._producer: Producer | None = None
         self._writer: EpochWriter | None = None
@@ -403,7 +406,9 @@ class Receiver:
             self.on_metadata(*self._early.popleft())
 
     def on_checksum(self, checksum: FrameChecksum, now_ns: int) -> None:
-        self.assembler.set_checksum(checksum.epoch, checksum.seq, checksum.payload_length, checksum.crc32c, now_ns)
+        self.assembler.set_digest(
+            checksum.epoch, checksum.seq, checksum.payload_length, checksum.crc32c, checksum.mac, now_ns
+        )
 
     def on_progress(self, progress: FrameProgress) -> None:
         """§9, G6, G7: under the destination's id; of a frame that may still come."""

@@ -41,7 +41,13 @@ class Sender:
     """Sends one stream; a `bridge.Worker`. Raises TransportError when the media driver is gone or refuses."""
 
     def __init__(
-        self, mapping: MappingConfig, config: BridgeConfig, client: Client, transport: aeron.Client, counters: Counters
+        self,
+        mapping: MappingConfig,
+        config: BridgeConfig,
+        client: Client,
+        transport: aeron.Client,
+        counters: Counters,
+        mac_key: bytes = b"",
     ) -> None:
         section = config.bridge
         self.mapping = mapping
@@ -49,6 +55,7 @@ class Sender:
         self._section = section
         self._patience_ns = PATIENCE_NS // len(config.mappings)
         self._counters = counters
+        self._mac_key = mac_key
         self._plan = ChunkPlan(section.first_chunk_bytes, section.effective_chunk_bytes)
         self._log = get_logger("bridge", mapping=mapping.name, role="sender")
         stream_id = mapping.source_stream_id
@@ -206,7 +213,7 @@ class Sender:
     @property
     def _is_smooth(self) -> bool:
         """Whether frames need nothing but to be sent."""
-        return not (self.paused or self._wants_newest or self._section.crc32c) and self._is_connected
+        return not (self.paused or self._wants_newest or self._section.has_digests) and self._is_connected
 
     def _pump(self, frames: _EpochSender, source: FrameSource, timeout_ns: int) -> None:
         """Send frames natively for as long as Python has nothing to do."""
@@ -233,7 +240,7 @@ class Sender:
         sender = self._frames.sender
         match result:
             case SendResult.SENT:
-                if self._section.crc32c:
+                if self._section.has_digests:
                     self._forwarder.send_checksum(self._frames.checksum(self._newest[1]))
             case SendResult.BACK_PRESSURED:
                 # A receiver gives up a frame that takes longer; so do we.
@@ -251,7 +258,7 @@ class Sender:
         if self._frames is None:
             self._warn_of_large_frames(mapped)
             self._frames = _EpochSender(
-                self.mapping.source_stream_id, mapped, self._publication, self._plan, self._section
+                self.mapping.source_stream_id, mapped, self._publication, self._plan, self._section, self._mac_key
             )
             self._counters.include(self._frames.counts)
         return self._frames.sender
@@ -303,10 +310,12 @@ class _EpochSender:
         publication: aeron.Publication,
         plan: ChunkPlan,
         section: BridgeSection,
+        mac_key: bytes,
     ) -> None:
         self.mapped: Final = mapped
         self.epoch: Final = mapped.epoch
         self._stream_id = stream_id
+        self._has_key = bool(mac_key)
         self.sender: Final = FrameSender(
             mapped.reader,
             publication,
@@ -314,12 +323,15 @@ class _EpochSender:
             mapped.epoch,
             plan,
             section.max_payload_bytes,
-            with_crc32c=section.crc32c,
+            with_digest=section.has_digests,
+            mac_key=mac_key,
         )
 
     def checksum(self, seq: int) -> FrameChecksum:
         """Of the frame that was sent last."""
-        return FrameChecksum(self._stream_id, self.epoch, seq, self.sender.payload_bytes, self.sender.crc32c)
+        sender = self.sender
+        mac = sender.mac if self._has_key else b""
+        return FrameChecksum(self._stream_id, self.epoch, seq, sender.payload_bytes, sender.crc32c, mac)
 
     def counts(self) -> dict[Key, int]:
         sender = self.sender

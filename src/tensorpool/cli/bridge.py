@@ -11,6 +11,7 @@ import click
 import msgspec
 
 from tensorpool import logs
+from tensorpool.bridge.checksum import read_key
 from tensorpool.bridge.config import BridgeConfig
 from tensorpool.cli import options
 from tensorpool.cli.signals import StopSignals
@@ -41,6 +42,7 @@ def command(
     """
     config = BridgeConfig.load(path, overrides=options.overrides(settings))
     config.driver()
+    read_key(config.bridge.mac_key_file)
     if check:
         options.print_settings(config.dump(), as_json=as_json, warnings=config.warnings())
         return
