@@ -163,8 +163,8 @@ class BridgeSection(msgspec.Struct, frozen=True, kw_only=True):
     crc32c: bool = False
     """Append a checksum to every frame and check it; the same at both ends."""
     mac_key_file: str = ""
-    """A file with a secret of 16 to 64 bytes that both ends share: every frame gets an authentication code, and one
-    without the right code is dropped; "" for none. It replaces crc32c."""
+    """A file with a secret of 16 to 64 bytes that both ends share: every frame gets an authentication code instead of a
+    checksum, and one without the right code is dropped; "" for none."""
     receive_payload_channel: Annotated[UdpChannel, Derived("bridge.payload_channel")]
     """Where chunks are received, if elsewhere than they are sent to."""
     receive_payload_stream_id: Annotated[AeronStreamId, Derived("bridge.payload_stream_id")]
