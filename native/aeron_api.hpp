@@ -93,6 +93,7 @@ inline constexpr std::int64_t kAdminAction = -3;
 inline constexpr std::int64_t kPublicationClosed = -4;
 inline constexpr std::int64_t kMaxPositionExceeded = -5;
 inline constexpr std::uint8_t kUnfragmented = 0xC0;
+inline constexpr std::uint8_t kBegin = 0x80;
 
 using ErrorHandler = void (*)(void*, int, const char*);
 using ImageHandler = void (*)(void*, Sub*, Image*);

@@ -9,6 +9,7 @@
 #include <span>
 #include <string>
 #include <unordered_map>
+#include <unordered_set>
 #include <utility>
 
 #include "aeron_client.hpp"
@@ -29,6 +30,8 @@ class Sink {
 public:
     virtual ~Sink() = default;
     virtual bool on_message(std::span<const std::uint8_t> message, const MessageInfo& info) = 0;
+    // The first fragment of a message of several: false passes over the message, and no memory is taken for it.
+    virtual bool wants(std::span<const std::uint8_t>, const MessageInfo&) { return true; }
     virtual void on_image(const ImageEvent&) {}
 };
 
@@ -138,6 +141,7 @@ private:
         subscription->api().header_values(header, &values);
         if ((values.flags & kUnfragmented) == kUnfragmented) return on_message(self, data, length, header);
         try {
+            if (!subscription->is_wanted(values, {data, length}, header)) return kContinue;
             Assembler* const assembler = subscription->assembler_for(values.session_id);
             return subscription->api().image_controlled_fragment_assembler_handler(assembler, data, length, header);
         } catch (...) {
@@ -145,12 +149,26 @@ private:
         }
     }
 
+    // The sink judges a message by its first fragment; those that follow share its fate.
+    bool is_wanted(const HeaderValues& values, std::span<const std::uint8_t> fragment, Header* header) {
+        if ((values.flags & kBegin) != 0) {
+            if (sink_->wants(fragment, info_of(values, header)))
+                unwanted_.erase(values.session_id);
+            else
+                unwanted_.insert(values.session_id);
+        }
+        return !unwanted_.contains(values.session_id);
+    }
+
+    MessageInfo info_of(const HeaderValues& values, Header* header) const {
+        return {values.session_id, values.stream_id, values.reserved_value, api().header_position(header)};
+    }
+
     static Action on_message(void* self, const std::uint8_t* data, std::size_t length, Header* header) {
         auto* const subscription = static_cast<Subscription*>(self);
         HeaderValues values{};
         subscription->api().header_values(header, &values);
-        const MessageInfo info{values.session_id, values.stream_id, values.reserved_value,
-                               subscription->api().header_position(header)};
+        const MessageInfo info = subscription->info_of(values, header);
         try {
             if (subscription->sink_->on_message({data, length}, info) && !subscription->gate_.is_shut())
                 return kContinue;
@@ -177,6 +195,7 @@ private:
         return assemblers_.emplace(session_id, assembler).first->second;
     }
     void forget_session(std::int32_t session_id) {
+        unwanted_.erase(session_id);
         const auto found = assemblers_.find(session_id);
         if (found == assemblers_.end()) return;
         api().image_controlled_fragment_assembler_delete(found->second);
@@ -205,6 +224,7 @@ private:
     std::exception_ptr failure_;
     std::atomic<bool> polled_{false};
     std::unordered_map<std::int32_t, Assembler*> assemblers_;
+    std::unordered_set<std::int32_t> unwanted_;  // sessions in the middle of a message that is passed over
     std::shared_ptr<ImageEvents> images_;
     const std::string channel_;
     const std::int32_t stream_id_;

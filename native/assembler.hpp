@@ -19,18 +19,17 @@
 #include <cstring>
 #include <map>
 #include <memory>
-#include <new>
 #include <optional>
 #include <span>
 #include <stdexcept>
 #include <utility>
 #include <vector>
 
-#include <sys/mman.h>
-
 #include "chunk.hpp"
-#include "crc32c.hpp"
+#include "chunk_sources.hpp"
+#include "frame_digest.hpp"
 #include "frame_loss.hpp"
+#include "frame_target.hpp"
 #include "layout.hpp"
 #include "local_protocol_error.hpp"
 #include "relaxed_counter.hpp"
@@ -38,35 +37,6 @@
 #include "tensor.hpp"
 
 namespace tensorpool {
-
-// Where whole frames go: a ring, and the stream that announces them.
-class FrameTarget {
-public:
-    virtual ~FrameTarget() = default;
-    virtual RingWriter& ring() noexcept = 0;
-    virtual void announce(std::uint64_t seq, std::uint32_t meta_version, std::uint64_t bytes) = 0;
-};
-
-// A mapping of its own, unmapped with its frame: malloc would keep memory of this size.
-struct Unmap {
-    std::size_t bytes = 0;
-    void operator()(std::uint8_t* at) const noexcept { munmap(at, bytes); }
-};
-using FrameBuffer = std::unique_ptr<std::uint8_t[], Unmap>;
-
-inline FrameBuffer make_frame_buffer(std::size_t bytes) {
-    void* const at = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-    if (at == MAP_FAILED) throw std::bad_alloc();
-    return FrameBuffer(static_cast<std::uint8_t*>(at), Unmap{bytes});
-}
-
-struct AssemblyLimits {
-    std::uint32_t max_chunk_bytes = kMaxChunkBytes;
-    std::uint32_t max_payload_bytes = kMaxBridgedBytes;
-    std::uint32_t max_inflight = 16;
-    std::uint64_t timeout_ns = 250'000'000;
-    bool needs_checksum = false;
-};
 
 class Assembler {
 public:
@@ -82,9 +52,14 @@ public:
 
     // --- what the owner knows
 
-    // The latest announce of the source. A change of epoch drops every frame of the previous one.
-    void set_source(std::uint64_t epoch, std::vector<SourcePool> pools) {
+    // The latest announce of the source. A change of epoch drops every frame of the previous one. No chunk is believed
+    // whose epoch is above `epoch_limit`, or whose seq is ahead of the last published one by more than `max_jump` and
+    // the frames that a source may have published since; 0: any.
+    void set_source(std::uint64_t epoch, std::vector<SourcePool> pools, std::uint64_t epoch_limit = ~std::uint64_t{0},
+                    std::uint64_t max_jump = 0) {
         const Busy busy(*this);
+        epoch_limit_ = epoch_limit;
+        max_jump_ = max_jump;
         pools_ = std::move(pools);
         largest_source_ = 0;
         for (const SourcePool& pool : pools_) largest_source_ = std::max(largest_source_, pool.stride_bytes);
@@ -95,6 +70,7 @@ public:
         checksums_.clear();
         ahead_.clear();
         published_.reset();
+        jumped_ns_.reset();
         epoch_ = epoch;
     }
 
@@ -114,15 +90,16 @@ public:
         is_paused_ = is_paused;
     }
 
-    // The sender's checksum of a frame, before or after its chunks.
-    void set_checksum(std::uint64_t epoch, std::uint64_t seq, std::uint32_t payload_length, std::uint32_t crc,
-                      std::uint64_t now_ns) {
+    // The sender's digest of a frame, before or after its chunks.
+    void set_digest(std::uint64_t epoch, std::uint64_t seq, std::uint32_t payload_length, const FrameDigest& digest,
+                    std::uint64_t now_ns) {
         const Busy busy(*this);
         now_ns_ = now_ns;
-        if (!limits_.needs_checksum || epoch_ != epoch || (published_ && seq <= *published_)) return;
-        checksums_.push_back({seq, payload_length, crc});
+        if (!limits_.needs_digest || epoch_ != epoch || (published_ && seq <= *published_)) return;
+        checksums_.push_back({seq, payload_length, digest});
         if (checksums_.size() > std::size_t{4} * limits_.max_inflight) checksums_.erase(checksums_.begin());
-        if (Frame* const frame = find(seq); frame != nullptr && frame->is_whole()) finish(*frame);
+        if (Frame* const frame = find(seq); frame != nullptr && frame->is_whole())
+            is_expired(*frame, now_ns) ? lose(*frame, unproven(), now_ns) : finish(*frame);
     }
 
     // Drops the frames that waited too long; returns how many.
@@ -131,8 +108,8 @@ public:
         now_ns_ = now_ns;
         std::size_t expired = 0;
         for (std::size_t i = frames_.size(); i-- > 0;) {
-            if (now_ns - frames_[i]->first_ns < limits_.timeout_ns || now_ns < frames_[i]->first_ns) continue;
-            lose(*frames_[i], frames_[i]->is_whole() ? FrameLoss::CRC : FrameLoss::TIMEOUT, now_ns);
+            if (!is_expired(*frames_[i], now_ns)) continue;
+            lose(*frames_[i], frames_[i]->is_whole() ? unproven() : FrameLoss::TIMEOUT, now_ns);
             ++expired;
         }
         std::erase_if(tombs_, [&](const Tomb& tomb) { return now_ns >= tomb.until_ns; });
@@ -148,6 +125,8 @@ public:
         const ChunkDrop drop = judge(chunk);
         if (drop != ChunkDrop::NONE) return drop_chunk(drop, chunk);
         if (last_ == nullptr || last_->seq != chunk.seq) last_ = find(chunk.seq);
+        if (last_ != nullptr && is_expired(*last_, now_ns))
+            lose(*last_, FrameLoss::TIMEOUT, now_ns);  // not expired yet
         if (last_ == nullptr) {
             if (is_tomb(chunk.seq)) return drop_chunk(ChunkDrop::DROPPED_FRAME, chunk);
             last_ = begin(chunk);
@@ -163,6 +142,7 @@ public:
         if (drop == ChunkDrop::NO_ANNOUNCE) count(FrameLoss::NO_ANNOUNCE);
         if (drop == ChunkDrop::EPOCH) count(FrameLoss::EPOCH);
         if (drop == ChunkDrop::PAUSED) count(FrameLoss::PAUSED);
+        if (drop == ChunkDrop::SEQ_JUMP) count(FrameLoss::SEQ_JUMP);
     }
 
     // --- what happened
@@ -175,7 +155,11 @@ public:
     // The highest epoch of all chunks and of set_source(), and when its last chunk came.
     std::uint64_t newest_epoch() const noexcept { return newest_epoch_; }
     std::uint64_t last_chunk_ns() const noexcept { return last_chunk_ns_; }
-    bool is_lost(std::uint64_t seq) const noexcept { return is_tomb(seq); }
+    // Whether the frame was dropped, of those above the last published one.
+    bool is_lost(std::uint64_t seq) const noexcept {
+        return is_tomb(seq) || std::find(ahead_.begin(), ahead_.end(), seq) != ahead_.end();
+    }
+    SessionPin& session() noexcept { return session_; }
 
     std::uint64_t frames() const noexcept { return frames_out_.get(); }
     std::uint64_t bytes() const noexcept { return bytes_out_.get(); }
@@ -205,6 +189,8 @@ private:
     static constexpr std::size_t kMaxTombs = 1024;
     static constexpr std::size_t kMaxAhead = 4096;
     static constexpr std::uint32_t kStreamedChunkBytes = 4096;  // smaller ones are mostly ends of cache lines
+    static constexpr std::uint64_t kFastestFrameNs = 1'000;     // no source publishes more than a million a second
+    static constexpr std::uint64_t kJumpPatienceNs = 1'000'000'000;
 
     struct Piece {
         std::uint32_t length;
@@ -240,7 +226,7 @@ private:
     struct Checksum {
         std::uint64_t seq;
         std::uint32_t payload_length;
-        std::uint32_t crc;
+        FrameDigest digest;
     };
 
     // --- checks that need no frame
@@ -248,6 +234,7 @@ private:
     ChunkDrop judge(const ArrivedChunk& chunk) noexcept {
         if (chunk.length > limits_.max_chunk_bytes) return ChunkDrop::CHUNK_SIZE;
         if (!epoch_) return ChunkDrop::NO_ANNOUNCE;
+        if (chunk.epoch > epoch_limit_) return ChunkDrop::EPOCH;
         if (chunk.epoch > newest_epoch_) {  // §8: older epochs are over, although its pools are not known yet
             newest_epoch_ = chunk.epoch;
             lose_all(FrameLoss::EPOCH);
@@ -256,7 +243,21 @@ private:
         if (chunk.epoch != *epoch_ || chunk.epoch != newest_epoch_) return ChunkDrop::EPOCH;
         if (is_paused_) return ChunkDrop::PAUSED;
         if (published_ && chunk.seq <= *published_) return ChunkDrop::LATE;
-        return ChunkDrop::NONE;
+        return is_jump(chunk.seq) ? ChunkDrop::SEQ_JUMP : ChunkDrop::NONE;
+    }
+
+    // A seq that the source cannot have reached would make every frame below it late. It is believed only when frames
+    // of no other kind have come for kJumpPatienceNs: then the source has jumped.
+    bool is_jump(std::uint64_t seq) noexcept {
+        if (max_jump_ == 0 || !published_) return false;
+        if (seq - *published_ <= max_jump_ + (now_ns_ - std::min(now_ns_, published_ns_)) / kFastestFrameNs)
+            return false;
+        if (!jumped_ns_) jumped_ns_ = now_ns_;
+        return now_ns_ - std::min(now_ns_, *jumped_ns_) < kJumpPatienceNs;
+    }
+
+    bool is_expired(const Frame& frame, std::uint64_t now_ns) const noexcept {
+        return now_ns >= frame.first_ns && now_ns - frame.first_ns >= limits_.timeout_ns;
     }
 
     // --- frames under assembly
@@ -286,7 +287,7 @@ private:
             const auto oldest = std::min_element(frames_.begin(), frames_.end(), [](const auto& a, const auto& b) {
                 return a->first_ns != b->first_ns ? a->first_ns < b->first_ns : a->seq < b->seq;
             });
-            lose(**oldest, (*oldest)->is_whole() ? FrameLoss::CRC : FrameLoss::INFLIGHT, now_ns_);
+            lose(**oldest, (*oldest)->is_whole() ? unproven() : FrameLoss::INFLIGHT, now_ns_);
         }
         std::unique_ptr<Frame> frame = spare_ ? std::move(spare_) : std::make_unique<Frame>();
         frame->seq = chunk.seq;
@@ -438,13 +439,12 @@ private:
 
     // Every chunk is there.
     void finish(Frame& frame) {
-        if (limits_.needs_checksum) {
+        if (limits_.needs_digest) {
             const auto sum = std::find_if(checksums_.begin(), checksums_.end(),
                                           [&](const Checksum& each) { return each.seq == frame.seq; });
             if (sum == checksums_.end()) return;  // it comes on another stream, and may come later
-            const std::uint32_t crc = crc32c({frame.at, frame.payload_length}, crc32c(frame.image));
-            if (sum->crc != crc || sum->payload_length != frame.payload_length)
-                return lose(frame, FrameLoss::CRC, now_ns_);
+            if (sum->payload_length != frame.payload_length || !(sum->digest == digest_of(frame)))
+                return lose(frame, unproven(), now_ns_);
         }
         const std::uint64_t now_ns = std::max(now_ns_, monotonic_ns());
         if (target_ == nullptr || now_ns >= until_ns_) return lose(frame, FrameLoss::NO_LEASE, now_ns_);
@@ -469,6 +469,16 @@ private:
         advance_to(frame);
     }
 
+    FrameDigest digest_of(const Frame& frame) const {
+        FrameDigester digester(limits_.mac_key, {stream_id_, *epoch_, frame.seq, 0, 0, 0, 0, frame.payload_length});
+        digester.update(frame.image);
+        digester.update({frame.at, frame.payload_length});
+        return digester.digest();
+    }
+
+    // Why a frame is lost whose digest is wrong, or did not come.
+    FrameLoss unproven() const noexcept { return limits_.mac_key.empty() ? FrameLoss::CRC : FrameLoss::MAC; }
+
     static bool is_streamed(const RingWriter& ring, std::size_t pool, std::uint32_t bytes) noexcept {
         const RingGeometry& geometry = ring.geometry();
         return prefers_streaming(bytes, std::size_t{geometry.nslots()} * geometry.pools()[pool].stride_bytes);
@@ -490,6 +500,8 @@ private:
             if (frames_[i]->seq < seq) lose(*frames_[i], FrameLoss::OUT_OF_ORDER, now_ns_);
         count_unseen(seq);
         published_ = seq;
+        published_ns_ = now_ns_;
+        jumped_ns_.reset();
         std::erase_if(tombs_, [seq](const Tomb& tomb) { return tomb.seq <= seq; });
         std::erase_if(checksums_, [seq](const Checksum& sum) { return sum.seq <= seq; });
     }
@@ -549,6 +561,8 @@ private:
 
     std::optional<std::uint64_t> epoch_;  // of the latest announce
     std::uint64_t newest_epoch_ = 0;
+    std::uint64_t epoch_limit_ = 0;
+    std::uint64_t max_jump_ = 0;
     std::uint64_t last_chunk_ns_ = 0;
     std::vector<SourcePool> pools_;
     std::uint32_t largest_source_ = 0;
@@ -564,6 +578,9 @@ private:
     std::vector<Checksum> checksums_;
     std::vector<std::uint64_t> ahead_;  // dropped, above the last published one
     std::optional<std::uint64_t> published_;
+    std::uint64_t published_ns_ = 0;
+    std::optional<std::uint64_t> jumped_ns_;  // since when every frame has been too far ahead
+    SessionPin session_;
 
     TensorLayout layout_;
     std::array<std::uint8_t, slot::kTail - slot::kHeaderLength> layout_bytes_;

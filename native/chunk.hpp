@@ -75,13 +75,18 @@ enum class ChunkDrop : std::uint8_t {
     LATE,            // of a frame that is not above the last one published
     DROPPED_FRAME,   // of a frame that was dropped
     PAUSED,
+    FRAGMENTED,  // longer than a datagram
+    ADDRESS,     // from an address that is not allowed
+    SESSION,     // of another session than the one that the mapping follows
+    SEQ_JUMP,    // further ahead than the source can be
     COUNT_,
 };
 
 // As counters name them.
 inline constexpr std::array<const char*, static_cast<std::size_t>(ChunkDrop::COUNT_)> kChunkDropNames{
-    "",       "foreign",    "malformed",   "unknown_stream", "chunk_count", "chunk_index",   "header",
-    "length", "chunk_size", "no_announce", "epoch",          "late",        "dropped_frame", "paused"};
+    "",           "foreign",    "malformed",   "unknown_stream", "chunk_count", "chunk_index",   "header",
+    "length",     "chunk_size", "no_announce", "epoch",          "late",        "dropped_frame", "paused",
+    "fragmented", "address",    "session",     "seq_jump"};
 
 // A chunk that arrived, as it stands in a message.
 struct ArrivedChunk : ChunkPlace {

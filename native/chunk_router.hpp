@@ -21,6 +21,8 @@ namespace tensorpool {
 
 class ChunkRouter final : public aeron::Sink {
 public:
+    explicit ChunkRouter(AllowedSources allowed) : allowed_(std::move(allowed)) {}
+
     void add(std::shared_ptr<Assembler> assembler) {
         const Busy busy(*this);
         if (find(assembler->stream_id()) != nullptr)
@@ -71,21 +73,50 @@ public:
         }
     }
 
-    // One message, as if it had arrived at `now_ns`.
+    // One message of the session that its mapping follows, as if it had arrived at `now_ns`.
     void take(std::span<const std::uint8_t> message, std::uint64_t now_ns) {
         const Busy busy(*this);
         now_ns_ = now_ns;
-        route(message);
+        route(message, nullptr);
     }
 
     std::uint64_t drops(ChunkDrop drop) const noexcept { return drops_[static_cast<std::size_t>(drop)].get(); }
 
-    bool on_message(std::span<const std::uint8_t> message, const aeron::MessageInfo&) override {
-        route(message);
+    bool on_message(std::span<const std::uint8_t> message, const aeron::MessageInfo& info) override {
+        if (source_ == nullptr || source_->session_id != info.session_id) source_ = find_source(info.session_id);
+        if (source_ == nullptr || !source_->is_allowed)
+            count(ChunkDrop::ADDRESS);
+        else
+            route(message, source_);
         return true;
     }
 
+    // A chunk is one datagram (§5.2): what is not is no chunk, and takes no memory.
+    bool wants(std::span<const std::uint8_t>, const aeron::MessageInfo&) override {
+        count(ChunkDrop::FRAGMENTED);
+        return false;
+    }
+
+    void on_image(const aeron::ImageEvent& event) override {
+        source_ = nullptr;
+        std::erase_if(sources_, [&](const Source& each) { return each.session_id == event.session_id; });
+        if (event.available) {
+            std::string address = address_of(event.source);
+            const bool is_allowed = allowed_.allows(address);
+            sources_.push_back({event.session_id, std::move(address), is_allowed});
+        } else {
+            for (const auto& assembler : assemblers_) assembler->session().on_image_gone(event.session_id);
+        }
+    }
+
 private:
+    // A session that sends to us.
+    struct Source {
+        std::int32_t session_id;
+        std::string address;
+        bool is_allowed;
+    };
+
     static constexpr int kYields = 20;
     static constexpr std::uint64_t kShortestNapNs = 20'000;
     static constexpr std::uint64_t kLongestNapNs = 1'000'000;
@@ -110,14 +141,23 @@ private:
         std::vector<std::unique_ptr<Assembler::Busy>> held;
     };
 
-    void route(std::span<const std::uint8_t> message) {
+    // Null: the session that the mapping follows.
+    void route(std::span<const std::uint8_t> message, const Source* source) {
         ArrivedChunk chunk;
         const ChunkDrop drop = chunk.decode(message);
         if (drop == ChunkDrop::FOREIGN || drop == ChunkDrop::MALFORMED) return count(drop);
         if (last_ == nullptr || last_->stream_id() != chunk.stream_id) last_ = find(chunk.stream_id);
         if (last_ == nullptr) return count(ChunkDrop::UNKNOWN_STREAM);
+        if (source != nullptr && last_->epoch() && !last_->session().admits(source->session_id, source->address))
+            return last_->drop_chunk(ChunkDrop::SESSION, chunk);
         if (drop != ChunkDrop::NONE) return last_->drop_chunk(drop, chunk);
         last_->take(chunk, now_ns_);
+    }
+
+    const Source* find_source(std::int32_t session_id) const noexcept {
+        const auto found = std::find_if(sources_.begin(), sources_.end(),
+                                        [&](const Source& each) { return each.session_id == session_id; });
+        return found == sources_.end() ? nullptr : &*found;
     }
 
     Assembler* find(std::uint32_t stream_id) const noexcept {
@@ -133,6 +173,9 @@ private:
 
     void count(ChunkDrop drop) noexcept { drops_[static_cast<std::size_t>(drop)].add(); }
 
+    const AllowedSources allowed_;
+    std::vector<Source> sources_;
+    const Source* source_ = nullptr;  // of the chunk before
     std::vector<std::shared_ptr<Assembler>> assemblers_;
     Assembler* last_ = nullptr;
     std::uint64_t now_ns_ = 0;

@@ -26,14 +26,16 @@ public:
         std::uint64_t other_tag = 0;
         std::uint64_t other_schema = 0;
         std::uint64_t malformed = 0;  // cut short, or a tag that does not fit
-        std::uint64_t over_rate = 0;  // mine, but more than were admitted
     };
 
     EventFilter(std::uint16_t schema_id, std::vector<std::string> tags)
         : schema_id_(schema_id), tags_(std::move(tags)) {}
 
-    // Whether the message is for us, and still among the number that may be admitted.
-    bool admits(std::span<const std::uint8_t> message) noexcept {
+    // Whether the message is for us; counted.
+    bool admits(std::span<const std::uint8_t> message) noexcept { return is_mine(message) && ++counts_.mine; }
+
+    // The same of a message that is not whole yet: the tag stands in its first fragment.
+    bool is_mine(std::span<const std::uint8_t> message) noexcept {
         if (message.size() < kHeaderBytes) return refuse(counts_.malformed);
         if (load<std::uint16_t>(message, 4) != schema_id_ || load<std::uint16_t>(message, 2) != kTemplateId)
             return refuse(counts_.other_schema);
@@ -42,16 +44,10 @@ public:
         const std::size_t length = load<std::uint32_t>(message, at);
         if (length > message.size() - at - 4) return refuse(counts_.malformed);
         const std::string_view tag(reinterpret_cast<const char*>(message.data()) + at + 4, length);
-        if (std::find(tags_.begin(), tags_.end(), tag) == tags_.end()) return refuse(counts_.other_tag);
-        if (allowance == 0) return refuse(counts_.over_rate);
-        --allowance;
-        ++counts_.mine;
-        return true;
+        return std::find(tags_.begin(), tags_.end(), tag) != tags_.end() || refuse(counts_.other_tag);
     }
 
     const Counts& counts() const noexcept { return counts_; }
-
-    std::size_t allowance = 0;  // how many more messages of ours may pass
 
 private:
     static constexpr std::size_t kHeaderBytes = 8;
@@ -81,6 +77,9 @@ public:
     FilteredSink(EventFilter& filter, aeron::Sink& next) : filter_(filter), next_(next) {}
     bool on_message(std::span<const std::uint8_t> message, const aeron::MessageInfo& info) override {
         return !filter_.admits(message) || next_.on_message(message, info);
+    }
+    bool wants(std::span<const std::uint8_t> fragment, const aeron::MessageInfo&) override {
+        return filter_.is_mine(fragment);
     }
     void on_image(const aeron::ImageEvent& event) override { next_.on_image(event); }
 

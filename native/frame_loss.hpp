@@ -26,12 +26,15 @@ enum class FrameLoss : std::uint8_t {
     INFLIGHT,  // too many frames under assembly: the oldest goes
     CRC,       // its checksum is wrong, or never came
     PAUSED,
+    SEQ_JUMP,  // further ahead than the source can be
+    MAC,       // its authentication code is wrong, or never came
     COUNT_,
 };
 
 // As counters name them.
 inline constexpr std::array<const char*, static_cast<std::size_t>(FrameLoss::COUNT_)> kFrameLossNames{
-    "",        "inconsistent", "conflict", "timeout",     "header",   "source_pool", "source_stride", "too_large",
-    "no_pool", "out_of_order", "epoch",    "no_announce", "no_lease", "inflight",    "crc",           "paused"};
+    "",          "inconsistent", "conflict",     "timeout", "header",      "source_pool", "source_stride",
+    "too_large", "no_pool",      "out_of_order", "epoch",   "no_announce", "no_lease",    "inflight",
+    "crc",       "paused",       "seq_jump",     "mac"};
 
 }  // namespace tensorpool

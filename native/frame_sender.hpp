@@ -10,13 +10,15 @@
 #include <cstdint>
 #include <ctime>
 #include <memory>
+#include <optional>
 #include <stdexcept>
 #include <string>
+#include <vector>
 
 #include "aeron_api.hpp"
 #include "chunk.hpp"
 #include "copy.hpp"
-#include "crc32c.hpp"
+#include "frame_digest.hpp"
 #include "layout.hpp"
 #include "local_protocol_error.hpp"
 #include "relaxed_counter.hpp"
@@ -86,12 +88,14 @@ template <typename Log>
 class FrameSender {
 public:
     FrameSender(RingReader& reader, std::shared_ptr<Log> log, std::uint32_t stream_id, std::uint64_t epoch,
-                ChunkPlan plan, std::uint64_t max_payload_bytes, bool with_crc32c = false)
+                ChunkPlan plan, std::uint64_t max_payload_bytes, bool with_digest = false,
+                std::vector<std::uint8_t> mac_key = {})
         : reader_(reader),
           log_(std::move(log)),
           plan_(plan),
           max_payload_bytes_(std::min(max_payload_bytes, plan.largest_bytes())),
-          with_crc32c_(with_crc32c) {
+          with_digest_(with_digest),
+          mac_key_(std::move(mac_key)) {
         head_.stream_id = stream_id;
         head_.epoch = epoch;
     }
@@ -110,7 +114,7 @@ public:
         head_.payload_length = frame.values_len_bytes;
         slot_ = reader_.geometry().slot(frame.slot);
         payload_ = reader_.geometry().pools()[frame.pool].region.data() + frame.payload_offset;
-        crc32c_ = 0;
+        if (with_digest_) digester_.emplace(mac_key_, head_);
         is_open_ = true;
         return resume(patience_ns);
     }
@@ -124,13 +128,13 @@ public:
             const ChunkPlan::Slice slice = plan_.slice(head_.index, head_.payload_length);
             head_.offset = slice.offset;
             head_.length = slice.length;
-            std::uint32_t crc = crc32c_;
+            std::optional<FrameDigester> digester = digester_;
             const std::int64_t result = log_->claim_if(head_.message_bytes(), [&](std::uint8_t* to) {
-                crc = fill(to);
+                fill(to, digester);
                 return is_whole(word);
             });
             if (result > 0) {
-                crc32c_ = crc;
+                digester_ = digester;
                 chunks_.add();
                 ++head_.index;
                 waiting_since_ns = 0;
@@ -158,8 +162,8 @@ public:
     std::uint64_t seq() const noexcept { return head_.seq; }
     // When the open frame was begun.
     std::uint64_t began_ns() const noexcept { return began_ns_; }
-    // Of the slot header and the payload of the frame that was sent last, as they left; 0 unless asked for.
-    std::uint32_t crc32c_sent() const noexcept { return crc32c_; }
+    // Of the frame that was sent last, as it left; nothing unless asked for.
+    FrameDigest digest() const noexcept { return digester_ ? digester_->digest() : FrameDigest{}; }
     std::uint32_t payload_bytes() const noexcept { return head_.payload_length; }
     std::uint64_t frames() const noexcept { return frames_.get(); }
     std::uint64_t bytes() const noexcept { return bytes_.get(); }
@@ -169,17 +173,15 @@ private:
     static constexpr int kYields = 20;
     static constexpr std::uint64_t kLongestNapNs = 100'000;
 
-    // Returns the checksum up to here.
-    std::uint32_t fill(std::uint8_t* to) const noexcept {
+    void fill(std::uint8_t* to, std::optional<FrameDigester>& digester) const noexcept {
         const ChunkHead::Places places = head_.encode(to);
-        std::uint32_t crc = crc32c_;
         if (head_.index == 0) {
             copy_racing(places.header + 8, slot_ + 8, kHeaderSlotBytes - 8);
             store<std::uint64_t>(places.header, committed(head_.seq));  // G24
-            if (with_crc32c_) crc = crc32c({places.header, kHeaderSlotBytes}, crc);
+            if (digester) digester->update({places.header, kHeaderSlotBytes});
         }
         copy_racing(places.payload, payload_ + head_.offset, head_.length);
-        return with_crc32c_ ? crc32c({places.payload, head_.length}, crc) : 0;
+        if (digester) digester->update({places.payload, head_.length});
     }
 
     bool is_whole(const CommitWord& word) const noexcept { return word.recheck() == committed(head_.seq); }
@@ -200,8 +202,9 @@ private:
     const std::shared_ptr<Log> log_;
     const ChunkPlan plan_;
     const std::uint64_t max_payload_bytes_;
-    const bool with_crc32c_;
-    std::uint32_t crc32c_ = 0;
+    const bool with_digest_;
+    const std::vector<std::uint8_t> mac_key_;
+    std::optional<FrameDigester> digester_;
     ChunkHead head_;
     const std::uint8_t* slot_ = nullptr;
     const std::uint8_t* payload_ = nullptr;

@@ -93,31 +93,54 @@ void bind_one_assembler(nb::module_& m) {
         .def(
             "__init__",
             [](Self* self, std::uint32_t stream_id, std::uint32_t max_chunk_bytes, std::uint32_t max_payload_bytes,
-               std::uint32_t max_inflight, std::uint64_t timeout_ns, bool needs_checksum) {
-                new (self)
-                    Self(stream_id, {max_chunk_bytes, max_payload_bytes, max_inflight, timeout_ns, needs_checksum});
+               std::uint32_t max_inflight, std::uint64_t timeout_ns, bool needs_digest, const nb::bytes& mac_key) {
+                const auto* const key = reinterpret_cast<const std::uint8_t*>(mac_key.c_str());
+                new (self) Self(stream_id, {max_chunk_bytes,
+                                            max_payload_bytes,
+                                            max_inflight,
+                                            timeout_ns,
+                                            needs_digest,
+                                            {key, key + mac_key.size()}});
             },
             "stream_id"_a, nb::kw_only(), "max_chunk_bytes"_a, "max_payload_bytes"_a, "max_inflight"_a, "timeout_ns"_a,
-            "needs_checksum"_a = false)
+            "needs_digest"_a = false, "mac_key"_a = nb::bytes("", 0))
         .def(
             "set_source",
-            [](Self& self, std::uint64_t epoch, const std::vector<std::pair<std::uint16_t, std::uint32_t>>& pools) {
+            [](Self& self, std::uint64_t epoch, const std::vector<std::pair<std::uint16_t, std::uint32_t>>& pools,
+               std::uint64_t epoch_limit, std::uint64_t max_jump) {
                 std::vector<Assembler::SourcePool> source;
                 for (const auto& [pool_id, stride_bytes] : pools) source.push_back({pool_id, stride_bytes});
-                self.assembler->set_source(epoch, std::move(source));
+                self.assembler->set_source(epoch, std::move(source), epoch_limit, max_jump);
             },
-            "epoch"_a, "pools"_a,
-            "The latest announce of the source: its epoch, and (pool_id, stride_bytes) of its pools.")
+            "epoch"_a, "pools"_a, nb::kw_only(), "epoch_limit"_a = ~std::uint64_t{0}, "max_jump"_a = 0,
+            "The latest announce of the source: its epoch, and (pool_id, stride_bytes) of its pools; the highest epoch "
+            "that a chunk may have, and how many seqs a frame may be ahead of what is possible by time, 0: any.")
+        .def(
+            "set_origin",
+            [](Self& self, std::optional<std::int32_t> session_id, std::string address) {
+                self.assembler->session().set_origin(session_id, std::move(address));
+            },
+            "session_id"_a.none(), "address"_a = "",
+            "The session whose announce counts, and where it comes from: chunks of its session are taken, else those "
+            "of the first session from its address. None: only the session that is followed already.")
+        .def_prop_ro(
+            "session_id", [](const Self& self) { return self.assembler->session().pinned(); },
+            "The session whose chunks are taken, or None.")
         .def("bind", &Self::bind, "target"_a.none(), "until_ns"_a = 0,
              nb::sig("def bind(self, target: FramePublisher | RingWriter | None, until_ns: int = 0) -> None"),
              "Publish with this until then; None: there is nothing to publish with.")
         .def(
             "set_paused", [](Self& self, bool is_paused) { self.assembler->set_paused(is_paused); }, "is_paused"_a)
         .def(
-            "set_checksum",
+            "set_digest",
             [](Self& self, std::uint64_t epoch, std::uint64_t seq, std::uint32_t payload_length, std::uint32_t crc,
-               std::uint64_t now_ns) { self.assembler->set_checksum(epoch, seq, payload_length, crc, now_ns); },
-            "epoch"_a, "seq"_a, "payload_length"_a, "crc32c"_a, "now_ns"_a, "The sender's checksum of a frame.")
+               const nb::bytes& mac, std::uint64_t now_ns) {
+                FrameDigest digest{crc, {}};
+                std::memcpy(digest.mac.data(), mac.c_str(), std::min(mac.size(), digest.mac.size()));
+                self.assembler->set_digest(epoch, seq, payload_length, digest, now_ns);
+            },
+            "epoch"_a, "seq"_a, "payload_length"_a, "crc32c"_a, "mac"_a, "now_ns"_a,
+            "The sender's checksum of a frame, or its authentication code.")
         .def(
             "expire", [](Self& self, std::uint64_t now_ns) { return self.assembler->expire(now_ns); }, "now_ns"_a,
             "Drop frames that waited too long; how many there were.")
@@ -150,7 +173,12 @@ void bind_one_assembler(nb::module_& m) {
 void bind_router(nb::module_& m) {
     nb::class_<ChunkRouter>(m, "ChunkRouter",
                             "The payload stream of a bridge: each chunk goes to the assembler of its stream.")
-        .def(nb::init<>())
+        .def(
+            "__init__",
+            [](ChunkRouter* self, const std::vector<std::string>& allow_from) {
+                new (self) ChunkRouter(AllowedSources(allow_from));
+            },
+            "allow_from"_a = std::vector<std::string>())
         .def(
             "add", [](ChunkRouter& self, const PyAssembler& assembler) { self.add(assembler.assembler); },
             "assembler"_a, nb::keep_alive<1, 2>())
@@ -202,6 +230,24 @@ void bind_router(nb::module_& m) {
 }  // namespace
 
 void bind_assembler(nb::module_& m) {
+    nb::class_<AllowedSources>(m, "AllowedSources", "Addresses and networks; none allow every address.")
+        .def(nb::init<const std::vector<std::string>&>(), "networks"_a)
+        .def("allows", &AllowedSources::allows, "address"_a);
+    nb::class_<SessionPin>(m, "SessionPin", "One session of a subscription: messages of any other are not used.")
+        .def(nb::init<>())
+        .def("set_origin", &SessionPin::set_origin, "session_id"_a.none(), "address"_a = "",
+             "The session whose announce counts, and where it comes from; no address is any.")
+        .def(
+            "admits",
+            [](SessionPin& self, std::int32_t session_id, const std::string& address) {
+                return self.admits(session_id, address);
+            },
+            "session_id"_a, "address"_a,
+            "Whether it is the session that is followed; where there is none yet, whether it becomes that.")
+        .def("on_image_gone", &SessionPin::on_image_gone, "session_id"_a);
+    m.def(
+        "address_of", [](const std::string& source) { return address_of(source); }, "source"_a,
+        "The address in an image's source, without port and scope.");
     m.def(
         "crc32c",
         [](nb::handle data, std::uint32_t before) {
@@ -210,6 +256,19 @@ void bind_assembler(nb::module_& m) {
         },
         "data"_a, "before"_a = 0, nb::sig("def crc32c(data: collections.abc.Buffer, before: int = 0) -> int"),
         "CRC32C of a buffer, after bytes whose checksum is `before`.");
+    m.def(
+        "blake2b",
+        [](nb::handle data, const nb::bytes& key, std::size_t digest_bytes) {
+            const Buffer buffer(data, PyBUF_ANY_CONTIGUOUS);
+            Blake2b hash({reinterpret_cast<const std::uint8_t*>(key.c_str()), key.size()}, digest_bytes);
+            hash.update(buffer.bytes());
+            std::array<std::uint8_t, Blake2b::kMaxDigestBytes> digest{};
+            hash.finish(std::span(digest).first(digest_bytes));
+            return nb::bytes(reinterpret_cast<const char*>(digest.data()), digest_bytes);
+        },
+        "data"_a, "key"_a, "digest_bytes"_a = 16,
+        nb::sig("def blake2b(data: collections.abc.Buffer, key: bytes, digest_bytes: int = 16) -> bytes"),
+        "BLAKE2b of a buffer with a key.");
     bind_one_assembler(m);
     bind_router(m);
 }

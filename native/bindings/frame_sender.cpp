@@ -8,12 +8,18 @@ namespace tensorpool::bindings {
 
 namespace {
 
+std::vector<std::uint8_t> bytes_of(const nb::bytes& bytes) {
+    const auto* const at = reinterpret_cast<const std::uint8_t*>(bytes.c_str());
+    return {at, at + bytes.size()};
+}
+
 struct PyFrameSender {
     PyFrameSender(nb::object object, const std::shared_ptr<aeron::Publication>& publication, std::uint32_t stream_id,
-                  std::uint64_t epoch, const ChunkPlan& plan, std::uint64_t max_payload_bytes, bool with_crc32c)
+                  std::uint64_t epoch, const ChunkPlan& plan, std::uint64_t max_payload_bytes, bool with_digest,
+                  const nb::bytes& mac_key)
         : reader_object(std::move(object)),
           sender(nb::cast<PyRingReader&>(reader_object).reader, publication, stream_id, epoch, plan, max_payload_bytes,
-                 with_crc32c),
+                 with_digest, bytes_of(mac_key)),
           frame_pump(sender) {}
 
     // Small frames go with the GIL: giving it up can take longer than sending them.
@@ -71,11 +77,12 @@ void bind_frame_sender(nb::module_& m) {
     using Self = PyFrameSender;
     nb::class_<Self>(m, "FrameSender", "Sends frames of one mapped epoch as BridgeFrameChunks, one at a time.")
         .def(nb::init<nb::object, const std::shared_ptr<aeron::Publication>&, std::uint32_t, std::uint64_t,
-                      const ChunkPlan&, std::uint64_t, bool>(),
+                      const ChunkPlan&, std::uint64_t, bool, const nb::bytes&>(),
              "reader"_a, "publication"_a, "stream_id"_a, "epoch"_a, "plan"_a, "max_payload_bytes"_a,
-             "with_crc32c"_a = false,
-             nb::sig("def __init__(self, reader: RingReader, publication: Publication, stream_id: int, epoch: int, "
-                     "plan: ChunkPlan, max_payload_bytes: int, with_crc32c: bool = False) -> None"))
+             "with_digest"_a = false, "mac_key"_a = nb::bytes("", 0),
+             nb::sig(
+                 "def __init__(self, reader: RingReader, publication: Publication, stream_id: int, epoch: int, "
+                 "plan: ChunkPlan, max_payload_bytes: int, with_digest: bool = False, mac_key: bytes = b\"\") -> None"))
         .def("send", &Self::send, "frame"_a, "patience_ns"_a = 0,
              "Begin a frame; wait at most `patience_ns` for room at a time, without the GIL.")
         .def("resume", &Self::resume, "patience_ns"_a = 0, "Go on with the frame that had no room.")
@@ -99,8 +106,15 @@ void bind_frame_sender(nb::module_& m) {
             "began_ns", [](const Self& self) { return self.sender.began_ns(); },
             "When the last frame was begun, by the monotonic clock.")
         .def_prop_ro(
-            "crc32c", [](const Self& self) { return self.sender.crc32c_sent(); },
-            "Of the slot header and the payload of the frame that was sent last; 0 unless asked for.")
+            "crc32c", [](const Self& self) { return self.sender.digest().crc32c; },
+            "Of the slot header and the payload of the frame that was sent last; 0 unless asked for without a key.")
+        .def_prop_ro(
+            "mac",
+            [](const Self& self) {
+                const FrameDigest digest = self.sender.digest();
+                return nb::bytes(reinterpret_cast<const char*>(digest.mac.data()), digest.mac.size());
+            },
+            "Of the frame that was sent last, with the key.")
         .def_prop_ro(
             "payload_bytes", [](const Self& self) { return self.sender.payload_bytes(); },
             "Of the frame that was begun last.")

@@ -48,19 +48,16 @@ void bind_event_filter(nb::module_& m) {
         .def(nb::init<std::uint16_t, std::vector<std::string>>(), "schema_id"_a, "tags"_a)
         .def(
             "poll",
-            [](EventFilter& self, PySubscription& subscription, nb::callable handler, std::int64_t limit,
-               std::uint32_t allowance) {
+            [](EventFilter& self, PySubscription& subscription, nb::callable handler, std::int64_t limit) {
                 HandlerSink messages(handler, subscription.on_image);
                 FilteredSink sink(self, messages);
-                self.allowance = allowance;
                 return subscription.subscription->poll(sink, positive(limit));
             },
-            "subscription"_a, "handler"_a, "limit"_a, "allowance"_a,
+            "subscription"_a, "handler"_a, "limit"_a,
             nb::sig(
                 "def poll(self, subscription: Subscription, handler: collections.abc.Callable[[bytes, MessageInfo], "
-                "object], limit: int, allowance: int) -> int"),
-            "As Subscription.poll, for messages to this service, of which at most `allowance` are handled; all others "
-            "are counted.")
+                "object], limit: int) -> int"),
+            "As Subscription.poll, for messages to this service; all others are counted.")
         .def_prop_ro(
             "counts",
             [](const EventFilter& self) {
@@ -69,7 +66,6 @@ void bind_event_filter(nb::module_& m) {
                 counts["other_tag"] = self.counts().other_tag;
                 counts["other_schema"] = self.counts().other_schema;
                 counts["malformed"] = self.counts().malformed;
-                counts["over_rate"] = self.counts().over_rate;
                 return counts;
             },
             nb::sig("def counts(self) -> dict[str, int]"));

@@ -482,9 +482,9 @@ class EventFilter:
 
     def __init__(self, schema_id: int, tags: Sequence[str]) -> None: ...
 
-    def poll(self, subscription: Subscription, handler: Callable[[bytes, MessageInfo], object], limit: int, allowance: int) -> int:
+    def poll(self, subscription: Subscription, handler: Callable[[bytes, MessageInfo], object], limit: int) -> int:
         """
-        As Subscription.poll, for messages to this service, of which at most `allowance` are handled; all others are counted.
+        As Subscription.poll, for messages to this service; all others are counted.
         """
 
     @property
@@ -947,7 +947,7 @@ class SendResult(enum.Enum):
 class FrameSender:
     """Sends frames of one mapped epoch as BridgeFrameChunks, one at a time."""
 
-    def __init__(self, reader: RingReader, publication: Publication, stream_id: int, epoch: int, plan: ChunkPlan, max_payload_bytes: int, with_crc32c: bool = False) -> None: ...
+    def __init__(self, reader: RingReader, publication: Publication, stream_id: int, epoch: int, plan: ChunkPlan, max_payload_bytes: int, with_digest: bool = False, mac_key: bytes = b"") -> None: ...
 
     def send(self, frame: SlotFrame, patience_ns: int = 0) -> SendResult:
         """
@@ -983,8 +983,12 @@ class FrameSender:
     @property
     def crc32c(self) -> int:
         """
-        Of the slot header and the payload of the frame that was sent last; 0 unless asked for.
+        Of the slot header and the payload of the frame that was sent last; 0 unless asked for without a key.
         """
+
+    @property
+    def mac(self) -> bytes:
+        """Of the frame that was sent last, with the key."""
 
     @property
     def payload_bytes(self) -> int:
@@ -1002,26 +1006,65 @@ class FrameSender:
     def chunks(self) -> int:
         """Of all frames."""
 
+class AllowedSources:
+    """Addresses and networks; none allow every address."""
+
+    def __init__(self, networks: Sequence[str]) -> None: ...
+
+    def allows(self, address: str) -> bool: ...
+
+class SessionPin:
+    """One session of a subscription: messages of any other are not used."""
+
+    def __init__(self) -> None: ...
+
+    def set_origin(self, session_id: int | None, address: str = '') -> None:
+        """
+        The session whose announce counts, and where it comes from; no address is any.
+        """
+
+    def admits(self, session_id: int, address: str) -> bool:
+        """
+        Whether it is the session that is followed; where there is none yet, whether it becomes that.
+        """
+
+    def on_image_gone(self, session_id: int) -> None: ...
+
+def address_of(source: str) -> str:
+    """The address in an image's source, without port and scope."""
+
 def crc32c(data: Buffer, before: int = 0) -> int:
     """CRC32C of a buffer, after bytes whose checksum is `before`."""
+
+def blake2b(data: Buffer, key: bytes, digest_bytes: int = 16) -> bytes:
+    """BLAKE2b of a buffer with a key."""
 
 class Assembler:
     """One bridged stream: chunks in, whole frames out, every loss counted."""
 
-    def __init__(self, stream_id: int, *, max_chunk_bytes: int, max_payload_bytes: int, max_inflight: int, timeout_ns: int, needs_checksum: bool = False) -> None: ...
+    def __init__(self, stream_id: int, *, max_chunk_bytes: int, max_payload_bytes: int, max_inflight: int, timeout_ns: int, needs_digest: bool = False, mac_key: bytes = ...) -> None: ...
 
-    def set_source(self, epoch: int, pools: Sequence[tuple[int, int]]) -> None:
+    def set_source(self, epoch: int, pools: Sequence[tuple[int, int]], *, epoch_limit: int = 18446744073709551615, max_jump: int = 0) -> None:
         """
-        The latest announce of the source: its epoch, and (pool_id, stride_bytes) of its pools.
+        The latest announce of the source: its epoch, and (pool_id, stride_bytes) of its pools; the highest epoch that a chunk may have, and how many seqs a frame may be ahead of what is possible by time, 0: any.
         """
+
+    def set_origin(self, session_id: int | None, address: str = '') -> None:
+        """
+        The session whose announce counts, and where it comes from: chunks of its session are taken, else those of the first session from its address. None: only the session that is followed already.
+        """
+
+    @property
+    def session_id(self) -> int | None:
+        """The session whose chunks are taken, or None."""
 
     def bind(self, target: FramePublisher | RingWriter | None, until_ns: int = 0) -> None:
         """Publish with this until then; None: there is nothing to publish with."""
 
     def set_paused(self, is_paused: bool) -> None: ...
 
-    def set_checksum(self, epoch: int, seq: int, payload_length: int, crc32c: int, now_ns: int) -> None:
-        """The sender's checksum of a frame."""
+    def set_digest(self, epoch: int, seq: int, payload_length: int, crc32c: int, mac: bytes, now_ns: int) -> None:
+        """The sender's checksum of a frame, or its authentication code."""
 
     def expire(self, now_ns: int) -> int:
         """Drop frames that waited too long; how many there were."""
@@ -1068,7 +1111,7 @@ class ChunkRouter:
     The payload stream of a bridge: each chunk goes to the assembler of its stream.
     """
 
-    def __init__(self) -> None: ...
+    def __init__(self, allow_from: Sequence[str] = []) -> None: ...
 
     def add(self, assembler: Assembler) -> None: ...
 

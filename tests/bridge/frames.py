@@ -134,6 +134,7 @@ class Receiving:
         self.router.add(self.assembler)
         self.now_ns = 1
         if is_announced:
+            self.assembler.set_origin(0)  # of any address
             self.assembler.set_source(EPOCH, POOLS)
         if is_bound:
             self.assembler.bind(self.ring.writer, FOREVER_NS)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import re
 import signal
 import socket
 import urllib.request
@@ -24,7 +25,7 @@ from tensorpool.bridge.bridge import Bridge
 from tensorpool.bridge.config import BridgeConfig
 from tests.support.bridge_sender import Link
 from tests.support.driver_process import DriverProcess
-from tests.support.processes import wait_until
+from tests.support.processes import ROOT, wait_until
 
 PROFILE = {
     "header_nslots": 16,
@@ -95,8 +96,11 @@ class Crossing(NamedTuple):
 
 
 @contextmanager
-def crossing(hosts: Hosts, receives: dict[str, Any] | None = None, **keys: Any) -> Iterator[Crossing]:
-    link, mapping = Link.unused(), new_mapping()
+def crossing(
+    hosts: Hosts, more: dict[str, Any] | None = None, receives: dict[str, Any] | None = None, **keys: Any
+) -> Iterator[Crossing]:
+    """`more` are keys of the mapping, `receives` those of the receiving bridge alone."""
+    link, mapping = Link.unused(), new_mapping() | (more or {})
     with ExitStack() as stack:
         source, dest = (stack.enter_context(host.connect()) for host in hosts)
         producer = stack.enter_context(source.producer(mapping["source_stream_id"], create=True))
@@ -131,6 +135,38 @@ def test_frames_of_every_size_arrive_byte_for_byte(hosts: Hosts) -> None:
         assert arrived == after[1]["bytes_sent"] - before[1]["bytes_sent"]
 
 
+def test_tables_of_a_producer_arrive(hosts: Hosts) -> None:
+    """MetaBlob messages travel with the metadata."""
+    with crossing(hosts) as it:
+        it.carry(np.ones(10, np.uint8))
+        table = bytes(range(256)) * 1000
+        it.producer.publish_blob(table, blob_type=7)
+        wait_until(lambda: it.consumer.blob(7) == table, "the table is here")
+
+
+def test_a_source_that_starts_costs_no_frame(hosts: Hosts) -> None:
+    """The epoch before its producer had no frames: the receiver keeps its lease, and every frame from the first on
+    arrives."""
+    link, mapping = Link.unused(), new_mapping()
+    with ExitStack() as stack:
+        source, dest = (stack.enter_context(host.connect()) for host in hosts)
+        source.producer(mapping["source_stream_id"], create=True).close()  # the stream is there, its producer is not
+        receiver = stack.enter_context(started(hosts.dest, link, "receiver", mapping))
+        sender = stack.enter_context(started(hosts.source, link, "sender", mapping))
+        wait_ready(sender, receiver)
+        name = next(iter(receiver.destinations.keys()))
+        wait_until(lambda: receiver.counters[name].get("announces_accepted"), "the empty epoch is announced")
+        consumer = stack.enter_context(dest.consumer(mapping["dest_stream_id"]))
+        epoch = consumer.epoch
+        producer = stack.enter_context(source.producer(mapping["source_stream_id"]))
+        assert producer.wait_for_consumers(1, 30.0)
+        for number in range(5):
+            producer.publish(np.full(10, number, np.uint8))
+        frames = [consumer.poll(timeout=30.0) for _ in range(5)]
+        assert [frame and int(frame.array[0]) for frame in frames] == list(range(5))
+        assert {frame and frame.epoch for frame in frames} == {epoch}
+
+
 def test_a_paused_bridge_counts_what_it_leaves_out(hosts: Hosts) -> None:
     with crossing(hosts) as it:
         it.carry(np.ones(10, np.uint8))
@@ -149,6 +185,28 @@ def test_a_paused_bridge_counts_what_it_leaves_out(hosts: Hosts) -> None:
             it.sender.pause("absent")
 
 
+def test_what_the_dashboard_shows_of_bridges_is_counted(hosts: Hosts) -> None:
+    """Every metric and label of its queries, by a pair of bridges that have carried and dropped frames."""
+    dashboard = json.loads((ROOT / "dashboards" / "tensorpool.json").read_text())
+    targets = [target for panel in dashboard["panels"] for target in panel.get("targets", [])]
+    wanted = {name for it in targets for name in re.findall(r"tensorpool_bridge_\w+", it["expr"])}
+    labels = {
+        name for it in targets if "_bridge_" in it["expr"] for name in re.findall(r"{{(\w+)}}", it["legendFormat"])
+    }
+    assert len(wanted) >= 6
+    with crossing(hosts) as it:
+        it.carry(np.ones(10, np.uint8))
+        it.receiver.pause()
+
+        def found() -> list[Any]:
+            it.producer.publish(np.ones(10, np.uint8))
+            collected = [*it.sender.collector.collect(), *it.receiver.collector.collect()]
+            return [sample for family in collected for sample in family.samples]
+
+        wait_until(lambda: wanted <= {sample.name for sample in found()}, f"{wanted} are counted")
+        assert labels <= {label for sample in found() for label in sample.labels}
+
+
 def test_a_frame_is_published_with_the_right_checksum_only(hosts: Hosts) -> None:
     """The private extension: both ends have to use it."""
     with crossing(hosts, crc32c=True) as it:
@@ -162,6 +220,52 @@ def test_a_frame_is_published_with_the_right_checksum_only(hosts: Hosts) -> None
 
         wait_until(is_counted, "frames without a checksum are dropped")
         assert it.consumer.poll() is None
+
+
+def write_key(folder: Path, name: str, key: bytes) -> str:
+    path = folder / name
+    path.write_bytes(key)
+    path.chmod(0o600)
+    return str(path)
+
+
+def test_a_frame_is_published_with_the_right_authentication_code_only(hosts: Hosts, tmp_path: Path) -> None:
+    """Of the key that both ends have; frames of a sender without it, or with another, are dropped."""
+    key = write_key(tmp_path, "key", b"0123456789abcdef0123456789abcdef\n")
+    with crossing(hosts, mac_key_file=key) as it:
+        for shape in ((500,), (1 << 18,)):
+            sent = np.random.default_rng(3).integers(0, 255, shape, np.uint8)
+            assert np.array_equal(it.carry(sent).copy(), sent)
+        assert "frames_dropped.mac" not in it.counts(it.receiver)
+    other = write_key(tmp_path, "other", b"another secret, of the same use")
+    for receives in ({"mac_key_file": other}, {"mac_key_file": other, "crc32c": True}):
+        for sends in ({}, {"mac_key_file": key}, {"crc32c": True}):
+            with crossing(hosts, receives=receives, **sends) as it:
+
+                def is_counted(it: Crossing = it) -> bool:
+                    it.producer.publish(np.ones(10, np.uint8))
+                    return it.counts(it.receiver).get("frames_dropped.mac", 0) > 0
+
+                wait_until(is_counted, "frames without the code are dropped")
+                assert it.consumer.poll() is None
+
+
+@pytest.mark.spec("BRG-9-03", "BRG-9-04")
+def test_progress_of_our_own_producers_is_forwarded_though_no_local_consumer_asks(hosts: Hosts) -> None:
+    """A producer reports progress only to consumers whose hello asks for it: the sender's does."""
+    controls = {"source_control_stream_id": 1000, "dest_control_stream_id": 1000}
+    with crossing(hosts, controls, forward_progress=True) as it:
+        it.carry(np.ones(10, np.uint8))
+
+        def is_forwarded() -> bool:
+            with it.producer.claim((4, 64), np.uint8, progress="rows") as slot:
+                for row in range(4):
+                    slot.array[row] = row
+                    slot.progress(rows=row + 1)
+            return it.counts(it.receiver).get("progress_forwarded", 0) > 0
+
+        wait_until(is_forwarded, "progress is published at the destination")
+        assert it.counts(it.sender)["messages_forwarded.progress"] > 0
 
 
 def test_a_destination_that_stays_taken_is_left_for_the_next_one(hosts: Hosts) -> None:
@@ -190,7 +294,7 @@ def test_the_command_serves_metrics_and_ends_in_order(hosts: Hosts, tmp_path: Pa
     ]
     path.write_text("\n".join(["[bridge]", *lines]))
     arguments = ("-m", "tensorpool", "bridge", "--config", str(path), "--json", "--log-level", "error")
-    with DriverProcess(*arguments, "--metrics", f"127.0.0.1:{port}") as process:
+    with DriverProcess(*arguments, "--metrics", f":{port}") as process:
         events = [json.loads(process.read_line()) for _ in range(2)]
         assert [event["event"] for event in events] == ["started", "ready"]
         assert events[1]["destinations"] == {
@@ -199,6 +303,8 @@ def test_the_command_serves_metrics_and_ends_in_order(hosts: Hosts, tmp_path: Pa
         with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics") as answer:
             text = answer.read().decode()
         assert "tensorpool_bridge_ready 1.0" in text
+        with pytest.raises(ConnectionRefusedError):  # an address of this host, but not the one without a name
+            socket.create_connection(("127.0.0.2", port)).close()
         process.send(signal.SIGTERM)
         code, output = process.finish()
     assert code == 0

@@ -107,7 +107,7 @@ def test_frames_and_metadata_travel_over_udp(channel: str) -> None:
 @pytest.mark.parametrize(
     ("key", "value"),
     [
-        pytest.param("bridge.mtu_bytes", 1408, marks=pytest.mark.spec("BRG-10-07")),
+        pytest.param("bridge.mtu_bytes", 1408, marks=()),
         pytest.param("bridge.max_chunk_bytes", 65_535, marks=pytest.mark.spec("BRG-10-09")),
         pytest.param("bridge.max_payload_bytes", 1 << 30, marks=pytest.mark.spec("BRG-10-10")),
         pytest.param("bridge.dest_stream_id_range", "", marks=pytest.mark.spec("BRG-10-11")),
@@ -147,12 +147,24 @@ def test_a_chunk_is_what_fits_the_mtu_or_less(keys: dict[str, Any], first: int, 
     assert (section.first_chunk_bytes, section.effective_chunk_bytes) == (first, others)
 
 
-@pytest.mark.spec("BRG-10-20", "BRG-10-15")
-def test_profiles_and_metadata_streams_are_the_deployments() -> None:
-    settings = load(MAPPING | {"profile": "cameras"}, **METADATA, source_metadata_stream_id=1301)
-    assert settings.mappings[0].profile == "cameras"
-    assert settings.dump()["bridge.metadata_stream_id"] == 50_002
-    assert settings.dump()["bridge.source_metadata_stream_id"] == 1301
+@pytest.mark.spec("BRG-10-20")
+def test_a_mapping_names_a_profile_that_the_local_driver_has(tmp_path: Path) -> None:
+    """Of a mapping that is received; another one is refused by its name."""
+    profile = {"header_nslots": 8, "payload_pools": [{"pool_id": 1, "stride_bytes": 64}]}
+    tables = {"driver": {}, "profiles.cameras": profile, "streams.other": {"stream_id": 5}}
+    path = str(write_toml(tmp_path / "driver.toml", tables))
+    known = load(MAPPING | {"profile": "cameras"}, driver_config=path)
+    assert known.driver({}).profiles[known.mappings[0].profile].header_nslots == 8
+    with pytest.raises(ConfigError, match="cameras") as raised:
+        load(MAPPING | {"profile": "camera"}, driver_config=path).driver({})
+    assert raised.value.key == "mappings[0].profile"
+    assert load(sent(MAPPING | {"profile": "theirs"}), role="sender", driver_config=path).driver({})
+
+
+@pytest.mark.parametrize("network", ["host.example", "10.0.0.0/33", "10.0.0.1/8", ""])
+def test_who_is_allowed_is_an_address_or_a_network(network: str) -> None:
+    assert load(allow_from=["10.0.0.0/8", "fd00::1"]).bridge.allow_from == ("10.0.0.0/8", "fd00::1")
+    assert refusal(allow_from=["10.0.0.7", network]).key == "bridge.allow_from[1]"
 
 
 @pytest.mark.spec("BRG-4-01")

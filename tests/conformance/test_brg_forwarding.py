@@ -7,12 +7,14 @@ test receiver receives from the sending half.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+import tensorpool as tp
 from tensorpool import aeron
 from tensorpool.wire import Message
 from tensorpool.wire.bridge import BridgeFrameChunk
@@ -26,8 +28,8 @@ from tensorpool.wire.control import (
     QosProducer,
     ShmPoolAnnounce,
 )
-from tests.support.bridge_rig import Host, Reception, Sending
-from tests.support.bridge_sender import Link, noise
+from tests.support.bridge_rig import Host, Reception, Sending, new_dest_stream_id
+from tests.support.bridge_sender import BridgeSender, Link, noise
 from tests.support.driver_process import IPC
 from tests.support.wire_producer import new_stream_id
 
@@ -108,6 +110,30 @@ def test_a_mapping_may_name_another_metadata_stream(host: Host, link: Link) -> N
         reception.wait_for(DataSourceAnnounce, stream_id=28_000, name="elsewhere")
 
 
+@pytest.mark.spec("BRG-7.1-04")
+@pytest.mark.parametrize("is_first", [True, False], ids=["the link first", "the link last"])
+def test_metadata_of_chained_mappings_keep_their_streams(host: Host, link: Link, is_first: bool) -> None:
+    """A->B and B->C: what the source B says is C's, though B is also what A's metadata are rewritten to."""
+    head, middle, tail = new_stream_id(), new_dest_stream_id(), new_dest_stream_id()
+    mappings = [
+        {"source_stream_id": head, "dest_stream_id": middle},
+        {"source_stream_id": middle, "dest_stream_id": tail},
+    ]
+    own, *more = mappings if is_first else reversed(mappings)
+    with (
+        BridgeSender(host.aeron_dir, own_link := link.again(), own["source_stream_id"]) as sender,
+        Reception(host, link=own_link, sender=sender, mapping=own, more=more) as reception,
+    ):
+        reception.wait_until(lambda: reception.bridge.bridge.is_ready, "it has both destinations")
+        reception.wait_until(lambda: sender.is_connected(own_link.metadata), "metadata are listened to")
+        for stream_id in (head, middle):  # which also tells whose metadata count
+            sender.announce(stream_id=stream_id)
+        sender.describe(stream_id=middle, meta_version=7)
+        sender.describe(stream_id=head, meta_version=8)
+        found = [reception.wait_for(DataSourceMeta, meta_version=version).message for version in (7, 8)]
+        assert [(it.stream_id, it.meta_version) for it in found] == [(tail, 7), (middle, 8)]
+
+
 @pytest.mark.spec("BRG-7.2-04")
 def test_metadata_on_the_control_stream_are_none(reception: Reception) -> None:
     since = reception.now
@@ -167,15 +193,47 @@ def test_progress_of_an_unknown_stream_or_epoch_is_dropped(reception: Reception)
     assert len(reception.consumer.received(FrameProgress, since)) == 1
 
 
+@pytest.mark.spec("BRG-9-10")
+def test_progress_of_a_frame_that_was_given_up_is_dropped(host: Host, link: Link) -> None:
+    """Also long after its assembly has expired."""
+    control = new_stream_id()
+    mapping = {"source_control_stream_id": 1000, "dest_control_stream_id": control}
+    keys: dict[str, Any] = {"forward_progress": True, "assembly_timeout_ms": 40}
+    with Reception(host, link=link.again(), mapping=mapping, **keys) as reception:
+        reception.listen((IPC, control))
+        reception.meet()
+        (first, *_) = reception.sender.frame(noise(3000))
+        before, since = reception.drops(), reception.now
+        reception.send(first)
+        reception.wait_until(lambda: (reception.drops() - before)["frames.timeout"] == 1, "it is given up")
+        expired_s = time.monotonic() + 0.2
+        reception.wait_until(lambda: time.monotonic() > expired_s, "its tombstone is gone, too")
+        reception.sender.progress(first["seq"], payload_bytes_filled=66)
+        reception.sender.progress(first["seq"] + 1, payload_bytes_filled=77)
+        reception.wait_for(FrameProgress, since, payload_bytes_filled=77)
+        assert not reception.consumer.received(FrameProgress, since, payload_bytes_filled=66)
+        assert (reception.drops() - before)["progress.late"] == 1
+
+
 @pytest.mark.spec("BRG-9-13")
-def test_progress_alone_makes_no_frame(reception: Reception) -> None:
-    """COMPLETE says nothing about this host: there is no descriptor before the chunks are there."""
-    since = reception.now
-    (chunk,) = reception.sender.frame(b"complete")
-    reception.sender.progress(chunk["seq"], state=FrameProgressState.COMPLETE, payload_bytes_filled=8)
-    reception.wait_for(FrameProgress, since)
-    assert reception.seqs(since) == []
-    reception.accepts(chunk)
+def test_progress_alone_makes_no_frame_for_a_consumer(reception: Reception) -> None:
+    """COMPLETE says nothing about this host: a consumer of ours gets the frame when its chunks are there."""
+    client = tp.connect(reception.host.aeron_dir, config=reception.host.config)
+    with client, client.consumer(reception.dest_stream_id) as consumer:
+        while consumer.poll(0.5) is None:
+            reception.deliver(b"warm")
+        while consumer.poll() is not None:
+            pass
+        since = reception.now
+        (chunk,) = reception.sender.frame(b"complete")
+        reception.sender.progress(chunk["seq"], state=FrameProgressState.COMPLETE, payload_bytes_filled=8)
+        reception.wait_for(FrameProgress, since, seq=chunk["seq"])
+        assert consumer.poll(0.1) is None
+        assert reception.seqs(since) == []
+        reception.send(chunk)
+        frame = consumer.poll(60.0)
+        assert frame is not None
+        assert (frame.seq, frame.copy().tobytes()) == (chunk["seq"], b"complete")
 
 
 @pytest.mark.spec("BRG-9-01", "BRG-9-02")
@@ -231,7 +289,7 @@ def sending(shared_media_driver: aeron.MediaDriver, shm_dir: Path, sending_link:
         yield sending.meet()
 
 
-@pytest.mark.spec("BRG-7.2-01", "BRG-7.2-05", "BRG-7.1-02", "BRG-7-02", "BRG-3-04", "BRG-7.2-04")
+@pytest.mark.spec("BRG-7.2-01", "BRG-7.2-05", "BRG-7.1-02", "BRG-7-02", "BRG-3-04", "BRG-7.2-04", "BRG-10-15")
 def test_everything_travels_on_its_own_stream(sending: Sending) -> None:
     """Chunks alone on the payload stream, metadata alone on theirs; never a descriptor or a word of the driver's."""
     producer, receiver = sending.producer, sending.receiver
@@ -256,7 +314,7 @@ def test_everything_travels_on_its_own_stream(sending: Sending) -> None:
     assert meta.message.attributes == ATTRIBUTES
 
 
-@pytest.mark.spec("BRG-9-04", "BRG-9-05", "BRG-9-07")
+@pytest.mark.spec("BRG-9-05", "BRG-9-07")
 def test_progress_of_the_source_is_sent_as_it_was_said(sending: Sending) -> None:
     """From the configured control stream, of this stream only."""
     producer, receiver = sending.producer, sending.receiver

@@ -70,6 +70,7 @@ def test_a_frame_leaves_in_chunks_that_fit(sending: Sending, array: NDArray[Any]
     assert [chunk.chunk_index for chunk in frame.chunks] == list(range(len(sizes)))
     received = sending.receiver.received(BridgeFrameChunk, seq=frame.seq)
     assert all(len(it.data) <= MTU - OVERHEAD for it in received)
+    assert sending.receiver.has_seen_no_fragments
 
 
 @pytest.mark.spec("BRG-5.2-01")
@@ -110,6 +111,7 @@ def test_chunks_have_the_size_that_is_configured(
         assert sizes == cut(frame.payload, first, others)
         received = sending.receiver.received(BridgeFrameChunk, seq=frame.seq)
         assert all(len(it.data) <= mtu - OVERHEAD for it in received)
+        assert sending.receiver.has_seen_no_fragments
 
 
 @pytest.mark.spec("BRG-5.2-02")
@@ -256,6 +258,21 @@ def test_frames_of_an_epoch_that_was_not_announced_are_not_sent(
         producer.announces = True
         sending.meet(forgets=False)
         receiver.wait_for(ShmPoolAnnounce, epoch=producer.epoch)
+
+
+@pytest.mark.spec("BRG-7.2-01")
+def test_an_epoch_that_the_sender_cannot_map_is_announced_too(
+    shared_media_driver: aeron.MediaDriver, shm_dir: Path, link: Link
+) -> None:
+    """The receiver learns of it while the sender has no lease."""
+    with Sending(shm_dir, shared_media_driver.aeron_dir, link=link.again()) as sending:
+        producer, receiver = sending.meet().producer, sending.receiver
+        producer.answers = False
+        (grant,) = producer.grants
+        producer.use(producer.make_regions(producer.epoch + 1))
+        producer.revoke(grant)
+        receiver.wait_for(ShmPoolAnnounce, epoch=producer.epoch)
+        assert producer.grants == []
 
 
 @pytest.mark.spec("BRG-8-01", "BRG-5.1-01")

@@ -112,12 +112,14 @@ def test_no_consumer_gets_a_private_stream(host: Host, link: Link) -> None:
             control_channel=asked[0],
             max_rate_hz=1,
         )
+        config = reception.wait_for(ConsumerConfig, since, consumer_id=consumer.consumer_id).message
+        assert (config.descriptor_stream_id, config.descriptor_channel) == (0, "")
+        assert (config.control_stream_id, config.control_channel) == (0, "")
         for _ in range(5):
             reception.deliver(b"for all")
-        configs = consumer.received(ConsumerConfig, since, consumer_id=consumer.consumer_id)
-        assert all(received.message.descriptor_stream_id == 0 for received in configs)
-        assert all(received.message.descriptor_channel == "" for received in configs)
         assert consumer.received_on(asked, FrameDescriptor) == []
+        with closing(aeron.connect(host.aeron_dir)) as client:
+            assert not {asked[1], asked[1] + 1} & {stream_id for _, stream_id in publications(client)}
 
 
 @pytest.mark.spec("BRG-4-08", "BRG-3-04")

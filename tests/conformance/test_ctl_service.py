@@ -198,7 +198,7 @@ def _cost_of_reading(count: int, service: Service, peer: EventPeer) -> tuple[int
 def test_events_travel_over_ipc_and_udp(deployment: Deployment, media: str) -> None:
     """As configured, SBE encoded both ways."""
     channels = {} if media == "ipc" else {name: unused_udp_channel() for name in ("control_channel", "status_channel")}
-    recorder = Recorder(deployment.aeron_dir, **channels)
+    recorder = Recorder(deployment.aeron_dir, allow_remote=("mark",), **channels)
     try:
         with recorder.peer() as peer:
             peer.hear("alive")  # the status stream is connected

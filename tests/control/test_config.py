@@ -57,6 +57,7 @@ def test_variables_and_flags_set_them() -> None:
         ({"control_stream_id": 1000, "control_channel": "aeron:ipc"}, "control.control_channel"),
         ({"commands_per_s": 0}, "control.commands_per_s"),
         ({"drain": "yes"}, "control.drain"),
+        ({"allow_remote": ["", "drain"]}, "control.allow_remote[0]"),
     ],
 )
 def test_what_cannot_be_served_is_refused(section: dict[str, Any], key: str) -> None:
@@ -75,8 +76,10 @@ def test_streams_of_others_may_be_shared_where_their_channels_agree() -> None:
 def test_who_may_end_a_service() -> None:
     """Processes with access to the media driver's directory; over a network none, unless configured."""
     udp: dict[str, Any] = {"control_channel": "aeron:udp?endpoint=127.0.0.1:40123"}
-    assert [load(drain=drain).may_drain for drain in ("local", "any", "never")] == [True, True, False]
-    assert [load(drain=drain, **udp).may_drain for drain in ("local", "any", "never")] == [False, True, False]
+    assert load().allows("drain")
+    assert not load(**udp).allows("drain")
+    assert load(allow_remote=["drain"], **udp).allows("drain")
+    assert not load(allow_remote=["drain"], **udp).allows("pause")
 
 
 def test_tags_follow_the_convention() -> None:

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Which EventMessages reach a service's handler: its own, whole, and no more than are allowed; all others are counted.
+// Which EventMessages reach a service's handler: its own, whole; all others are counted.
 #include <string>
 #include <vector>
 
@@ -39,7 +39,6 @@ struct Handled final : aeron::Sink {
 
 TEST(event_filter, admits_its_tags_and_counts_the_rest) {
     EventFilter filter(kSchema, {"Camera.Main", "Camera"});
-    filter.allowance = 100;
     CHECK(filter.admits(event("Camera")));
     CHECK(filter.admits(event("Camera.Main")));
     CHECK(filter.admits(event("Camera", kSchema, 1, 48)));  // a later version has a longer block
@@ -55,7 +54,6 @@ TEST(event_filter, admits_its_tags_and_counts_the_rest) {
 // AddressSanitizer sees every byte that is read behind a message.
 TEST(event_filter, a_message_that_is_cut_short_is_malformed) {
     EventFilter filter(kSchema, {"Camera"});
-    filter.allowance = 100;
     const std::vector<std::uint8_t> whole = event("Camera");
     for (std::size_t length = 0; length < whole.size(); ++length) {
         const std::vector<std::uint8_t> cut(whole.begin(), whole.begin() + static_cast<std::ptrdiff_t>(length));
@@ -69,18 +67,27 @@ TEST(event_filter, a_message_that_is_cut_short_is_malformed) {
     CHECK_EQ(filter.counts().mine, 0u);
 }
 
-TEST(event_filter, no_more_messages_than_allowed_reach_the_handler) {
+TEST(event_filter, what_it_refuses_does_not_reach_the_handler) {
     EventFilter filter(kSchema, {"Camera"});
     Handled handled;
     FilteredSink sink(filter, handled);
-    filter.allowance = 2;
-    for (int i = 0; i < 5; ++i)
-        CHECK_EQ_IN(i, sink.on_message(event("Camera"), {}), i >= 2);  // its handler ends a poll
+    CHECK(!sink.on_message(event("Camera"), {}));  // its handler ends a poll
     CHECK(sink.on_message(event("other"), {}));
     sink.on_image({});
-    CHECK_EQ(handled.messages, 2);
+    CHECK_EQ(handled.messages, 1);
     CHECK_EQ(handled.images, 1);
-    CHECK_EQ(filter.counts().mine, 2u);
-    CHECK_EQ(filter.counts().over_rate, 3u);
+    CHECK_EQ(filter.counts().mine, 1u);
     CHECK_EQ(filter.counts().other_tag, 1u);
+}
+
+TEST(event_filter, a_first_fragment_decides_about_its_message) {
+    EventFilter filter(kSchema, {"Camera"});
+    Handled handled;
+    FilteredSink sink(filter, handled);
+    CHECK(sink.wants(event("Camera"), {}));
+    CHECK(!sink.wants(event("other"), {}));
+    CHECK(!sink.wants(event("Camera", kSchema + 1), {}));
+    CHECK_EQ(filter.counts().mine, 0u);  // counted when it is whole
+    CHECK_EQ(filter.counts().other_tag, 1u);
+    CHECK_EQ(filter.counts().other_schema, 1u);
 }

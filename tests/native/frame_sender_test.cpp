@@ -126,7 +126,7 @@ TEST(frame_sender, frame_leaves_whole_with_its_slot_header_in_chunk_0) {
     }
     CHECK(payload == sent.payload);
     CHECK(std::memcmp(messages[0].data() + 53, sent.slot(1), kHeaderSlotBytes) == 0);  // 9 & 3
-    CHECK(sent.sender.crc32c_sent() == crc32c(payload, crc32c({messages[0].data() + 53, kHeaderSlotBytes})));
+    CHECK(sent.sender.digest().crc32c == crc32c(payload, crc32c({messages[0].data() + 53, kHeaderSlotBytes})));
     CHECK(sent.sender.frames() == 1u);
     CHECK(sent.sender.bytes() == 1000u);
     CHECK(sent.sender.chunks() == 3u);

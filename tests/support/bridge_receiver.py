@@ -55,6 +55,11 @@ class BridgeReceiver(WireListener):
         """Whether a sender publishes on all streams that this one subscribes to."""
         return all(subscription.is_connected for subscription in self._by_name.values())
 
+    @property
+    def has_seen_no_fragments(self) -> bool:
+        """Whether every chunk was one fragment, as only a message that can be claimed is."""
+        return self._by_name["payload"].partial_sessions == 0
+
     def poll(self, *names: str) -> int:  # type: ignore[override]
         """Take what has arrived on these streams, by default on all."""
         taken = 0

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import itertools
 import json
-import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -46,7 +45,6 @@ PATIENT_PERIOD_MS: Final = 5_000  # in clients' configuration: none gives its dr
 ASSEMBLY_TIMEOUT_MS: Final = 60_000  # no frame is given up for one either
 PROBE: Final = b"are you there?"
 PROBE_EVERY_S: Final = 0.05
-IDLE_S: Final = 0.0005
 
 _dest_stream_ids = itertools.count(RANGE[0])
 _instances = itertools.count(1)
@@ -180,34 +178,20 @@ def serving_host(aeron_dir: str, **given: Any) -> Iterator[Host]:
 
 
 class RunningBridge:
-    """A bridge on a thread of this process. What ends it is raised by `check` and by `close`."""
+    """A bridge on a thread of its own, as `tensorpool bridge` runs it. What ends it is raised by `close`."""
 
     def __init__(self, tables: Mapping[str, Any], folder: Path) -> None:
         path = write_toml(folder / f"{tables['bridge']['instance_id']}.toml", tables)
-        self.bridge = Bridge(BridgeConfig.load(path, environ={}))
-        self._failure: BaseException | None = None
-        self._is_closing = False
-        self._thread = threading.Thread(target=self._run, name="bridge", daemon=True)
-        self._thread.start()
-
-    def _run(self) -> None:
-        try:
-            while not self._is_closing:
-                if not self.bridge.invoke():
-                    time.sleep(IDLE_S)
-        except BaseException as failure:
-            self._failure = failure
-        finally:
-            self.bridge.close()
+        self.bridge = Bridge(BridgeConfig.load(path, environ={})).start()
 
     def check(self) -> None:
-        if self._failure is not None:
-            raise self._failure
+        """Raise what has ended it."""
+        if not self.bridge.is_running:
+            self.bridge.close()
+            raise AssertionError("the bridge has ended")
 
     def close(self) -> None:
-        self._is_closing = True
-        self._thread.join()
-        self.check()
+        self.bridge.close()
 
     def counts(self, prefix: str = "") -> Counter[str]:
         """What it counted of some kind, all mappings together, under what follows the prefix."""

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which source epoch a receiver accepts: decided by forwarded announces and by the chunks that arrived.
+"""Which source epoch a receiver accepts, and which metadata belong to it: decided by what was forwarded.
 
 Holds no clock and does no IO. Frames themselves are put together by `tensorpool._core.Assembler`.
 
@@ -18,6 +18,9 @@ from enum import Enum, auto
 from typing import Final
 
 import msgspec
+
+from tensorpool.wire import Message
+from tensorpool.wire.control import DataSourceAnnounce, DataSourceMeta
 
 SILENT_PERIODS: Final = 3  # G17
 
@@ -78,3 +81,36 @@ class SourceEpoch:
         self.pools = tuple(pools)
         self._chunk_ns = now_ns
         return Verdict.REFRESHED if is_same else Verdict.ADOPTED
+
+
+class SourceMetadata:
+    """The last name and metadata of the source, for consumers of the destination's next epoch.
+
+    A DataSourceAnnounce names the epoch of what follows it (K4); metadata without one are of the epoch at that time.
+    """
+
+    def __init__(self) -> None:
+        self._epoch: int | None = None
+        self._kept: dict[type[Message], Message] = {}
+
+    def take(self, message: Message, source_epoch: int | None) -> bool:
+        """Keep what there is one of; whether it is about the source's present epoch and may be published now."""
+        if isinstance(message, DataSourceAnnounce) and message.epoch != self._epoch:
+            self._epoch = message.epoch
+            self._kept.clear()
+        if isinstance(message, DataSourceAnnounce | DataSourceMeta):
+            self._kept[type(message)] = message
+        return self._is_of(source_epoch)
+
+    def on_epoch(self, source_epoch: int) -> list[Message]:
+        """The source goes on in another epoch: what is known about that one already, in the order to publish it."""
+        if self._epoch is None:
+            self._kept.clear()
+        return self.of(source_epoch)
+
+    def of(self, source_epoch: int | None) -> list[Message]:
+        kinds = (DataSourceAnnounce, DataSourceMeta)
+        return [self._kept[kind] for kind in kinds if kind in self._kept] if self._is_of(source_epoch) else []
+
+    def _is_of(self, source_epoch: int | None) -> bool:
+        return self._epoch is None or source_epoch is None or self._epoch == source_epoch

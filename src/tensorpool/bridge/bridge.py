@@ -15,6 +15,7 @@ from collections.abc import Iterator
 from typing import Final, Protocol, Self
 
 from tensorpool import aeron
+from tensorpool.bridge.checksum import read_key
 from tensorpool.bridge.config import BridgeConfig, MappingConfig
 from tensorpool.bridge.config_checks import check_against_driver
 from tensorpool.bridge.destinations import Destinations
@@ -81,6 +82,7 @@ class Bridge(ClosesOnExit):
         self.config = config
         self.driver = config.driver() if driver is None else driver
         check_against_driver(config, self.driver)
+        self._mac_key = read_key(config.bridge.mac_key_file)
         self.aeron_dir = (
             aeron_dir or config.bridge.aeron_dir or self.driver.driver.aeron_dir or aeron.default_aeron_dir()
         )
@@ -223,11 +225,20 @@ class Bridge(ClosesOnExit):
         try:
             for mapping in self.config.sent:
                 counters = self._counters[mapping]
-                sender = Sender(mapping, self.config, self._client, transport, streams.publications, counters)
+                sender = Sender(
+                    mapping, self.config, self._client, transport, streams.publications, counters, self._mac_key
+                )
                 streams.senders += (sender,)
             if self.config.received:
                 streams.reception = Reception(
-                    self.config, self._client, transport, self._destinations, self._counters, self._unrouted
+                    self.config,
+                    self._client,
+                    transport,
+                    self._destinations,
+                    self._counters,
+                    self._unrouted,
+                    self._clock,
+                    self._mac_key,
                 )
         except BaseException:
             streams.close()

@@ -8,12 +8,13 @@
 Names and defaults are the specification's. Ours, because it has none for them: which end this is (`role`, or
 `direction` of a mapping), the local driver, channels of their own for what is received (`receive_*`; two hosts that
 send to each other by unicast listen elsewhere than they send to), `max_inflight_frames`, and the private extensions
-`crc32c` and `rewrite_progress_epoch`, which are off.
+`crc32c`, `mac_key_file` and `rewrite_progress_epoch`, which are off.
 Bridge §2.3, §4, §5.2, §7.1, §9, §10; decisions G1, G2, G6, G9, G11, G14, G15, G20, G22, G29.
 """
 
 from __future__ import annotations
 
+import ipaddress
 import os
 from collections.abc import Callable, Mapping
 from typing import Annotated, Any, Final, Literal
@@ -67,6 +68,14 @@ def _check_optional_udp(key: str, channel: str) -> None:
         _check_udp(key, channel)
 
 
+def _check_network(key: str, network: str) -> None:
+    try:
+        ipaddress.ip_network(network)
+    except ValueError as error:
+        raise ConfigError(key, network, f"an address or a network such as 10.0.0.0/24; {error}") from None
+
+
+SourceNetwork = Annotated[str, Meta(description="an IP address or network", extra={"check": _check_network})]
 UdpChannel = Annotated[str, Meta(description="an aeron:udp URI", extra={"check": _check_udp})]
 OptionalUdpChannel = Annotated[
     str, Meta(description='an aeron:udp URI, or "" for none', extra={"check": _check_optional_udp})
@@ -128,6 +137,9 @@ class BridgeSection(msgspec.Struct, frozen=True, kw_only=True):
     """A frame with more payload bytes is dropped."""
     max_inflight_frames: Inflight = 16
     """How many frames of a stream are assembled at a time."""
+    allow_from: tuple[SourceNetwork, ...] = ()
+    """The addresses and networks of hosts whose streams are received, such as "10.0.0.7" or "10.0.0.0/24"; none listed
+    is every host."""
     assembly_timeout_ms: PositiveU32 = 250
     """A frame that is not complete so long after its first chunk is dropped."""
     dest_stream_id_range: StreamIdRange = Range()
@@ -150,6 +162,9 @@ class BridgeSection(msgspec.Struct, frozen=True, kw_only=True):
     """Give forwarded progress the local epoch instead of the source's (G6)."""
     crc32c: bool = False
     """Append a checksum to every frame and check it; the same at both ends."""
+    mac_key_file: str = ""
+    """A file with a secret of 16 to 64 bytes that both ends share: every frame gets an authentication code instead of a
+    checksum, and one without the right code is dropped; "" for none."""
     receive_payload_channel: Annotated[UdpChannel, Derived("bridge.payload_channel")]
     """Where chunks are received, if elsewhere than they are sent to."""
     receive_payload_stream_id: Annotated[AeronStreamId, Derived("bridge.payload_stream_id")]
@@ -210,6 +225,11 @@ class BridgeSection(msgspec.Struct, frozen=True, kw_only=True):
         return min(self.first_chunk_bytes + (MAX_CHUNKS - 1) * self.effective_chunk_bytes, self.max_payload_bytes)
 
     @property
+    def has_digests(self) -> bool:
+        """Whether frames are checked as a whole."""
+        return self.crc32c or bool(self.mac_key_file)
+
+    @property
     def assembly_timeout_ns(self) -> int:
         return self.assembly_timeout_ms * MS
 
@@ -236,7 +256,8 @@ class MappingConfig(msgspec.Struct, frozen=True, kw_only=True):
     direction: Annotated[Direction, Derived("as bridge.role says", _direction)]
     """Whether this bridge sends or receives the stream."""
     profile: str = ""
-    """The profile that the destination is expected to have; an attach carries none (G15)."""
+    """The driver's profile that the destination is expected to have; another one is logged, since an attach names
+    none (G15)."""
     metadata_stream_id: Annotated[
         OptionalStreamId, Derived("its dest_stream_id", lambda table, _: table.dest_stream_id)
     ]

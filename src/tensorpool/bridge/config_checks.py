@@ -45,6 +45,8 @@ def mtu_of(key: str, channel: str) -> int | None:
 
 def check_against_driver(settings: BridgeConfig, driver: DriverConfig) -> None:
     """§4: destinations obey the driver's rules, and keep clear of what it uses itself. Raises ConfigError."""
+    if settings.bridge.driver_config:
+        _check_profiles(settings.mappings, driver)
     ids = settings.bridge.dest_stream_id_range
     if not ids:
         return
@@ -78,6 +80,14 @@ def check_against_driver(settings: BridgeConfig, driver: DriverConfig) -> None:
             f"{possible} is in driver.stream_id_range = {allowed} too"
         )
         raise ConfigError(key, str(ids), accepted)
+
+
+def _check_profiles(mappings: tuple[MappingConfig, ...], driver: DriverConfig) -> None:
+    """§10: the profile of a mapping is one of the local driver's."""
+    for index, mapping in enumerate(mappings):
+        if mapping.profile and not mapping.is_sent and mapping.profile not in driver.profiles:
+            accepted = f"a profile of bridge.driver_config: {', '.join(driver.profiles)}"
+            raise ConfigError(f"mappings[{index}].profile", mapping.profile, accepted)
 
 
 def allocatable(settings: BridgeConfig, driver: DriverConfig) -> Range:

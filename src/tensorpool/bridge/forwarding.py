@@ -2,9 +2,10 @@
 """Forwards to the other host what belongs to a stream beside its chunks: announces, metadata, QoS and progress.
 
 Messages travel unchanged, under the id of the source stream; the receiver rewrites them. Announces and metadata are
-state: the last one is kept until the network takes it and sent again to a receiver that connects later. QoS and
-progress are events: they are sent once or dropped. Checksums of frames go on the same stream.
-Bridge §7.1, §7.2, §9; decisions G10, G13, G16.
+state: the last one is kept until the network takes it and sent again to a receiver that connects later, metadata only
+while their epoch lasts. Tables (MetaBlob*) are sent once, in order. QoS and progress are events: they are sent once or
+dropped. QosConsumer stays at home: the other host would take our consumers for its own. Checksums of frames go on the
+control stream. Bridge §7.1, §7.2, §9; decisions G10, G13, G16, K4.
 """
 
 from __future__ import annotations
@@ -29,7 +30,9 @@ from tensorpool.wire.control import (
     DataSourceAnnounce,
     DataSourceMeta,
     FrameProgress,
-    QosConsumer,
+    MetaBlobAnnounce,
+    MetaBlobChunk,
+    MetaBlobComplete,
     QosProducer,
     ShmPoolAnnounce,
 )
@@ -37,16 +40,24 @@ from tensorpool.wire.control import (
 FRAGMENT_LIMIT: Final = 64
 MAX_CHECKSUMS: Final = 256
 MAX_DUE: Final = 256  # metadata that wait for room
-MAX_EPOCHS: Final = 8  # whose announces are remembered until the sender has mapped one of them
+MAX_EPOCHS: Final = 8  # whose announces are remembered
 FRESH_PERIODS: Final = 3  # for so long an announce is sent to receivers that connect later
 
 type Kinds = dict[type[Message], str]  # their names in counters
 
 _STREAM_ID: Final = struct.Struct("<8xI")  # the first field of everything that is forwarded
-_EPOCH: Final = struct.Struct("<16xQ")  # of ShmPoolAnnounce
+_EPOCH: Final = struct.Struct("<16xQ")  # of ShmPoolAnnounce and of DataSourceAnnounce
 _ANNOUNCES: Final[Kinds] = {ShmPoolAnnounce: "announce"}
-_METADATA: Final[Kinds] = {DataSourceAnnounce: "source", DataSourceMeta: "metadata"}
-_QOS: Final[Kinds] = {QosProducer: "qos", QosConsumer: "qos"}
+_TABLE: Final = "table"
+_SOURCE: Final = "source"
+_METADATA: Final[Kinds] = {
+    DataSourceAnnounce: _SOURCE,
+    DataSourceMeta: "metadata",
+    MetaBlobAnnounce: _TABLE,
+    MetaBlobChunk: _TABLE,
+    MetaBlobComplete: _TABLE,
+}
+_QOS: Final[Kinds] = {QosProducer: "qos"}
 _PROGRESS: Final[Kinds] = {FrameProgress: "progress"}
 
 
@@ -73,12 +84,13 @@ class Forwarder:
         self._sources: list[tuple[aeron.Subscription, MessageAdapter]] = []
         self._control = _Outlet(publications, section.control, counters)
         self._metadata: _Outlet | None = None
+        self._described_epoch: int | None = None
         try:
             self._listen(transport, driver.driver.announce, _ANNOUNCES, self._on_announce)
             if section.metadata is not None:
                 self._metadata = _Outlet(publications, section.metadata, counters)
                 source = Endpoint(driver.driver.metadata_channel, section.source_metadata_stream_id)
-                self._listen(transport, source, _METADATA, self._metadata.keep)
+                self._listen(transport, source, _METADATA, self._on_metadata)
             wanted = (_QOS if section.forward_qos else {}) | (_PROGRESS if section.forward_progress else {})
             if wanted and mapping.source_control_stream_id:
                 source = Endpoint(config.local_control_channel(driver), mapping.source_control_stream_id)
@@ -109,7 +121,7 @@ class Forwarder:
         self._checksums.append(checksum.encode())
 
     def invoke(self, epoch: int | None, now_ns: int) -> int:
-        """One turn. `epoch` is the one that the sender has mapped: only that one is announced."""
+        """One turn. `epoch` is the one that the sender has mapped: it is announced before its first chunk."""
         self._now_ns = now_ns
         work = sum(subscription.poll(adapter.on_message, FRAGMENT_LIMIT) for subscription, adapter in self._sources)
         self._announce(epoch)
@@ -153,8 +165,22 @@ class Forwarder:
         self._announces.add(epoch, data, self._now_ns)
         self._is_due |= epoch == self._announced_epoch
 
-    def _announce(self, epoch: int | None) -> None:
-        """As often as the driver does; at once when the sender goes to another epoch, and when a receiver connects."""
+    def _on_metadata(self, kind: str, data: bytes) -> None:
+        assert self._metadata is not None
+        if kind == _SOURCE:
+            (epoch,) = _EPOCH.unpack_from(data)
+            if epoch != self._described_epoch:  # what was kept is of the previous epoch
+                self._described_epoch = epoch
+                self._metadata.forget()
+        self._metadata.queue(kind, data, is_kept=kind != _TABLE)
+
+    def _announce(self, mapped: int | None) -> None:
+        """As often as the driver does; at once when there is another epoch, and when a receiver connects.
+
+        §7.2: also of an epoch that the sender has not mapped, such as one without a producer; the newest that is fresh.
+        """
+        fresh = (it for it in self._announces if self._announces.get_fresh(it, self._now_ns) is not None)
+        epoch = max(fresh, default=mapped)
         if self._control.is_newly_connected() or epoch != self._announced_epoch:
             self._announced_epoch = None
         if epoch is None or (epoch == self._announced_epoch and not self._is_due):
@@ -168,7 +194,7 @@ class _Outlet:
     """A publication over the network, with a queue, and the last message of each kind for later receivers."""
 
     def __init__(self, publications: Publications, endpoint: Endpoint, counters: Counters) -> None:
-        self._publication = publications.get(endpoint.channel, endpoint.stream_id)
+        self._publication = publications.get(endpoint.uri, endpoint.stream_id)
         self._counters = counters
         self._kept: dict[str, bytes] = {}
         self._due: deque[tuple[str, bytes]] = deque()
@@ -185,12 +211,17 @@ class _Outlet:
         self._was_connected = is_connected
         return is_new
 
-    def keep(self, kind: str, data: bytes) -> None:
-        """Send when there is room, in order, and the last one again to a receiver that connects later."""
-        self._kept[kind] = data
+    def queue(self, kind: str, data: bytes, *, is_kept: bool) -> None:
+        """Send when there is room, in order; what is kept once more to a receiver that connects later."""
+        if is_kept:
+            self._kept[kind] = data
         if len(self._due) == MAX_DUE:
             self._counters.add("messages_dropped", reason=self._due.popleft()[0])
         self._due.append((kind, data))
+
+    def forget(self) -> None:
+        """What is kept is not sent to later receivers."""
+        self._kept.clear()
 
     def send(self, kind: str, data: bytes, *, is_last_try: bool = True) -> bool:
         """Send now or never."""

@@ -10,23 +10,27 @@ Bridge §4, §5, §6, §7, §8, §9; decisions G4-G7, G10-G13, G15-G17, G20, G22
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Mapping
 from typing import Final
 
 import msgspec
 
 from tensorpool import aeron
-from tensorpool._core import Assembler, ChunkRouter
+from tensorpool._core import Assembler, ChunkRouter, SessionPin
 from tensorpool.aeron.adapter import MessageAdapter
-from tensorpool.bridge.assembly import SourceEpoch, SourcePool, Verdict
+from tensorpool.bridge.assembly import SourceEpoch, SourceMetadata, SourcePool, Verdict
 from tensorpool.bridge.background_attach import BackgroundAttach
 from tensorpool.bridge.checksum import FrameChecksum
 from tensorpool.bridge.config import BridgeConfig, MappingConfig
 from tensorpool.bridge.destinations import Destinations
 from tensorpool.bridge.metrics import Counters, Key
+from tensorpool.bridge.sessions import FollowedSession, Origin, Sources
 from tensorpool.channel import ChannelUri, Endpoint
 from tensorpool.client import Client, Producer
 from tensorpool.client.mapped_epoch import EpochWriter
+from tensorpool.clock import Clock
+from tensorpool.control.provisioning import describe
 from tensorpool.errors import RemoteProtocolError, TensorPoolError
 from tensorpool.logs import get_logger
 from tensorpool.shm.announced import Regions
@@ -48,6 +52,9 @@ CONTROL_LIMIT: Final = 64
 POLLS_PER_TURN: Final = 8
 SLOW_LINK_BYTES_PER_S: Final = 125_000_000  # 1 Gb/s
 SECOND: Final = 1_000_000_000
+DAY: Final = 86_400 * SECOND
+LEAST_JUMP: Final = 1024  # by which a seq may be ahead at any time, however small the source's ring is
+MAX_EARLY: Final = 16  # metadata that came before the first announce
 METADATA_TERM: Final = "1m"
 CONTROL_TERM: Final = "64k"
 NETWORK_BUFFERS: Final = {"so-rcvbuf": "4m", "rcv-wnd": "2m"}
@@ -69,10 +76,15 @@ class Reception:
         destinations: Destinations,
         counters: Mapping[MappingConfig, Counters],
         unrouted: Counters,
+        clock: Clock,
+        mac_key: bytes = b"",
     ) -> None:
         section = config.bridge
         self._unrouted = unrouted
-        self._router = ChunkRouter()
+        self._clock = clock
+        self._router = ChunkRouter(section.allow_from)
+        self._control_sources = Sources(section.allow_from, is_ipc=section.receive_control.uri.is_ipc)
+        self._metadata_sources = Sources(section.allow_from, is_ipc=False)
         self._streams: list[Callable[[], None]] = []
         self.receivers: tuple[Receiver, ...] = ()
         self._metadata: aeron.Subscription | None = None
@@ -82,11 +94,11 @@ class Reception:
         unrouted.include(self._unrouted_counts)
         try:
             self._payload = self._subscribe(transport, section.receive_payload)
-            self._control = self._subscribe(transport, section.receive_control)
+            self._control = self._subscribe(transport, section.receive_control, self.on_control_image)
             if section.receive_metadata is not None:
-                self._metadata = self._subscribe(transport, section.receive_metadata)
+                self._metadata = self._subscribe(transport, section.receive_metadata, self.on_metadata_image)
             for mapping in config.received:
-                receiver = Receiver(mapping, config, client, transport, destinations, counters[mapping])
+                receiver = Receiver(mapping, config, client, transport, destinations, counters[mapping], mac_key)
                 self.receivers += (receiver,)
                 self._router.add(receiver.assembler)
         except BaseException:
@@ -124,8 +136,10 @@ class Reception:
 
     # --- inside
 
-    def _subscribe(self, transport: aeron.Client, endpoint: Endpoint) -> aeron.Subscription:
-        subscription = transport.add_subscription(str(with_buffers(endpoint.uri)), endpoint.stream_id)
+    def _subscribe(
+        self, transport: aeron.Client, endpoint: Endpoint, on_image: Callable[[aeron.ImageEvent], None] | None = None
+    ) -> aeron.Subscription:
+        subscription = transport.add_subscription(str(with_buffers(endpoint.uri)), endpoint.stream_id, on_image)
         self._streams.append(subscription.close)
         return subscription
 
@@ -157,38 +171,60 @@ class Reception:
             on_foreign=lambda data: self._unrouted.add(counter, reason="foreign"),
         )
 
+    def on_control_image(self, event: aeron.ImageEvent) -> None:
+        self._control_sources.on_image(event)
+        if not event.available:
+            for receiver in self.receivers:
+                receiver.on_control_gone(event.session_id)
+
+    def on_metadata_image(self, event: aeron.ImageEvent) -> None:
+        self._metadata_sources.on_image(event)
+        if not event.available:
+            for receiver in self.receivers:
+                receiver.metadata_session.on_image_gone(event.session_id)
+
     def on_frame_checksum(self, data: bytes, info: aeron.MessageInfo) -> None:
         checksum = FrameChecksum.decode(data)
         if checksum is not None:
-            for receiver in self.receivers:
+            for receiver in self._receiving(checksum.stream_id, info):
                 receiver.on_checksum(checksum, self._now_ns)
 
     def on_shm_pool_announce(self, announce: ShmPoolAnnounce, info: aeron.MessageInfo) -> None:
+        origin = self._control_sources.find(info.session_id)
+        if origin is None:
+            self._unrouted.add("control_dropped", reason="address")
+            return
         for receiver in self._receiving(announce.stream_id):
-            receiver.on_announce(announce, self._now_ns)
+            receiver.on_announce(announce, origin, self._now_ns, self._clock.realtime_ns())
 
     def on_frame_progress(self, progress: FrameProgress, info: aeron.MessageInfo) -> None:
-        for receiver in self._receiving(progress.stream_id):
+        for receiver in self._receiving(progress.stream_id, info):
             receiver.on_progress(progress)
 
     def on_qos(self, qos: QosProducer | QosConsumer, info: aeron.MessageInfo) -> None:
-        for receiver in self._receiving(qos.stream_id):
+        for receiver in self._receiving(qos.stream_id, info):
             receiver.on_qos(qos)
 
     def on_metadata(self, message: Metadata, info: aeron.MessageInfo) -> None:
-        """G10: a sender that has rewritten the id already is understood, too."""
-        for receiver in self.receivers:
-            if message.stream_id in (receiver.mapping.source_stream_id, receiver.metadata_stream_id):
-                receiver.on_metadata(message)
-                return
+        """G10: a sender that has rewritten the id already is understood, too. Of chained mappings (1000->2000,
+        2000->3000) both ends may have one id: a source's comes first."""
+        origin = self._metadata_sources.find(info.session_id)
+        if origin is None:
+            self._unrouted.add("metadata_dropped", reason="address")
+            return
+        stream_id = message.stream_id
+        by_source = [it for it in self.receivers if it.mapping.source_stream_id == stream_id]
+        for receiver in by_source or [it for it in self.receivers if it.metadata_stream_id == stream_id][:1]:
+            receiver.on_metadata(message, origin)
+            return
         self._unrouted.add("metadata_dropped", reason="unknown_stream")
 
-    def _receiving(self, stream_id: int) -> list[Receiver]:
-        """The receiver of this source stream, of which there is at most one."""
+    def _receiving(self, stream_id: int, info: aeron.MessageInfo | None = None) -> list[Receiver]:
+        """The receiver of this source stream, of which there is at most one; none for a session it does not follow."""
         found = [receiver for receiver in self.receivers if receiver.mapping.source_stream_id == stream_id]
         if not found:
             self._unrouted.add("control_dropped", reason="unknown_stream")
-        return found
+        return [receiver for receiver in found if info is None or receiver.admits(info.session_id)]
 
 
 class Receiver:
@@ -202,6 +238,7 @@ class Receiver:
         transport: aeron.Client,
         destinations: Destinations,
         counters: Counters,
+        mac_key: bytes = b"",
     ) -> None:
         section = config.bridge
         self.mapping = mapping
@@ -211,19 +248,23 @@ class Receiver:
         self._destinations = destinations
         self._log = get_logger("bridge", mapping=mapping.name, role="receiver")
         self._source = SourceEpoch(client.config.announce_period_ns)
+        self._followed = FollowedSession(client.config.announce_period_ns)
+        self.metadata_session: Final = SessionPin()
+        self._early: deque[tuple[Metadata, Origin]] = deque(maxlen=MAX_EARLY)
         self.assembler: Final = Assembler(
             mapping.source_stream_id,
             max_chunk_bytes=section.effective_chunk_bytes,
             max_payload_bytes=section.max_payload_bytes,
             max_inflight=section.max_inflight_frames,
             timeout_ns=section.assembly_timeout_ns,
-            needs_checksum=section.crc32c,
+            needs_digest=section.has_digests,
+            mac_key=mac_key,
         )
         self._producer: Producer | None = None
         self._writer: EpochWriter | None = None
         self._attach = self._start_attach(None)
         self._is_paused = False
-        self._kept: dict[type[Message], DataSourceAnnounce | DataSourceMeta] = {}
+        self._metadata = SourceMetadata()
         self._is_warned_of: set[str] = set()
         self._look_ns = 0
         self._local: dict[str, aeron.Publication] = {}
@@ -308,31 +349,66 @@ class Receiver:
 
     # --- messages beside the chunks
 
-    def on_announce(self, announce: ShmPoolAnnounce, now_ns: int) -> None:
-        """§7.2: what frames are judged by. Never republished."""
+    def admits(self, session_id: int) -> bool:
+        """Whether a message of the control stream is from the session that is followed; others are counted."""
+        if self._followed.is_followed(session_id):
+            return True
+        self._counters.add("control_dropped", reason="session")
+        return False
+
+    def on_control_gone(self, session_id: int) -> None:
+        """An image of the control stream is gone: the next announce may be another session's."""
+        if self._followed.on_image_gone(session_id):
+            self._log.info("session_gone", session_id=session_id)
+            self._set_origin(None)
+
+    def on_announce(self, announce: ShmPoolAnnounce, origin: Origin, now_ns: int, realtime_ns: int) -> None:
+        """§7.2: what frames are judged by. Never republished. Epochs may begin with the time, so none is far above."""
+        epoch_limit = realtime_ns + DAY
+        if not self._followed.may_follow(origin.session_id, self.assembler.last_chunk_ns, now_ns):
+            self._counters.add("announces_dropped", reason="session")
+            self._warn("another_sender", address=origin.address, session_id=origin.session_id)
+            return
         try:
-            announced = Regions.of(announce).ring.pools
+            ring = Regions.of(announce).ring
         except RemoteProtocolError:
             self._counters.add("announces_dropped", reason="malformed")
             return
+        if announce.epoch > epoch_limit:
+            self._counters.add("announces_dropped", reason="epoch")
+            return
         self._source.on_chunks(self.assembler.newest_epoch, self.assembler.last_chunk_ns)
         before = self._source.epoch
-        pools = [SourcePool(pool.pool_id, pool.stride_bytes) for pool in announced]
+        pools = [SourcePool(pool.pool_id, pool.stride_bytes) for pool in ring.pools]
         verdict = self._source.on_announce(announce.epoch, pools, now_ns)
         if verdict is Verdict.STALE:
             self._counters.add("announces_dropped", reason="stale")
             return
         self._counters.add("announces_accepted")
-        self.assembler.set_source(announce.epoch, [(pool.pool_id, pool.stride_bytes) for pool in self._source.pools])
+        if self._followed.follow(origin, now_ns):
+            self._log.info("session", address=origin.address, session_id=origin.session_id)
+            self._set_origin(origin)
+        has_published = self.assembler.published is not None
+        self.assembler.set_source(
+            announce.epoch,
+            [(pool.pool_id, pool.stride_bytes) for pool in self._source.pools],
+            epoch_limit=epoch_limit,
+            max_jump=max(ring.nslots, LEAST_JUMP),
+        )
         if verdict is Verdict.ADOPTED:
             self._log.info("source_epoch", epoch=announce.epoch, before=before)
-            if before is not None:
+            if has_published:  # else the local epoch is as good as new, and its lease is kept
                 self._renew()
+            for message in self._metadata.on_epoch(announce.epoch):
+                self._tell_metadata(message)
             self._warn_of_sizes()
+        while self._early:
+            self.on_metadata(*self._early.popleft())
 
     def on_checksum(self, checksum: FrameChecksum, now_ns: int) -> None:
-        if checksum.stream_id == self.mapping.source_stream_id:
-            self.assembler.set_checksum(checksum.epoch, checksum.seq, checksum.payload_length, checksum.crc32c, now_ns)
+        self.assembler.set_digest(
+            checksum.epoch, checksum.seq, checksum.payload_length, checksum.crc32c, checksum.mac, now_ns
+        )
 
     def on_progress(self, progress: FrameProgress) -> None:
         """§9, G6, G7: under the destination's id; of a frame that may still come."""
@@ -362,16 +438,32 @@ class Receiver:
 
     def on_qos(self, qos: QosProducer | QosConsumer) -> None:
         """§9: the source's QoS, under the destination's id."""
-        if self._section.forward_qos and self.dest_stream_id:
+        if not self._section.forward_qos or not self.dest_stream_id:
+            return
+        if isinstance(qos, QosConsumer):  # of another host: a supervisor of this one would look for it here
+            self._counters.add("qos_dropped", reason="consumer")
+        else:
             self._publish("control", msgspec.structs.replace(qos, stream_id=self.dest_stream_id), "qos")
 
-    def on_metadata(self, message: Metadata) -> None:
-        """§7.1, G12: as it came, but with the ids of this host."""
-        if isinstance(message, DataSourceAnnounce | DataSourceMeta):
-            self._kept[type(message)] = message
-        self._tell_metadata(message)
+    def on_metadata(self, message: Metadata, origin: Origin) -> None:
+        """§7.1, G12: as it came, but with the ids of this host. Before the first announce nobody knows whose they are:
+        they wait for it."""
+        if self._followed.origin is None and self._source.epoch is None:
+            self._early.append((message, origin))
+        elif not self.metadata_session.admits(origin.session_id, origin.address):
+            self._counters.add("metadata_dropped", reason="session")
+        elif self._metadata.take(message, self._source.epoch):
+            self._tell_metadata(message)
+        else:
+            self._counters.add("metadata_dropped", reason="epoch")
 
     # --- inside
+
+    def _set_origin(self, origin: Origin | None) -> None:
+        """Chunks and metadata are taken from this sender."""
+        given = (None, "") if origin is None else (origin.session_id, origin.address)
+        self.assembler.set_origin(*given)
+        self.metadata_session.set_origin(*given)
 
     def _start_attach(self, old: Producer | None) -> BackgroundAttach[Producer]:
         """Ask for the lease; `old` is given back first, so that there is a new local epoch (G4)."""
@@ -395,16 +487,15 @@ class Receiver:
     def _on_memory(self, writer: EpochWriter) -> None:
         self._log.info("destination", stream_id=self.dest_stream_id, epoch=writer.ring.epoch)
         self._warn_of_sizes()
-        for kind in (DataSourceAnnounce, DataSourceMeta):  # the announce names the epoch of what follows (K4)
-            if kind in self._kept:
-                self._tell_metadata(self._kept[kind])
+        for message in self._metadata.of(self._source.epoch):
+            self._tell_metadata(message)
 
-    def _tell_metadata(self, message: Metadata) -> None:
+    def _tell_metadata(self, message: Message) -> None:
         writer, producer = self._writer, self._producer
         if writer is None or producer is None:
             self._counters.add("metadata_dropped", reason="no_lease")  # the last of each kind is published later
             return
-        changes: dict[str, int] = {"stream_id": self.metadata_stream_id}
+        changes: dict[str, object] = {"stream_id": self.metadata_stream_id}
         if isinstance(message, DataSourceAnnounce):
             changes |= {"epoch": writer.ring.epoch, "producer_id": producer.producer_id}
         self._publish("metadata", msgspec.structs.replace(message, **changes), "metadata")
@@ -414,10 +505,11 @@ class Receiver:
         if publication is None:
             return
         result = publication.offer(message.encode())
-        if result or result is aeron.OfferResult.NOT_CONNECTED:
+        if result:
             self._counters.add(f"{what}_forwarded")
         else:
-            self._counters.add(f"{what}_dropped", reason="back_pressured")
+            is_alone = result is aeron.OfferResult.NOT_CONNECTED
+            self._counters.add(f"{what}_dropped", reason="not_connected" if is_alone else "back_pressured")
 
     def _counts(self) -> dict[Key, int]:
         return self.assembler.counts
@@ -431,7 +523,10 @@ class Receiver:
 
     def _warn_of_sizes(self) -> None:
         """G15, G20: whether the destination holds what the source may send, and whether it can arrive in time."""
-        if self._writer is None or not self._source.pools:
+        if self._writer is None:
+            return
+        self._warn_of_profile(self._writer)
+        if not self._source.pools:
             return
         local = max(pool.stride_bytes for pool in self._writer.ring.spec.pools)
         source = self._source.largest_stride_bytes
@@ -451,6 +546,18 @@ class Receiver:
                 assembly_timeout_ms=self._section.assembly_timeout_ms,
                 needed_ms_at_1_gbit=needed_ms,
                 advice="raise bridge.assembly_timeout_ms if the link is that slow",
+            )
+
+    def _warn_of_profile(self, writer: EpochWriter) -> None:
+        """G15: an attach names no profile; the driver chose one, which need not be the mapping's."""
+        profile = self._client.config.profiles.get(self.mapping.profile)
+        if profile is not None and writer.ring.spec != profile.ring:
+            self._warn(
+                "destination_has_another_profile",
+                profile=self.mapping.profile,
+                expected=describe(profile.ring),
+                found=describe(writer.ring.spec),
+                advice="give the destination stream this profile in the driver's [streams.<name>]",
             )
 
     def _warn_of_chunk_size(self) -> None:

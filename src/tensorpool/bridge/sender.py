@@ -24,8 +24,8 @@ from tensorpool.bridge.config import BridgeConfig, BridgeSection, MappingConfig
 from tensorpool.bridge.forwarding import Forwarder
 from tensorpool.bridge.metrics import Counters, Key
 from tensorpool.bridge.publications import Publications
-from tensorpool.channel import check_channel
-from tensorpool.client import Client, Consumer, Frame
+from tensorpool.channel import ChannelUri, check_channel
+from tensorpool.client import Client, Consumer, Frame, Progress
 from tensorpool.client.mapped_epoch import MappedEpoch
 from tensorpool.errors import TensorPoolError
 from tensorpool.logs import get_logger
@@ -48,6 +48,7 @@ class Sender:
         transport: aeron.Client,
         publications: Publications,
         counters: Counters,
+        mac_key: bytes = b"",
     ) -> None:
         section = config.bridge
         self.mapping = mapping
@@ -55,11 +56,16 @@ class Sender:
         self._section = section
         self._patience_ns = PATIENCE_NS // len(config.mappings)
         self._counters = counters
+        self._mac_key = mac_key
         self._plan = ChunkPlan(section.first_chunk_bytes, section.effective_chunk_bytes)
         self._log = get_logger("bridge", mapping=mapping.name, role="sender")
         stream_id = mapping.source_stream_id
+        # Producers send progress only while a consumer asks for it; the forwarder takes it from the control stream.
+        on_progress = _ignore_progress if section.forward_progress else None
         self._attach = BackgroundAttach(
-            lambda: client.consumer(stream_id, timeout=ATTACH_TIMEOUT_S), stream=stream_id, role="consumer"
+            lambda: client.consumer(stream_id, timeout=ATTACH_TIMEOUT_S, on_progress=on_progress),
+            stream=stream_id,
+            role="consumer",
         )
         self._consumer: Consumer | None = None
         self._frames: _EpochSender | None = None
@@ -200,7 +206,7 @@ class Sender:
     @property
     def _is_smooth(self) -> bool:
         """Whether frames need nothing but to be sent."""
-        return not (self.paused or self._wants_newest or self._section.crc32c) and self._is_connected
+        return not (self.paused or self._wants_newest or self._section.has_digests) and self._is_connected
 
     def _pump(self, frames: _EpochSender, source: FrameSource, timeout_ns: int) -> None:
         """Send frames natively for as long as Python has nothing to do."""
@@ -227,7 +233,7 @@ class Sender:
         sender = self._frames.sender
         match result:
             case SendResult.SENT:
-                if self._section.crc32c:
+                if self._section.has_digests:
                     self._forwarder.send_checksum(self._frames.checksum(self._newest[1]))
             case SendResult.BACK_PRESSURED:
                 # A receiver gives up a frame that takes longer; so do we.
@@ -245,7 +251,7 @@ class Sender:
         if self._frames is None:
             self._warn_of_large_frames(mapped)
             self._frames = _EpochSender(
-                self.mapping.source_stream_id, mapped, self._publication, self._plan, self._section
+                self.mapping.source_stream_id, mapped, self._publication, self._plan, self._section, self._mac_key
             )
             self._counters.include(self._frames.counts)
         return self._frames.sender
@@ -297,10 +303,12 @@ class _EpochSender:
         publication: aeron.Publication,
         plan: ChunkPlan,
         section: BridgeSection,
+        mac_key: bytes,
     ) -> None:
         self.mapped: Final = mapped
         self.epoch: Final = mapped.epoch
         self._stream_id = stream_id
+        self._has_key = bool(mac_key)
         self.sender: Final = FrameSender(
             mapped.reader,
             publication,
@@ -308,12 +316,15 @@ class _EpochSender:
             mapped.epoch,
             plan,
             section.max_payload_bytes,
-            with_crc32c=section.crc32c,
+            with_digest=section.has_digests,
+            mac_key=mac_key,
         )
 
     def checksum(self, seq: int) -> FrameChecksum:
         """Of the frame that was sent last."""
-        return FrameChecksum(self._stream_id, self.epoch, seq, self.sender.payload_bytes, self.sender.crc32c)
+        sender = self.sender
+        mac = sender.mac if self._has_key else b""
+        return FrameChecksum(self._stream_id, self.epoch, seq, sender.payload_bytes, sender.crc32c, mac)
 
     def counts(self) -> dict[Key, int]:
         sender = self.sender
@@ -324,8 +335,11 @@ class _EpochSender:
         }
 
 
-def _payload_channel(section: BridgeSection) -> str:
+def _ignore_progress(progress: Progress) -> None: ...
+
+
+def _payload_channel(section: BridgeSection) -> ChannelUri:
     """With room for a chunk in one datagram, where the channel itself names no MTU (Bridge §5.2, §10; G1)."""
     mtu_bytes = -(-section.mtu_bytes // MTU_ALIGNMENT_BYTES) * MTU_ALIGNMENT_BYTES
     channel = check_channel("bridge.payload_channel", section.payload_channel)
-    return str(channel.with_defaults({"mtu": str(mtu_bytes)}))
+    return channel.with_defaults({"mtu": str(mtu_bytes)})

@@ -11,6 +11,7 @@ import click
 import msgspec
 
 from tensorpool import logs
+from tensorpool.bridge.checksum import read_key
 from tensorpool.bridge.config import BridgeConfig
 from tensorpool.cli import options
 from tensorpool.cli.signals import StopSignals
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
 @options.config_option("A TOML file: docs/bridge.md.", is_required=True)
 @options.aeron_dir_option("bridge.aeron_dir")
 @options.set_option()
-@click.option("--metrics", metavar="HOST:PORT", help="Serve Prometheus metrics at this address.")
+@click.option("--metrics", metavar="HOST:PORT", help="Serve Prometheus metrics at this address; :PORT is 127.0.0.1.")
 @options.service_options(json="Print JSON: with --check every setting, else one line per event.")
 def command(
     path: Path,
@@ -41,6 +42,7 @@ def command(
     """
     config = BridgeConfig.load(path, overrides=options.overrides(settings))
     config.driver()
+    read_key(config.bridge.mac_key_file)
     if check:
         options.print_settings(config.dump(), as_json=as_json, warnings=config.warnings())
         return
@@ -79,11 +81,11 @@ def _serve_metrics(address: str, bridge: Bridge) -> Any:
 
     host, _, port = address.rpartition(":")
     if not port.isdecimal() or not 0 <= int(port) < 65_536:
-        raise ConfigError("--metrics", address, "HOST:PORT or :PORT")
+        raise ConfigError("--metrics", address, "HOST:PORT, or :PORT for 127.0.0.1")
     registry = CollectorRegistry()
     registry.register(bridge.collector)
     try:
-        server, thread = start_http_server(int(port), host or "0.0.0.0", registry)
+        server, thread = start_http_server(int(port), host or "127.0.0.1", registry)
     except OSError as error:
         raise ConfigError("--metrics", address, f"an address to listen at; {error.strerror}") from None
 

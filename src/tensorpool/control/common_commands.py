@@ -34,11 +34,11 @@ def add_common_commands(
     """
     started_s = time.monotonic()
 
-    @service.command("ping")
+    @service.command("ping", is_query=True)
     def on_ping() -> str:
         return "pong"
 
-    @service.command("status")
+    @service.command("status", is_query=True)
     def on_status() -> dict[str, object]:
         return {
             "service": service.name,
@@ -59,10 +59,7 @@ def add_common_commands(
         return logs.level()
 
     def refuse_drain() -> str | None:
-        if service.config.may_drain:
-            return None
-        where = "over the network" if service.config.drain == "local" else "by an event"
-        return f"it cannot be ended {where}: control.drain is {service.config.drain!r}"
+        return "it cannot be ended by an event: control.drain is 'never'" if service.config.drain == "never" else None
 
     @service.command("drain", refuse=refuse_drain)
     def on_drain(reason: str | None = None) -> str:

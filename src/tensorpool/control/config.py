@@ -32,6 +32,7 @@ def _check_schema_id(key: str, schema_id: int) -> None:
 
 
 SchemaId = Annotated[int, Meta(ge=0, le=0xFFFF, extra={"check": _check_schema_id})]
+CommandKey = Annotated[str, Meta(pattern=r"\A[A-Za-z0-9][A-Za-z0-9._-]{0,63}\Z", description="the key of a command")]
 
 
 class ControlConfig(msgspec.Struct, frozen=True, kw_only=True):
@@ -56,12 +57,14 @@ class ControlConfig(msgspec.Struct, frozen=True, kw_only=True):
     command_timeout_ms: PositiveU32 = 2000
     """How long a commander waits for a command that names no timeout."""
     commands_per_s: PositiveU32 = 100
-    """How many commands are accepted in a second; more are dropped and counted."""
+    """How many commands are accepted in a second; more are refused and counted."""
     max_value_bytes: PositiveU32 = 65_536
     """A command with a longer value is refused."""
-    drain: Literal["local", "any", "never"] = "local"
-    """Who may end the service by a command: "local" requires a control channel on IPC, which takes access to the media
-    driver's directory; a UDP channel takes nothing but the network."""
+    allow_remote: tuple[CommandKey, ...] = ()
+    """The commands beside ping and status that the service accepts over a control_channel on the network, where anybody
+    may send them: "drain", "pause", …; over IPC, which takes access to the media driver's directory, it accepts all."""
+    drain: Literal["local", "never"] = "local"
+    """Whether a command may end the service: "local" over IPC, and over the network where allow_remote lists it."""
 
     control = EndpointOf("control")
     status = EndpointOf("status")
@@ -73,11 +76,9 @@ class ControlConfig(msgspec.Struct, frozen=True, kw_only=True):
             accepted = "another id than control.control_stream_id: a service would take its own echo for a command"
             raise ConfigError("control.status_stream_id", self.status_stream_id, accepted)
 
-    @property
-    def may_drain(self) -> bool:
-        """Whether an event may end a service."""
-        is_local = self.control.uri.is_ipc
-        return self.drain == "any" or (self.drain == "local" and is_local)
+    def allows(self, key: str) -> bool:
+        """Whether a command that changes something may come over the control channel."""
+        return self.control.uri.is_ipc or key in self.allow_remote
 
     def check_beside(self, endpoints: dict[str, Endpoint]) -> None:
         """Refuse what meets other endpoints of the same service on one stream id and disagrees. Raises ConfigError."""

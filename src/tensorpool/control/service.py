@@ -1,12 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """A service: receives the commands for its tag, echoes those it accepts, runs them, and publishes their results.
 
-    received ──filter: schema, tag, rate──► read ──known key, value of its type──► echoed ──► run ──► result: or error:
-                     │ counted                 │ no: rejected: with the reason        │ cannot be echoed: not run
+    received ──filter: schema, tag──► read ──key, value, rate, origin──► echoed ──► run ──► result: or error:
+                  │ counted            │ no: rejected: with the reason     │ not in time: rejected:, not run
 
 Never blocks and starts no thread: the host calls `invoke` from its own duty cycle. A command runs only once its echo is
-on the status stream, which is the record of what was accepted; a result that finds no room is dropped and counted.
-The control plane attaches no process to shared memory. Service Control §4-§7; decisions H1-H3, H5, H7.
+on the status stream, which is the record of what was accepted: one that changes state waits for a subscriber as long as
+a commander waits for an answer. The echo of a query (ping, status) is kept instead, and sent to the next subscriber. A
+result that finds no room is dropped and counted. The control plane attaches no process to shared memory.
+Service Control §4-§7; decisions H1-H3, H5, H7, K5.
 """
 
 from __future__ import annotations
@@ -34,13 +36,14 @@ from tensorpool.wire.event import EventMessage
 
 FRAGMENT_LIMIT: Final = 64  # read in one turn
 OUTBOX_LIMIT: Final = 64
-PATIENCE_NS: Final = 1_000_000_000  # with a status stream that has no room
+WAITING_LIMIT: Final = 64
+PATIENCE_NS: Final = 1_000_000_000  # with a status stream that has no room for a result
 BIND_AGAIN_NS: Final = 5_000_000_000
 MAX_REASON_BYTES: Final = 1024
 
 
 class _Accepted(msgspec.Struct):
-    """A command that waits for room for its echo."""
+    """A command that waits for its echo to be on the status stream."""
 
     data: bytes
     message: EventMessage
@@ -90,13 +93,13 @@ class Service:
         self._bind_ns = 0
         self._trouble = ""  # that was logged last
         self._inbox: deque[bytes] = deque()
-        self._waiting: _Accepted | None = None
-        self._outbox: deque[tuple[bytes, int]] = deque()  # each with its deadline
+        self._waiting: deque[_Accepted] = deque()
+        self._outbox: deque[tuple[bytes, int | None]] = deque()  # each with its deadline; an echo has none
         self._afterwards: deque[Callable[[], object]] = deque()
         self._state = State.RUNNING
         self._alive_ns = 0
         self._allowance = float(self.config.commands_per_s)
-        self._turn_ns = self._clock.monotonic_ns()
+        self._allowed_ns = self._clock.monotonic_ns()
 
     @property
     def is_bound(self) -> bool:
@@ -125,20 +128,21 @@ class Service:
         before = {} if self._streams is None else {"from_before": self._streams.from_before}
         filtered = self._filter.counts
         filtered["malformed"] += self._counts["malformed"]
-        return {**self._counts, **filtered, **before}
+        return {"over_rate": 0, **self._counts, **filtered, **before}
 
     def command[F: Callable[..., object]](
-        self, key: str, *, refuse: Callable[[], str | None] | None = None
+        self, key: str, *, refuse: Callable[[], str | None] | None = None, is_query: bool = False
     ) -> Callable[[F], F]:
         """A decorator: the function answers `key`. Its parameter's annotation says which values are accepted.
 
-        `refuse` may say why the command cannot be accepted now. Raises LocalProtocolError.
+        `refuse` may say why the command cannot be accepted now. A query changes no state: it is accepted also from the
+        network, and runs although nobody reads the status stream. Raises LocalProtocolError.
         """
 
         def register(handler: F) -> F:
             if key in self._commands:
                 raise LocalProtocolError(f"{self.tag}: {key} has a handler already")
-            self._commands[key] = Command(key, handler, refuse)
+            self._commands[key] = Command(key, handler, refuse, is_query=is_query)
             return handler
 
         return register
@@ -172,7 +176,7 @@ class Service:
         streams, self._streams, self._client = self._streams, None, None
         self._inbox.clear()
         self._outbox.clear()
-        self._waiting = None
+        self._waiting.clear()
         if streams is not None:
             self._counts["from_before"] += streams.from_before
             streams.close()
@@ -202,25 +206,23 @@ class Service:
 
     def _turn(self, streams: ServiceStreams, now_ns: int) -> int:
         work = self._flush(streams, now_ns)
-        if self._waiting is None and not self._inbox:
-            limit = self.config.commands_per_s
-            self._allowance = min(limit, self._allowance + (now_ns - self._turn_ns) * limit / 1e9)
-            self._turn_ns = now_ns
-            fragments = streams.poll(FRAGMENT_LIMIT, int(self._allowance), now_ns)
-            self._allowance -= len(self._inbox)
-            work += fragments >= FRAGMENT_LIMIT  # there is more to read
-        while self._streams is streams:
-            if self._waiting is None and self._inbox:
-                work += 1
-                self._waiting = self._read(self._inbox.popleft(), now_ns)
-            if self._waiting is not None and not self._echo(streams, self._waiting, now_ns):
-                break
-            if not self._inbox:
-                break
+        if len(self._waiting) < WAITING_LIMIT and not self._inbox:
+            work += streams.poll(FRAGMENT_LIMIT, now_ns) >= FRAGMENT_LIMIT  # there is more to read
+        while self._inbox and self._streams is streams:
+            work += 1
+            accepted = self._read(self._inbox.popleft(), now_ns)
+            if accepted is None:
+                continue
+            if not accepted.command.is_query:
+                self._waiting.append(accepted)
+            elif self._keep_echo(streams, accepted):
+                self._run(accepted)
+        while self._waiting and self._streams is streams and self._is_decided(streams, self._waiting[0], now_ns):
+            work += 1
         if now_ns >= self._alive_ns:
             self._alive_ns = now_ns + self.config.alive_period_ms * 1_000_000
             self._publish(events.ALIVE, self._alive(), is_droppable=True)
-        while self._afterwards and not self._outbox:
+        while self._afterwards and not (self._outbox and self._outbox[0][1]):
             work += 1
             self._afterwards.popleft()()
         return work
@@ -239,35 +241,64 @@ class Service:
             if command is None:
                 raise Unacceptable(f"{message.key!r:.80} is no command of it; it knows {', '.join(self.keys)}")
             if len(message.value) > self.config.max_value_bytes:
-                limit = f"at most {self.config.max_value_bytes} are accepted (control.max_value_bytes)"
-                raise Unacceptable(f"a value of {len(message.value)} bytes, {limit}")
+                most = f"at most {self.config.max_value_bytes} are accepted (control.max_value_bytes)"
+                raise Unacceptable(f"a value of {len(message.value)} bytes, {most}")
+            if not command.is_query and not self.config.allows(message.key):
+                raise Unacceptable(
+                    f"{message.key} changes its state and may not come over the network; control.allow_remote lists "
+                    "what may"
+                )
             arguments = command.read(message)
+            if limit := self._echo_limit(data):
+                raise Unacceptable(f"too many bytes: its echo has {len(data)}, the status stream takes {limit}")
+            self._spend_allowance(now_ns)
         except Unacceptable as reason:
             self._reject(message, str(reason))
             return None
-        return _Accepted(data, message, command, arguments, now_ns + PATIENCE_NS)
+        return _Accepted(data, message, command, arguments, now_ns + self.config.command_timeout_ms * 1_000_000)
 
-    def _echo(self, streams: ServiceStreams, accepted: _Accepted, now_ns: int) -> bool:
-        """Echo and run; False while there is no room for the echo."""
-        if len(accepted.data) > streams.status.max_message_length:
-            self._waiting = None
-            limit = f"its echo has {len(accepted.data)}, the status stream takes {streams.status.max_message_length}"
-            self._reject(accepted.message, f"too many bytes: {limit}")
-            return True
-        result = streams.status.offer(accepted.data)
-        if not result and result is not aeron.OfferResult.NOT_CONNECTED:
-            if now_ns < accepted.deadline_ns:
+    def _echo_limit(self, data: bytes) -> int:
+        """What the status stream takes, if that is less; else 0."""
+        limit = 0 if self._streams is None else self._streams.status.max_message_length
+        return limit if len(data) > limit else 0
+
+    def _spend_allowance(self, now_ns: int) -> None:
+        """Only commands that are otherwise acceptable count: junk takes nothing from them. Raises Unacceptable."""
+        limit = self.config.commands_per_s
+        self._allowance = min(limit, self._allowance + (now_ns - self._allowed_ns) * limit / 1e9)
+        self._allowed_ns = now_ns
+        if self._allowance < 1:
+            self._counts["over_rate"] += 1
+            raise Unacceptable(f"more than {limit} commands a second (control.commands_per_s); it was not run")
+        self._allowance -= 1
+
+    def _keep_echo(self, streams: ServiceStreams, accepted: _Accepted) -> bool:
+        """Echo a query now, or as soon as there is a subscriber with room; False where too many wait for that."""
+        if self._outbox or not streams.status.offer(accepted.data):
+            if len(self._outbox) >= OUTBOX_LIMIT:
+                self._refuse_unechoed(accepted)
                 return False
-            self._waiting = None
-            self._counts["unechoed"] += 1
-            self._reject(accepted.message, "the status stream had no room for its echo; it was not run")
-            return True
-        self._waiting = None
-        self._counts["accepted"] += 1
-        self._run(accepted)
+            self._outbox.append((accepted.data, None))
         return True
 
+    def _is_decided(self, streams: ServiceStreams, accepted: _Accepted, now_ns: int) -> bool:
+        """Echo and run, or refuse what could not be echoed in time; False while it waits."""
+        is_echoed = not self._outbox and bool(streams.status.offer(accepted.data))
+        if not is_echoed and now_ns < accepted.deadline_ns:
+            return False
+        self._waiting.popleft()
+        if is_echoed:
+            self._run(accepted)
+        else:
+            self._refuse_unechoed(accepted)
+        return True
+
+    def _refuse_unechoed(self, accepted: _Accepted) -> None:
+        self._counts["unechoed"] += 1
+        self._reject(accepted.message, "the status stream had no subscriber with room for its echo; it was not run")
+
     def _run(self, accepted: _Accepted) -> None:
+        self._counts["accepted"] += 1
         key, correlation_id = accepted.message.key, accepted.message.correlation_id
         self._log.info("command", key=key, correlation_id=correlation_id)
         try:
@@ -310,9 +341,8 @@ class Service:
         sent = 0
         while self._outbox:
             data, deadline_ns = self._outbox[0]
-            result = streams.status.offer(data)
-            if not result and result is not aeron.OfferResult.NOT_CONNECTED:
-                if now_ns < deadline_ns:
+            if not streams.status.offer(data):
+                if deadline_ns is None or now_ns < deadline_ns:
                     break
                 self._counts["status_dropped"] += 1
             self._outbox.popleft()

@@ -39,9 +39,9 @@ class ServiceStreams:
             self.close()
             raise
 
-    def poll(self, limit: int, allowance: int, now_ns: int) -> int:
-        """Hand over commands, at most `allowance`; returns how many fragments were read for it."""
-        fragments = self._filter.poll(self.commands, self._handler, limit, allowance)
+    def poll(self, limit: int, now_ns: int) -> int:
+        """Hand over commands; returns how many fragments were read for it."""
+        fragments = self._filter.poll(self.commands, self._handler, limit)
         if self._backlog is not None:
             self._backlog.on_polled(fragments, now_ns)
         return fragments

@@ -190,7 +190,7 @@ class Supervisor(ClosesOnExit):
             return self.agent
         service = Service("supervisor", self.config.supervisor.instance_id, config=self.config.control)
         add_common_commands(service, status=self._figures, drain=_end)
-        service.command("view")(self._figures)
+        service.command("view", is_query=True)(self._figures)
         service.command("shutdown-driver", refuse=self._refuse_shutdown)(self.shut_down_driver)
         return AgentWithService(self.agent, ServiceAgent(service, self.observer.aeron_dir))
 
@@ -208,8 +208,8 @@ class Supervisor(ClosesOnExit):
         }
 
     def _refuse_shutdown(self) -> str | None:
-        if not self.config.control.may_drain:
-            return f"a driver is not shut down from there: control.drain is {self.config.control.drain!r}"
+        if self.config.control.drain == "never":
+            return "a driver is not shut down from there: control.drain is 'never'"
         return None if self.config.policies.shutdown_token else NO_TOKEN
 
     def shut_down_driver(self, reason: Literal["NORMAL", "ADMIN", "ERROR"] | None = None) -> str:

@@ -77,6 +77,7 @@ def test_a_rate_is_kept_by_the_publishers_clock(stream: Stream, by: str) -> None
     assert not is_gap(DropReason.RATE_LIMITED)
 
 
+@pytest.mark.spec("WIRE-11-05")
 @pytest.mark.parametrize("stamp", [0, 2**64 - 1], ids=["0", "all ones"])
 def test_without_any_time_of_the_publisher_it_is_ours(stream: Stream, stamp: int) -> None:
     """B26: 0 and all ones are no time; with an hour between frames only the first is due."""
