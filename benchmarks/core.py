@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The native core next to memcpy: bandwidth of the write and the read path per frame size, and nanoseconds per call.
+Then a pair of processes: the CPU of a reader of many streams next to one of a fast one, and small frames in batches.
 
 Everything is measured in one run, in rounds that alternate between memcpy and us, so that a slow moment of the machine
 hits both; a ratio is the median over the rounds. The region is prefaulted and larger than the last-level cache where
@@ -12,17 +13,21 @@ from __future__ import annotations
 
 import argparse
 import ctypes
+import itertools
 import json
+import multiprocessing
 import statistics
 import sys
 import tempfile
 import time
 from collections.abc import Callable
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+import tensorpool as tp
 from tensorpool import _core, aeron
 from tensorpool.shm.space import reserve
 
@@ -37,7 +42,12 @@ TARGETS = {
     "write 16 MiB / memcpy": (1.3, "at least"),
     "write of 64 B, ns": (500, "at most"),
     "validated read, ns": (500, "at most"),
+    "CPU per frame, 64 streams at 60 Hz / one at 3840 Hz": (1.5, "at most"),
+    "frames of 256 B in batches, million/s": (3.0, "at least"),
 }
+STREAMS, STREAM_HZ = 64, 60
+PAIR_ROUNDS, PAIR_S = 3, 2.0
+BATCH, BATCH_SLOTS = 1024, 65_536
 
 memcpy = ctypes.PyDLL(None).memcpy  # PyDLL: without giving up the GIL around the call
 memcpy.argtypes = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t)
@@ -165,6 +175,102 @@ def call_costs() -> dict[str, float]:
     return costs
 
 
+def pair(publish: Callable[..., None], read: Callable[..., None], streams: int) -> dict[str, float]:
+    """What a reader in a process of its own reports about the streams of a publisher in another."""
+    spawn = multiprocessing.get_context("spawn")
+    with tp.local() as pool:
+        ends = [spawn.Pipe() for _ in range(2)]
+        processes = [
+            spawn.Process(target=work, args=(pool.aeron_dir, pool.config, streams, end[1]))
+            for work, end in zip((publish, read), ends, strict=True)
+        ]
+        for process, (mine, _) in zip(processes, ends, strict=True):
+            process.start()
+            mine.recv()  # the producers are there before the consumers
+        ends[0][0].send("go")
+        report: dict[str, float] = ends[1][0].recv()
+        ends[0][0].send("end")
+        for process in processes:
+            process.join()
+    return report
+
+
+def publish_steadily(aeron_dir: str, config: tp.DriverConfig, streams: int, parent: Connection) -> None:
+    with tp.connect(aeron_dir, config=config) as client:
+        frame, interval = np.zeros(4096, np.uint8), 1 / (STREAMS * STREAM_HZ)
+        producers = [client.producer(f"s{n}", create=True, max_frame_bytes=4096, slots=64) for n in range(streams)]
+        parent.send("ready")
+        parent.recv()
+        started = time.perf_counter()
+        for number in itertools.count():
+            time.sleep(max(0.0, started + number * interval - time.perf_counter()))
+            producers[number % streams].publish(frame)
+            if number % 100 == 0 and parent.poll():
+                return
+
+
+def read_any(aeron_dir: str, config: tp.DriverConfig, streams: int, parent: Connection) -> None:
+    with tp.connect(aeron_dir, config=config) as client:
+        consumers = [client.consumer(f"s{n}") for n in range(streams)]
+        parent.send("ready")
+        tp.wait_any(consumers)
+        frames, cpu, end = 0, time.process_time(), time.perf_counter() + PAIR_S
+        while time.perf_counter() < end:
+            for consumer in tp.wait_any(consumers, 0.1):
+                frames += consumer.poll() is not None
+        parent.send({"us per frame": (time.process_time() - cpu) / max(frames, 1) * 1e6})
+
+
+def publish_batches(aeron_dir: str, config: tp.DriverConfig, streams: int, parent: Connection) -> None:
+    with (
+        tp.connect(aeron_dir, config=config) as client,
+        client.producer("b", create=True, max_frame_bytes=256, slots=BATCH_SLOTS) as producer,
+    ):
+        parent.send("ready")
+        parent.recv()
+        rows = np.zeros((BATCH, 256), np.uint8)
+        while not parent.poll():
+            producer.publish_many(rows)
+
+
+def read_batches(aeron_dir: str, config: tp.DriverConfig, streams: int, parent: Connection) -> None:
+    with tp.connect(aeron_dir, config=config) as client:
+        consumer = client.consumer("b", max_outstanding_seq_gap=BATCH_SLOTS // 2)
+        parent.send("ready")
+        consumer.wait()
+        frames, cpu, started = 0, time.thread_time(), time.perf_counter()
+        while time.perf_counter() < started + PAIR_S:
+            frames += len(consumer.poll_many(BATCH, 0.1))
+        used, took = time.thread_time() - cpu, time.perf_counter() - started
+        stats = consumer.stats
+        share = stats.received / (stats.received + stats.lost)
+        parent.send({"million/s": frames / took / 1e6, "million/s of CPU": frames / used / 1e6, "received": share})
+
+
+def pairs() -> dict[str, float]:
+    """Alternating, so that a slow moment of the machine hits both; medians over the rounds."""
+    rounds = [
+        (
+            pair(publish_steadily, read_any, STREAMS)["us per frame"],
+            pair(publish_steadily, read_any, 1)["us per frame"],
+            pair(publish_batches, read_batches, 1),
+        )
+        for _ in range(PAIR_ROUNDS)
+    ]
+    many, one, batches = zip(*rounds, strict=True)
+    ratios = [ours / single for ours, single in zip(many, one, strict=True)]
+    figures = {
+        "CPU per frame, 64 streams at 60 Hz, us": statistics.median(many),
+        "CPU per frame, one stream at 3840 Hz, us": statistics.median(one),
+        "CPU per frame, 64 streams at 60 Hz / one at 3840 Hz": statistics.median(ratios),
+        "the same, lowest": min(ratios),
+        "the same, highest": max(ratios),
+    }
+    for name in batches[0]:
+        figures[f"frames of 256 B in batches, {name}"] = statistics.median(batch[name] for batch in batches)
+    return figures
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--json", type=Path, help="also write the figures to this file")
@@ -185,6 +291,11 @@ def main() -> int:
     measured |= figures["calls"]
     for name, value in figures["calls"].items():
         print(f"{name:<36} {value:8.0f}")
+    print()
+    figures["pairs"] = pairs()
+    measured |= figures["pairs"]
+    for name, value in figures["pairs"].items():
+        print(f"{name:<52} {value:8.2f}")
     print()
     missed = 0
     for name, (bound, sense) in TARGETS.items():

@@ -220,9 +220,10 @@ public:
         }
     }
 
-    // A pause between polls: each poll takes the cache lines away that the writer is about to write.
+    // A pause between polls: each poll takes the cache lines away that the writer is about to write. It does not yield
+    // the core: Linux charges for a yield as if the thread had used up its slice, and beside a busy process a reader that
+    // yields after each frame is lapped for many milliseconds. kGraceNs ends the polling soon enough.
     static void lull() noexcept {
-        sched_yield();
         for (const std::uint64_t until_ns = monotonic_ns() + kLullNs; monotonic_ns() < until_ns;) pause();
     }
 
@@ -296,7 +297,7 @@ private:
     static constexpr std::size_t kFragmentLimit = 1024;
     static constexpr std::uint32_t kPollEvery = 32;
     static constexpr std::uint64_t kPollEveryBytes = 256 << 10;  // reading much takes long: later frames have come
-    static constexpr std::uint64_t kNapNs = 1'000'000;
+    static constexpr std::uint64_t kNapNs = 100'000;
     static constexpr std::uint64_t kLongestNapNs = 20'000'000;
     static constexpr std::uint64_t kLullNs = 1'000;
     static constexpr std::uint64_t kSlowNs =
