@@ -19,9 +19,9 @@ import numpy as np
 import pytest
 
 import tensorpool as tp
-from tensorpool.cli.produce import _ring_for
 from tensorpool.cli.test_pattern import Checked
 from tensorpool.shm import PoolSpec, RingSpec
+from tensorpool.sources.attach import ring_for
 from tests.cli.conftest import Shell
 from tests.support.processes import Process, terminal_environment, wait_until
 
@@ -140,7 +140,7 @@ def test_the_ring_of_a_new_stream_holds_two_seconds(shell: Shell, client: tp.Cli
     config, size = client.config, RingSpec(32, (PoolSpec(1, 1024),)).size_bytes
     for most, slots in ((2 * size, 60), (size, 32), (size - 1, 16), (size // 4, None)):
         policies = msgspec.structs.replace(config.policies, max_provisioned_stream_bytes=most)
-        ring = _ring_for(msgspec.structs.replace(config, policies=policies), 1000, 30)
+        ring = ring_for(msgspec.structs.replace(config, policies=policies), 1000, 30)
         assert (None if ring is None else ring.slots) == slots
 
 

@@ -19,6 +19,7 @@ from PIL import Image
 import tensorpool as tp
 from tensorpool.errors import MissingExtra, TensorPoolError
 from tensorpool.extras import library, program
+from tensorpool.shm import PoolSpec, RingSpec
 from tensorpool.sources import (
     FfmpegSource,
     GStreamerSource,
@@ -243,14 +244,28 @@ def test_stamps_of_a_live_camera_are_its_own_and_not_those_of_the_arrival(client
     assert steps_ns.sum() <= 4_000_000 + camera.took_ns * DRIFT_PPM // 1_000_000
 
 
+def test_the_ring_fits_the_frames_also_those_that_are_larger_than_the_first(client: tp.Client, tmp_path: Path) -> None:
+    """Two seconds of them; the consumer follows to the larger ring, and nothing is lost or counted twice."""
+    arrays = [np.full(shape, number, np.uint8) for number, shape in enumerate([(4, 4), (4, 5), (300, 500), (2, 2)])]
+    for number, array in enumerate(arrays):
+        np.save(tmp_path / f"{number}.npy", array)
+    got = through(client, "growing", NpySource(str(tmp_path / "*.npy"), rate_hz=20))
+    assert [array.tolist() for array in got.arrays] == [array.tolist() for array in arrays]
+    assert (got.lost, got.totals.published, got.totals.bytes) == (0, 4, sum(array.nbytes for array in arrays))
+    with client.watch("growing", timeout=60) as watch:
+        assert watch.epochs[-1].regions.ring == RingSpec(64, (PoolSpec(1, 1 << 18),))
+
+
 def test_a_frame_that_fits_no_pool_is_refused_with_sizes(client: tp.Client, tmp_path: Path) -> None:
-    """Before anything is published."""
+    """Of a stream that it may not create: before anything is published."""
     np.save(tmp_path / "large.npy", np.zeros((300, 500), np.uint8))
+    client.producer("large", create=True).close()
     with (
-        Ingest(client, "large", NpySource(str(tmp_path / "large.npy"))) as ingest,
-        pytest.raises(tp.TensorPoolError, match=r"300x500 uint8 has 150,000 bytes, the largest pool .* holds 131,072"),
+        Ingest(client, "large", NpySource(str(tmp_path / "large.npy")), create=False) as ingest,
+        pytest.raises(tp.FrameTooLarge, match=r"150000 bytes fits no pool of .*large.*: the largest holds 131072"),
     ):
         ingest.run(lambda: True)
+    assert ingest.totals.published == 0
 
 
 def test_what_is_not_installed_is_named() -> None:

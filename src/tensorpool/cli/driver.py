@@ -15,6 +15,7 @@ import msgspec
 from tensorpool import logs, shm
 from tensorpool.cli import format, options
 from tensorpool.cli.signals import StopSignals
+from tensorpool.diagnosis.space import shortage
 from tensorpool.driver import Driver, DriverConfig
 from tensorpool.logs import get_logger
 
@@ -46,6 +47,8 @@ def command(
         _print_bill(config, as_json=as_json)
         return
     logs.configure(log_level)
+    if missing_space := shortage(config):
+        click.echo(f"warning: {missing_space}", err=True)
     stop = StopSignals()
     with Driver(config, aeron_dir=aeron_dir) as driver:
         click.echo(f"driver {config.driver.instance_id} serves {driver.aeron_dir}")

@@ -6,21 +6,18 @@ from __future__ import annotations
 import shlex
 import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
 import click
 import msgspec
 
 from tensorpool import pixel_formats
-from tensorpool.cli import format, options, progress
+from tensorpool.cli import format, options, progress, publishing
 from tensorpool.cli.signals import StopSignals, interruptible
 from tensorpool.client import connect
 
 if TYPE_CHECKING:
     from tensorpool.sources import Ingest, Source, SourceFrame
-
-DRAIN_S: Final = 5.0
-SLICE_S: Final = 0.1
 
 
 def publishing_options(command: Callable[..., None]) -> Callable[..., None]:
@@ -153,9 +150,7 @@ def publish(
         ingest.run(goes_on, job.on_frame)
         line.end()
         if ingest.producer is not None:
-            deadline_s = time.monotonic() + DRAIN_S
-            while not ingest.producer.drain(SLICE_S) and time.monotonic() < deadline_s and stop.count < 2:
-                continue
+            publishing.drain(ingest.producer, stop)
         summary = _Summary.of(job.meter, ingest, source)
     click.echo(msgspec.json.encode(summary) if as_json else summary.text())
 
@@ -191,45 +186,28 @@ class _Job:
             )
 
 
-class _Summary(msgspec.Struct, frozen=True):
-    """What became of the frames."""
+class _Summary(publishing.PublishSummary, frozen=True, kw_only=True):
+    """What the source lost, and what it says of itself."""
 
-    stream_id: int | None
-    name: str | None
-    published: int
-    bytes: int
-    seconds: float
-    rate_hz: float
-    mib_per_s: float
-    dropped: dict[str, int]
     missing: int
     reconnects: int
     about: dict[str, Any]
 
     @classmethod
     def of(cls, meter: progress.Meter, ingest: Ingest, source: Source) -> _Summary:
-        totals, producer, overall = ingest.totals, ingest.producer, meter.overall
-        return cls(
-            stream_id=None if producer is None else producer.stream_id,
-            name=None if producer is None else producer.name,
+        totals = ingest.totals
+        return publishing.summarize(
+            cls,
+            ingest.producer,
+            meter,
             published=totals.published,
-            bytes=totals.bytes,
-            seconds=round(meter.seconds, 6),
-            rate_hz=round(overall.hz, 3),
-            mib_per_s=round(overall.mib_per_s, 3),
-            dropped=progress.drops_by_name(totals.dropped),
+            nbytes=totals.bytes,
+            dropped=totals.dropped,
             missing=totals.missing,
             reconnects=totals.reconnects,
             about=dict(source.about),
         )
 
-    def text(self) -> str:
-        rate = progress.Rate(self.rate_hz, self.mib_per_s)
-        lines = [f"published {self.published} frames, {format.size(self.bytes)}, in {self.seconds:.1f} s: {rate}"]
-        if self.dropped:
-            lines.append(f"dropped {sum(self.dropped.values())}: {format.counts(self.dropped)}")
-        lines.append(
-            f"the source lost {format.counted(self.missing, 'frame')} by its own times, "
-            f"and was opened again {format.counted(self.reconnects, 'time')}"
-        )
-        return "\n".join(lines)
+    def more_lines(self) -> list[str]:
+        missing, reconnects = format.counted(self.missing, "frame"), format.counted(self.reconnects, "time")
+        return [f"the source lost {missing} by its own times, and was opened again {reconnects}"]

@@ -3,8 +3,6 @@
 
 from __future__ import annotations
 
-import functools
-import math
 import time
 from typing import Any, Final
 
@@ -12,22 +10,14 @@ import click
 import msgspec
 import numpy as np
 
-from tensorpool.cli import format, options, progress
+from tensorpool.cli import format, options, progress, publishing
+from tensorpool.cli.publishing import SLICE_S
 from tensorpool.cli.signals import StopSignals, interruptible
 from tensorpool.cli.test_pattern import PATTERNS, Painter
-from tensorpool.client import Client, Producer, connect
-from tensorpool.control.provisioning import RingRequest
-from tensorpool.driver import DriverConfig
-from tensorpool.errors import RingRefused
+from tensorpool.client import Producer, connect
 from tensorpool.shm.arrays import Order, layout_for
-from tensorpool.shm.space import mount_space
+from tensorpool.sources.attach import attach_producer
 
-DRAIN_S: Final = 5.0
-HELD_S: Final = 2.0  # what the ring holds: a recorder that starts, or writes to a slow disk, loses nothing
-UNPACED_HZ: Final = 60.0  # for which it is made without a rate
-LEAST_SLOTS: Final = 16
-EPOCHS: Final = 3  # of a stream that may be in memory at a time, while producers follow each other
-SLICE_S: Final = 0.1  # the longest time that a signal waits
 CATCH_UP_S: Final = 1.0
 DROPPED_S: Final = 0.01  # pause after a frame that could not be published
 
@@ -99,48 +89,25 @@ def command(
         job = _Job(stream, shape, np.dtype(dtype), order, rate, count, PATTERNS[pattern](), line)
         with (
             connect(connection.aeron_dir, config=config) as client,
-            _attach(client, stream, nbytes, rate, create=create, timeout=timeout, line=line) as producer,
+            attach_producer(
+                client,
+                stream,
+                nbytes,
+                rate,
+                create=create,
+                timeout=timeout,
+                on_state=line.on_state,
+                on_note=line.note,
+            ) as producer,
         ):
-            producer.check_fits(nbytes)
             stop = StopSignals()
             producer.set_metadata({"pattern": pattern, "rate_hz": rate})
             job.announce(producer, wanted, nbytes)
             job.run(producer, wanted, stop)
             line.end()
-            is_drained = _drain(producer, stop)
+            is_drained = publishing.drain(producer, stop)
             summary = _Summary.of(producer, job.meter, is_drained=is_drained)
     click.echo(msgspec.json.encode(summary) if as_json else summary.text())
-
-
-def _attach(
-    client: Client, stream: str, nbytes: int, rate: float, *, create: bool, timeout: float, line: progress.LiveLine
-) -> Producer:
-    """With a ring that holds two seconds, or as much as there is room for; else with the one that the driver has."""
-    ring = None if not create or not nbytes else _ring_for(client.config, nbytes, rate)
-    attach = functools.partial(client.producer, stream, create=create, timeout=timeout, on_state=line.on_state)
-    if ring is None:
-        return attach()
-    try:
-        return attach(slots=ring.slots, max_frame_bytes=ring.frame_bytes)
-    except RingRefused as refused:
-        producer = attach()
-        line.note(f"taking the ring that there is: {refused.words}")
-        return producer
-
-
-def _ring_for(config: DriverConfig, nbytes: int, rate: float) -> RingRequest | None:
-    """Two seconds of frames, at least the 16 that a stream holds without configuration; None: not even those fit."""
-    slots = max(LEAST_SLOTS, math.ceil(HELD_S * (rate or UNPACED_HZ)))
-    free_bytes = mount_space(config.shm.base_dir).free_bytes
-    most = config.policies.max_provisioned_stream_bytes
-    if free_bytes is not None:
-        most = min(most, free_bytes // EPOCHS)
-    while slots >= LEAST_SLOTS:
-        ring = RingRequest(slots=slots, frame_bytes=nbytes)
-        if ring.ring.size_bytes <= most:
-            return ring
-        slots = ring.ring.nslots // 2
-    return None
 
 
 class _Job:
@@ -223,19 +190,11 @@ class _Pace:
         return True
 
 
-class _Summary(msgspec.Struct, frozen=True):
-    """How many frames were published, dropped and seen."""
+class _Summary(publishing.PublishSummary, frozen=True, kw_only=True):
+    """Which epochs it had, and what consumers saw."""
 
-    stream_id: int
-    name: str | None
     epoch: int | None
     epochs: int
-    published: int
-    bytes: int
-    seconds: float
-    rate_hz: float
-    mib_per_s: float
-    dropped: dict[str, int]
     descriptors_unheard: int
     descriptors_lost: int
     consumers: int
@@ -243,29 +202,24 @@ class _Summary(msgspec.Struct, frozen=True):
 
     @classmethod
     def of(cls, producer: Producer, meter: progress.Meter, *, is_drained: bool) -> _Summary:
-        stats, overall = producer.stats, meter.overall
-        return cls(
-            stream_id=producer.stream_id,
-            name=producer.name,
+        stats = producer.stats
+        return publishing.summarize(
+            cls,
+            producer,
+            meter,
+            published=stats.published,
+            nbytes=stats.bytes,
+            dropped=stats.dropped,
             epoch=producer.epoch,
             epochs=stats.epochs,
-            published=stats.published,
-            bytes=stats.bytes,
-            seconds=round(meter.seconds, 6),
-            rate_hz=round(overall.hz, 3),
-            mib_per_s=round(overall.mib_per_s, 3),
-            dropped=progress.drops_by_name(stats.dropped),
             descriptors_unheard=stats.descriptors_unheard,
             descriptors_lost=stats.descriptors_lost,
             consumers=producer.consumers,
             is_drained=is_drained,
         )
 
-    def text(self) -> str:
-        rate = progress.Rate(self.rate_hz, self.mib_per_s)
-        lines = [f"published {self.published} frames, {format.size(self.bytes)}, in {self.seconds:.1f} s: {rate}"]
-        if self.dropped:
-            lines.append(f"dropped {sum(self.dropped.values())}: {format.counts(self.dropped)}")
+    def more_lines(self) -> list[str]:
+        lines = []
         if self.descriptors_unheard:
             frames = "any frame" if self.descriptors_unheard == self.published else f"{self.descriptors_unheard} frames"
             lines.append(f"no consumer was connected for {frames}")
@@ -274,13 +228,4 @@ class _Summary(msgspec.Struct, frozen=True):
         if self.consumers:
             seen = "have seen the last frame" if self.is_drained else "have NOT all seen the last frame"
             lines.append(f"consumers: {self.consumers}, {seen}")
-        return "\n".join(lines)
-
-
-def _drain(producer: Producer, stop: StopSignals) -> bool:
-    """Wait for consumers to see the last frame; the second signal ends that too."""
-    deadline_s, signals = time.monotonic() + DRAIN_S, stop.count
-    while not producer.drain(SLICE_S):
-        if time.monotonic() > deadline_s or stop.count > signals:
-            return False
-    return True
+        return lines

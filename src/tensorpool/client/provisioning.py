@@ -17,6 +17,7 @@ from tensorpool import aeron
 from tensorpool.client import arguments
 from tensorpool.control.commander import Commander, Outcome
 from tensorpool.control.errors import CommandFailed, CommandRejected, CommandUnanswered, CommandUnfinished
+from tensorpool.control.identification import driver_tag
 from tensorpool.control.provisioning import KEY, Provisioned, ProvisionRequest, RingRequest, describe
 from tensorpool.driver.config import DriverConfig
 from tensorpool.errors import LocalProtocolError, RingRefused, TensorPoolError, TransportError
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
 
 SECONDS: Final = 2.0
 RATE_HZ: Final = 60.0
-ALIVE_PERIODS: Final = 1.5  # within which a driver that is there has said so
+AGAIN_S: Final = 1.5  # a service that receives too many commands at a time drops some
 MOST_SLOTS: Final = 2**31
 MOST_BYTES: Final = 2**31
 
@@ -90,8 +91,7 @@ def provision(
 ) -> int:
     """Have the driver give the stream such a ring; its id. Raises RingRefused with the driver's words."""
     asked = ProvisionRequest(stream_id=stream_id, slots=request.slots, frame_bytes=request.frame_bytes)
-    instance = config.driver.instance_id
-    tag = f"service:driver:{instance}" if instance else "service:driver"
+    tag = driver_tag(config.driver.control)
     if not config.control.enabled:
         raise _unknown(config, label, request, "control.enabled is false")
     client = aeron.connect(aeron_dir)
@@ -109,20 +109,12 @@ def provision(
 
 
 def _send(commander: Commander, tag: str, value: str, timeout: float) -> Outcome:
-    """To the driver that the configuration names; else to the only one that is alive there.
-
-    Clients need not know a driver's instance id. Were it another control stream's driver, our attach would not find
-    the ring, and the stream would go again.
-    """
-    deadline_s, slice_s = time.monotonic() + timeout, ALIVE_PERIODS * commander.config.alive_period_ms / 1e3
+    """Again where it is not answered: a second one changes nothing."""
+    deadline_s = time.monotonic() + timeout
     while True:
-        left_s = deadline_s - time.monotonic()
         try:
-            return commander.send(tag, KEY, value, timeout=min(left_s, slice_s))
+            return commander.send(tag, KEY, value, timeout=min(deadline_s - time.monotonic(), AGAIN_S))
         except (CommandUnanswered, CommandUnfinished):
-            drivers = [alive for alive in commander.alive if alive.startswith("service:driver:")]
-            if len(drivers) == 1:
-                (tag,) = drivers
             if time.monotonic() >= deadline_s:
                 raise
 

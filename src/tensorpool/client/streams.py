@@ -76,6 +76,11 @@ class ClientStreams:
     def metadata(self) -> aeron.Publication:
         return self._publication("metadata", self._config.driver.metadata, BLOB_TERM)
 
+    @property
+    def commands(self) -> aeron.Publication:
+        """To the services."""
+        return self._publication("commands", self._config.control.control, SMALL_TERM)
+
     def poll_control(self, handler: Handler, limit: int) -> int:
         return sum(subscription.poll(handler, limit) for subscription in self._received)
 

@@ -19,8 +19,9 @@ from tensorpool import aeron
 from tensorpool.aeron.adapter import MessageAdapter, has_kind
 from tensorpool.channel import Endpoint
 from tensorpool.clock import Clock
-from tensorpool.control import Service, State, add_common_commands, provisioning
+from tensorpool.control import Service, State, add_common_commands, identification, provisioning
 from tensorpool.control.events import MAKING, Making
+from tensorpool.control.identification import LeaseOwner
 from tensorpool.control.provisioning import Provisioned, ProvisionRequest
 from tensorpool.driver.config import DriverConfig
 from tensorpool.driver.failures import Failures
@@ -36,6 +37,7 @@ from tensorpool.wire import Message
 from tensorpool.wire.control import ConsumerConfig, ConsumerHello, ShmPoolAnnounce
 from tensorpool.wire.driver import (
     ResponseCode,
+    Role,
     ShmAttachRequest,
     ShmAttachResponse,
     ShmDetachRequest,
@@ -257,19 +259,29 @@ class DriverConductor:
         return fragments
 
     def _make_service(self) -> Service:
-        service = Service("driver", self._config.driver.instance_id, config=self._config.control, clock=self._clock)
+        endpoints, settings = self._config.driver, self._config.control
+        tags = (identification.driver_tag(endpoints.control),)
+        service = Service("driver", endpoints.instance_id, config=settings, aliases=tags, clock=self._clock)
         add_common_commands(service, status=self._status, drain=lambda: self.shut_down(text="drained by an event"))
         service.command(provisioning.KEY)(self._on_provision)
+        service.command(identification.KEY)(self._on_identify)
         return service
+
+    def _on_identify(self, declaration: str) -> bool:
+        """A client declares which process holds its lease. Raises LocalProtocolError."""
+        return self.lifecycle.on_identify(_read_json(identification.KEY, declaration, LeaseOwner))
+
+    def _end_lease_of_ended_process(self, stream_id: int) -> None:
+        """Before another producer is refused: the process of the present one may have been killed."""
+        lease = self.lifecycle.producer_to_look_for(stream_id)
+        if lease is not None and lease.process is not None and lease.process.has_ended():
+            self._log.info("process_ended", pid=lease.process.pid, stream_id=stream_id, lease_id=lease.lease_id)
+            self._perform(self.lifecycle.on_process_ended(lease, self._last_turn_ns))
 
     def _on_provision(self, request: str) -> str:
         """A client asks for a ring that fits, before it attaches. Raises TensorPoolError with the reason."""
-        try:
-            asked = msgspec.json.decode(request, type=ProvisionRequest)
-        except (msgspec.DecodeError, msgspec.ValidationError) as error:
-            raise LocalProtocolError(
-                f"{provisioning.KEY} takes JSON with stream_id, slots, frame_bytes: {error}"
-            ) from None
+        asked = _read_json(provisioning.KEY, request, ProvisionRequest)
+        self._end_lease_of_ended_process(asked.stream_id)
         try:
             stream = self.lifecycle.provision(asked, self._clock.monotonic_ns())
         except NoStream as refusal:
@@ -355,6 +367,8 @@ class DriverConductor:
 
     def on_shm_attach_request(self, request: ShmAttachRequest, info: aeron.MessageInfo) -> None:
         self.lifecycle.authority.on_request(request)
+        if request.role is Role.PRODUCER:
+            self._end_lease_of_ended_process(request.stream_id)
         self._perform(self.lifecycle.on_attach(request, self._last_turn_ns))
 
     def on_shm_detach_request(self, request: ShmDetachRequest, info: aeron.MessageInfo) -> None:
@@ -488,6 +502,15 @@ class DriverStreams:
     def refresh_holders(self) -> None:
         for outlet in {self.answers, self.announces}:
             outlet.refresh_holders()
+
+
+def _read_json[T: msgspec.Struct](key: str, text: str, kind: type[T]) -> T:
+    """The value of a command. Raises LocalProtocolError."""
+    try:
+        return msgspec.json.decode(text, type=kind)
+    except (msgspec.DecodeError, msgspec.ValidationError) as error:
+        fields = ", ".join(kind.__struct_fields__)
+        raise LocalProtocolError(f"{key} takes JSON with {fields}: {error}") from None
 
 
 def _publish(client: aeron.Client, aeron_dir: str, endpoint: Endpoint) -> aeron.RenewedPublication:

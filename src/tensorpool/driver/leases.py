@@ -8,7 +8,8 @@
                   └──revoke──► REVOKED   │
 
 Holds no clock and does no IO: callers pass `now_ns` and act on what is returned. A lease that ended is forgotten; its
-id never comes back. Driver Model §4.1, §4.4, §4.7, §4.8, §4.9; decisions E1, E2, E5, E6, E10, E11.
+id never comes back. A client may declare which process holds its lease (E47).
+Driver Model §4.1, §4.4, §4.7, §4.8, §4.9; decisions E1, E2, E5, E6, E10, E11, E47.
 """
 
 from __future__ import annotations
@@ -18,6 +19,8 @@ from enum import Enum, auto
 
 import msgspec
 
+from tensorpool.control.identification import LeaseOwner
+from tensorpool.process_identity import ProcessIdentity
 from tensorpool.wire.driver import (
     Role,
     ShmAttachRequest,
@@ -57,6 +60,7 @@ class Lease(msgspec.Struct):
     state: LeaseState = LeaseState.ATTACHED
     is_owed_answer: bool = False  # to such a retry, once its stream has an epoch again
     is_forgiven: bool = False  # since its last keepalive
+    process: ProcessIdentity | None = None  # that holds it, as its client declared
 
 
 class LeaseTable:
@@ -116,6 +120,15 @@ class LeaseTable:
         lease.is_forgiven = False
         lease.expiry_ns = max(lease.expiry_ns, now_ns + self._duration_ns)
         return Keepalive.EXTENDED
+
+    def identify(self, owner: LeaseOwner) -> bool:
+        """Note which process holds a lease, if every id is the lease's own; the first declaration counts."""
+        lease = self._leases.get(owner.lease_id)
+        if lease is None or (lease.stream_id, lease.client_id) != (owner.stream_id, owner.client_id):
+            return False
+        if lease.process is None:
+            lease.process = owner.process
+        return lease.process == owner.process
 
     def detach(self, message: ShmDetachRequest) -> Lease | None:
         """End the lease that the message names in every field; None leaves everything as it is (E10, E11)."""

@@ -20,6 +20,7 @@ from enum import Enum, auto
 
 import msgspec
 
+from tensorpool.control.identification import LeaseOwner
 from tensorpool.control.provisioning import ProvisionRequest
 from tensorpool.driver import epoch_messages
 from tensorpool.driver.authority import Authority
@@ -264,6 +265,27 @@ class Lifecycle:
             stream.retry_ns = now_ns + self.config.dynamic_stream_linger_ns
         self.counts["rings_provisioned"] += 1
         return stream
+
+    # --- processes
+
+    def on_identify(self, owner: LeaseOwner) -> bool:
+        """A client declares which process holds its lease; False where it names no lease, or another process."""
+        is_noted = self.leases.identify(owner)
+        self.counts["processes_identified" if is_noted else "identifications_ignored"] += 1
+        return is_noted
+
+    def producer_to_look_for(self, stream_id: int) -> Lease | None:
+        """The lease that keeps another producer from a stream, if it is known which process holds it."""
+        stream = self.streams.get(stream_id)
+        lease = None if stream is None else stream.producer
+        return None if lease is None or lease.process is None else lease
+
+    def on_process_ended(self, lease: Lease, now_ns: int) -> list[Effect]:
+        """The process that holds this lease runs no more: the lease ends before its time (E47)."""
+        if lease.process is None or self.leases.get(lease.lease_id) is not lease:
+            return []
+        self.counts["leases_of_ended_processes"] += 1
+        return self.revoke(lease.lease_id, f"its process {lease.process.pid} has ended", now_ns)
 
     # --- the operator
 

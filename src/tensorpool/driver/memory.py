@@ -79,6 +79,7 @@ class Memory:
         self._rings: dict[int, shm.MappedRing] = {}
         self._retired: list[Retired] = []
         self._finished: deque[tuple[Created, shm.MappedRing] | Failed] = deque()
+        self._failing: dict[tuple[int, bool], str] = {}  # why the last epoch of a stream could not be made
         self._large = ThreadPoolExecutor(CREATORS, thread_name_prefix="epochs-large")
         self._small = ThreadPoolExecutor(CREATORS, thread_name_prefix="epochs-small")
         self._sparse = ThreadPoolExecutor(1, thread_name_prefix="epochs-sparse")
@@ -231,11 +232,15 @@ class Memory:
                         raise
                     self._free(spare.pop(0))
         except Exception as error:  # of any kind: a client waits for the outcome
-            text = str(error) if isinstance(error, TensorPoolError) else f"{type(error).__name__}: {error}"
-            self._log.error("epoch_failed", stream_id=order.stream_id, error=text)
-            is_fatal = isinstance(error, RegionRejected) and error.check == shm.Check.MLOCK  # E37
+            check = error.check if isinstance(error, RegionRejected) else type(error).__name__
+            text = _words(error)
+            if self._failing.get((order.stream_id, order.reserve)) != check:  # clients ask again: one line is enough
+                self._failing[order.stream_id, order.reserve] = check
+                self._log.error("epoch_failed", stream_id=order.stream_id, error=text)
+            is_fatal = check == shm.Check.MLOCK  # E37
             self._finished.append(Failed(order.stream_id, order.reserve, text, is_fatal))
             return
+        self._failing.pop((order.stream_id, order.reserve), None)
         made = Epoch(
             stream_id=order.stream_id,
             epoch=epoch,
@@ -281,6 +286,13 @@ def _is_lockable(config: DriverConfig) -> bool:
         accepted = f"false; {needed} bytes have to be locked, `ulimit -l` allows {allowed}: {remedy}"
         raise ConfigError("policies.mlock_shm", True, accepted)
     return True
+
+
+def _words(error: Exception) -> str:
+    """Why an epoch could not be made, for the client that waits for it."""
+    if isinstance(error, RegionRejected) and error.check == shm.Check.SPACE:
+        return f"the ring {error.detail}" if error.detail.startswith("needs ") else error.detail
+    return str(error) if isinstance(error, TensorPoolError) else f"{type(error).__name__}: {error}"
 
 
 def _huge_page_bytes(path: str) -> int | None:

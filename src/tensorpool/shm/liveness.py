@@ -12,13 +12,11 @@ from __future__ import annotations
 
 import os
 import time
-from typing import Final
 
 import msgspec
 
+from tensorpool.process_identity import MAX_PID, process_stat
 from tensorpool.wire.control import ShmRegionSuperblock
-
-_MAX_PID: Final = 2**31 - 1
 
 
 class Liveness(msgspec.Struct, frozen=True):
@@ -64,7 +62,7 @@ def _is_wall_time(stamp_ns: int, now_ns: int, wall_ns: int) -> bool:
 
 def is_process_alive(pid: int, since_ns: int) -> bool:
     """Whether the process that had `pid` at the monotonic time `since_ns` still runs. In doubt it does."""
-    if not 0 < pid <= _MAX_PID:
+    if not 0 < pid <= MAX_PID:
         return False
     try:
         os.kill(pid, 0)  # asks, sends nothing
@@ -72,25 +70,11 @@ def is_process_alive(pid: int, since_ns: int) -> bool:
         return False
     except PermissionError:
         pass  # it exists and is another user's
-    stat = _process_stat(pid)
+    stat = process_stat(pid)
     if stat is None:
         return True
-    state, started_ns = stat
-    return state not in ("Z", "X") and started_ns <= since_ns
-
-
-def _process_stat(pid: int) -> tuple[str, int] | None:
-    """State and monotonic start time; None without a readable /proc.
-
-    The kernel keeps the start by a clock that runs on while the machine sleeps. Taking today's difference of
-    the clocks may place it too early, never too late; so does the kernel's rounding.
-    """
-    try:
-        with open(f"/proc/{pid}/stat", encoding="utf-8", errors="replace") as file:
-            # The name comes second, in parentheses, and may itself hold spaces and parentheses.
-            fields = file.read().rpartition(")")[2].split()
-    except OSError:
-        return None
+    # The kernel keeps the start by a clock that runs on while the machine sleeps. Taking today's difference of the
+    # clocks may place it too early, never too late; so does the kernel's rounding.
     asleep_ns = time.clock_gettime_ns(time.CLOCK_BOOTTIME) - time.monotonic_ns()
-    ticks = int(fields[19])
-    return fields[0], ticks * 1_000_000_000 // os.sysconf("SC_CLK_TCK") - asleep_ns
+    started_ns = stat.start_ticks * 1_000_000_000 // os.sysconf("SC_CLK_TCK") - asleep_ns
+    return not stat.has_ended and started_ns <= since_ns

@@ -4,20 +4,22 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping
 from typing import Any, Final
 
 import msgspec
 
 from tensorpool._core import DropReason
-from tensorpool.client import Client, Producer, StateChange
-from tensorpool.errors import LocalProtocolError
+from tensorpool.client import Client, Producer, ProducerStats, StateChange
+from tensorpool.sources.attach import attach_producer
 from tensorpool.sources.protocol import RATE_KEY, Source, SourceFailed, SourceFrame
 from tensorpool.sources.source_clock import MissingFrames, SourceClock
 
 SLICE_S: Final = 0.1  # the longest time that a stop waits
 FIRST_WAIT_S: Final = 0.5
 LONGEST_WAIT_S: Final = 30.0
+FOLLOW_S: Final = 2.0  # how long consumers are waited for when a larger ring replaces theirs
 CATCH_UP_NS: Final = 1_000_000_000  # a pause longer than this is not caught up
 
 
@@ -88,14 +90,17 @@ class Ingest:
         self._pace: _Pace | None = None
         self._about: Mapping[str, Any] | None = None
         self._reconnects = 0
+        self._earlier: list[ProducerStats] = []  # of producers whose ring was too small
         self.producer: Producer | None = None
 
     @property
     def totals(self) -> Totals:
-        stats = None if self.producer is None else self.producer.stats
-        if stats is None:
-            return Totals(0, 0, {}, 0, self._reconnects)
-        return Totals(stats.published, stats.bytes, stats.dropped, self._missing.count, self._reconnects)
+        stats = [*self._earlier, *([] if self.producer is None else [self.producer.stats])]
+        dropped: Counter[DropReason] = Counter()
+        for one in stats:
+            dropped.update(one.dropped)
+        published, nbytes = sum(one.published for one in stats), sum(one.bytes for one in stats)
+        return Totals(published, nbytes, dict(dropped), self._missing.count, self._reconnects)
 
     def run(self, goes_on: Callable[[], bool], on_frame: Callable[[SourceFrame], object] = lambda frame: None) -> None:
         """Publish until `goes_on()` is False or a source that is not live ends.
@@ -169,24 +174,40 @@ class Ingest:
         return float(rate) if isinstance(rate, int | float) else 0.0
 
     def _attached(self, frame: SourceFrame) -> Producer:
-        """The producer, with metadata that is up to date. Raises LocalProtocolError for a frame that fits no pool."""
+        """The producer, with metadata that is up to date. Raises FrameTooLarge where no ring fits the frame."""
         producer = self.producer
         if producer is None:
-            producer = self._client.producer(
-                self._stream, create=self._create, timeout=self._timeout, on_state=self._on_state
-            )
-            self.producer = producer
-        nbytes, most = frame.nbytes, producer.max_frame_bytes
-        if most and nbytes > most:
-            shape = "x".join(map(str, frame.shape))
-            raise LocalProtocolError(
-                f"a frame of {shape} {frame.dtype} has {nbytes:,} bytes, the largest pool of stream {self._stream!r} "
-                f"holds {most:,}; give its profile a larger stride_bytes, or scale the pictures down"
-            )
+            producer = self.producer = self._attach(frame.nbytes)
+        elif self._create and 0 < producer.max_frame_bytes < frame.nbytes:
+            producer = self.producer = self._attach_anew(producer, frame.nbytes)
         about = self._source.about
         if about != self._about:
             self._about = dict(about)
             producer.set_metadata(self._about)
+        return producer
+
+    def _attach(self, nbytes: int) -> Producer:
+        rate_hz = self._rate() if self._rate_hz is None else self._rate_hz
+        return attach_producer(
+            self._client,
+            self._stream,
+            nbytes,
+            rate_hz,
+            create=self._create,
+            timeout=self._timeout,
+            on_state=self._on_state,
+            on_note=self._on_problem,
+        )
+
+    def _attach_anew(self, before: Producer, nbytes: int) -> Producer:
+        """With a ring for a frame that is larger than all before it; consumers follow to the new epoch."""
+        consumers = before.consumers
+        before.drain(FOLLOW_S)
+        before.close()
+        self._earlier.append(before.stats)
+        self._about = None
+        producer = self._attach(nbytes)
+        producer.wait_for_consumers(consumers, FOLLOW_S)
         return producer
 
     def close(self) -> None:

@@ -109,7 +109,7 @@ def test_another_failure_is_not_fatal_though_memory_is_to_be_locked(shm_dir: Pat
         memory.submit(CreateEpoch(FRONT, large, True))
         outcome = next_outcome(memory)
         assert isinstance(outcome, Failed)
-        assert "space: needs" in outcome.text
+        assert "the ring needs" in outcome.text
         assert not outcome.is_fatal
         gc.collect()
 

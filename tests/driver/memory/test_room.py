@@ -78,7 +78,7 @@ def test_without_collection_nothing_is_freed_for_the_next(small: Path, clock: Ma
         memory.submit(CreateEpoch(FRONT, THIRD, True))
         outcome = next_outcome(memory)
         assert isinstance(outcome, Failed)
-        assert "space: needs" in outcome.text
+        assert "the ring needs" in outcome.text
         assert on_disk(memory) == epochs
 
 
