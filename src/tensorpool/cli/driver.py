@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import threading
 import time
@@ -40,22 +41,29 @@ def command(
     """Run the SHM driver: it owns the memory, grants leases and announces streams.
 
     Starts a media driver of its own unless one is running at the Aeron directory. At SIGTERM or Ctrl-C it notifies
-    clients, removes its memory and ends; a second signal ends it at once.
+    clients, removes its memory and ends; a second signal ends it at once. At SIGHUP it reads the file again and adds,
+    changes and retires streams, profiles, ranges and limits; what cannot change is printed, and then nothing changes.
     """
-    config = DriverConfig.load(path, overrides=options.overrides(settings))
+    load = functools.partial(DriverConfig.load, path, overrides=options.overrides(settings))
+    config = load()
     if check:
         _print_bill(config, as_json=as_json)
         return
     logs.configure(log_level)
     if missing_space := shortage(config):
         click.echo(f"warning: {missing_space}", err=True)
-    stop = StopSignals()
-    with Driver(config, aeron_dir=aeron_dir) as driver:
+    stop = StopSignals(hangup=True)
+    with Driver(config, aeron_dir=aeron_dir, load=load) as driver:
         click.echo(f"driver {config.driver.instance_id} serves {driver.aeron_dir}")
+        is_ending = False
         while driver.is_running and stop.count < 2:
-            if stop.wait(0.1) and stop.count == 1:
-                _end_in_time(driver, config.shutdown_timeout_ns / 1e9 + FORCE_AFTER_S)
+            stop.wait(0.1)
+            if stop.count == 1 and not is_ending:
+                is_ending = True
+                _end_in_time(driver, driver.config.shutdown_timeout_ns / 1e9 + FORCE_AFTER_S)
                 driver.shut_down(text=f"{stop.name} received")
+            elif stop.take_hangup():
+                options.print_reload(driver.reload)
 
 
 def _end_in_time(driver: Driver, seconds: float) -> None:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The commands of all our services: ping, status, log-level, drain, and pause and resume where it can.
+"""The commands of all our services: ping, status, log-level, drain; pause, resume and reload where it can.
 
 Wire §10.5: the service health announcement that a supervisor reads is `Service.state` in its `alive` events.
 """
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Literal
 
 from tensorpool import logs
@@ -24,13 +24,15 @@ def add_common_commands(
     set_log_level: Callable[[str], object] = logs.set_level,
     pause: Callable[[], object] | None = None,
     resume: Callable[[], object] | None = None,
+    reload: Callable[[], Iterable[str]] | None = None,
 ) -> None:
     """Add the commands that all services have in common.
 
     >>> add_common_commands(service, status=lambda: {"streams": 3}, drain=stop.set)
 
     `status` returns fields for the answer to `status`, as JSON. `drain` is called after the answer was sent, and ends
-    the service as SIGTERM would. `pause` and `resume` may return a value to answer with. All are called from `invoke`.
+    the service as SIGTERM would. `pause` and `resume` may return a value to answer with. `reload` reads the
+    configuration again and returns how it differs, line by line. All are called from `invoke`.
     """
     started_s = time.monotonic()
 
@@ -71,6 +73,13 @@ def add_common_commands(
         service.state = State.DRAINING
         service.after_answer(drain)
         return "draining"
+
+    if reload is not None:
+        to_reload = reload
+
+        @service.command("reload")
+        def on_reload() -> str:
+            return "\n".join(to_reload()) or "nothing differs"
 
     def refuse_while_draining() -> str | None:
         return "it is draining" if service.state is State.DRAINING else None

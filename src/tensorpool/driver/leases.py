@@ -62,6 +62,10 @@ class Lease(msgspec.Struct):
     is_forgiven: bool = False  # since its last keepalive
     process: ProcessIdentity | None = None  # that holds it, as its client declared
 
+    def __str__(self) -> str:
+        pid = "" if self.process is None else f", pid {self.process.pid}"
+        return f"{self.role.name.lower()} client {self.client_id} (lease {self.lease_id}{pid})"
+
 
 class LeaseTable:
     """Every lease that is alive. Ids grow from `first_lease_id`, which differs between runs of the driver (E6)."""

@@ -25,13 +25,14 @@ from tensorpool.control.provisioning import ProvisionRequest
 from tensorpool.driver import epoch_messages
 from tensorpool.driver.authority import Authority
 from tensorpool.driver.config import DriverConfig
+from tensorpool.driver.effects import Announce, CreateEpoch, DropStream, Effect, Exit, Report, Send
 from tensorpool.driver.epoch_messages import Epoch
 from tensorpool.driver.leases import Keepalive, Lease, LeaseTable
 from tensorpool.driver.message_sizes import ERROR_MESSAGE_BYTES
 from tensorpool.driver.private_streams import PrivateStreams
+from tensorpool.driver.reload import InUse, Plan
 from tensorpool.driver.streams import NoStream, Stream, StreamTable
-from tensorpool.shm.layout import LAYOUT_VERSION, RingSpec
-from tensorpool.wire import Message
+from tensorpool.shm.layout import LAYOUT_VERSION
 from tensorpool.wire.control import ClockDomain, ConsumerConfig, ConsumerHello, ShmPoolAnnounce
 from tensorpool.wire.driver import (
     HugepagesPolicy,
@@ -57,48 +58,6 @@ FIRST_REPORT_NS = 200_000_000  # an attach that takes longer is reported, and ag
 REPORT_EVERY_NS = 1_000_000_000
 NEVER_NS = 2**63
 _NOTHING: list[Effect] = []
-
-
-class Send(msgspec.Struct, frozen=True):
-    """Publish on the control stream."""
-
-    message: Message
-
-
-class Announce(msgspec.Struct, frozen=True):
-    """Publish the announce of this stream's current epoch, stamped when it leaves."""
-
-    stream_id: int
-
-
-class CreateEpoch(msgspec.Struct, frozen=True):
-    """Make a new epoch; answer with `on_epoch_created` or `on_epoch_failed`. `reserve`: a producer will write it."""
-
-    stream_id: int
-    ring: RingSpec
-    reserve: bool
-
-
-class Report(msgspec.Struct, frozen=True):
-    """Publish on the status stream that the attach of this correlation id is being worked on."""
-
-    correlation_id: int
-    stream_id: int
-    size_bytes: int
-    elapsed_ns: int
-
-
-class DropStream(msgspec.Struct, frozen=True):
-    """No client uses this dynamic stream any more: its memory can be removed."""
-
-    stream_id: int
-
-
-class Exit(msgspec.Struct, frozen=True):
-    """All messages are sent: the driver ends."""
-
-
-type Effect = Send | Announce | CreateEpoch | Report | DropStream | Exit
 
 
 class Phase(Enum):
@@ -307,13 +266,42 @@ class Lifecycle:
         self._pending.clear()
         return effects + [Announce(stream.stream_id) for stream in self.streams if stream.current is not None]
 
+    def in_use(self) -> InUse:
+        """What a change of the configuration has to leave alone."""
+        holders: dict[int, list[str]] = {}
+        for lease in self.leases:
+            holders.setdefault(lease.stream_id, []).append(str(lease))
+        for pending in self._pending:
+            role, client_id = pending.request.role.name.lower(), pending.request.client_id
+            holders.setdefault(pending.stream.stream_id, []).append(f"{role} client {client_id}, which is attaching")
+        return InUse(
+            holders=holders,
+            dynamic_ids=frozenset(stream.stream_id for stream in self.streams if stream.is_dynamic),
+            descriptor_ids=self.private_streams.descriptor_ids.lent,
+            control_ids=self.private_streams.control_ids.lent,
+        )
+
+    def reload(self, plan: Plan) -> list[Effect]:
+        """Go on with another configuration: streams come, change and go as planned."""
+        self.counts["reloads"] += 1
+        self.config = self.streams.config = plan.config
+        self.private_streams.descriptor_ids.replace(plan.config.driver.descriptor_stream_id_range)
+        self.private_streams.control_ids.replace(plan.config.driver.control_stream_id_range)
+        effects: list[Effect] = []
+        for stream_id in plan.retired:
+            self.streams.forget(stream_id)
+            effects.append(DropStream(stream_id))
+        for name, entry in (*plan.added, *plan.changed):
+            effects += self._renew(self.streams.configure(name, entry))
+        return effects
+
     # --- memory
 
     def on_epoch_created(self, epoch: Epoch, reserved: bool, now_ns: int) -> list[Effect]:
         """The memory is there: it becomes the stream's epoch, and clients that waited for it are answered (E45)."""
         stream = self.streams.get(epoch.stream_id)
-        if stream is None:
-            return []
+        if stream is None:  # it was retired meanwhile
+            return [DropStream(epoch.stream_id)]
         stream.is_creating = False
         stream.was_ready = True
         stream.current = epoch
@@ -327,6 +315,8 @@ class Lifecycle:
         effects += [self._answer(lease, epoch) for lease in owed]
         if stream.producer is None and self._has_pending(stream, Role.PRODUCER):
             effects += self._create(stream, reserve=True)
+        elif not stream.is_provisioned:
+            effects += self._renew(stream)
         return effects
 
     def on_epoch_failed(self, stream_id: int, reserved: bool, text: str, now_ns: int) -> list[Effect]:
@@ -519,6 +509,12 @@ class Lifecycle:
             return []
         stream.is_creating = True
         return [CreateEpoch(stream.stream_id, stream.ring, reserve)]
+
+    def _renew(self, stream: Stream) -> list[Effect]:
+        """A new epoch where the present one has another ring than the stream, and no producer writes it."""
+        if stream.producer is not None or (stream.current is not None and stream.current.ring == stream.ring):
+            return []
+        return self._create(stream, reserve=False)
 
     def _has_pending(self, stream: Stream, role: Role) -> bool:
         return any(p.stream is stream and p.request.role is role for p in self._pending)

@@ -6,7 +6,8 @@ from __future__ import annotations
 import pytest
 
 from tensorpool.driver import lifecycle as module
-from tensorpool.driver.lifecycle import CreateEpoch, Lifecycle
+from tensorpool.driver.effects import CreateEpoch
+from tensorpool.driver.lifecycle import Lifecycle
 from tensorpool.driver.streams import Stream
 from tensorpool.wire.driver import (
     HugepagesPolicy,
