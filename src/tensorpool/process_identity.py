@@ -36,7 +36,7 @@ class ProcessIdentity(msgspec.Struct, frozen=True, kw_only=True):
     def own(cls) -> Self | None:
         """Of this process; None where /proc does not say."""
         try:
-            with open(_BOOT_ID, encoding="ascii") as file:
+            with open(_BOOT_ID, encoding="utf-8") as file:
                 boot_id = file.read().strip()
             pid_namespace = os.stat("/proc/self/ns/pid").st_ino
         except (OSError, ValueError):

@@ -54,7 +54,7 @@ class Driver(ClosesOnExit):
             get_logger("driver").warning("variable_ignored", name=name, perhaps_meant=key)
         self.aeron_dir = aeron_dir or self.config.driver.aeron_dir or aeron.default_aeron_dir()
         self.discovery: Provider | None = None  # that answers for this driver
-        self._media_driver = aeron.embed(self.aeron_dir)
+        self._media_driver = aeron.embed(self.aeron_dir, self.config.aeron_access())
         try:
             self.conductor = DriverConductor(
                 self.config, clock or SystemClock(), self.aeron_dir, load=load, on_reloaded=self._on_reloaded

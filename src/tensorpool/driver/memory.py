@@ -67,7 +67,11 @@ class Memory:
         self._log = get_logger("driver", namespace=config.shm.namespace)
         self._is_locked = _is_lockable(config)
         self._tree = shm.EpochTree.open(
-            config.shm.base_dir, config.shm.namespace, clock=clock, file_mode=config.file_mode
+            config.shm.base_dir,
+            config.shm.namespace,
+            clock=clock,
+            file_mode=config.file_mode,
+            gid=config.aeron_access().gid,
         )
         huge_bytes = _huge_page_bytes(self._tree.path)
         self.is_hugepages = huge_bytes is not None

@@ -60,6 +60,7 @@ KEYS = [
     switch("shm.require_hugepages", "SHM_REQUIRE_HUGEPAGES", False),
     Key("shm.page_size_bytes", "SHM_PAGE_SIZE_BYTES", 4096, "8192", "16384", 2097152, (8192, 16384)),
     Key("shm.permissions_mode", "SHM_PERMISSIONS_MODE", "660", '"600"', "640", "0660", ("600", "640")),
+    Key("shm.group", "SHM_GROUP", "", '"users"', "lab", "100", ("users", "lab")),
     Key(
         "shm.allowed_base_dirs",
         "SHM_ALLOWED_BASE_DIRS",
