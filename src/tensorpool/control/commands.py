@@ -61,19 +61,25 @@ class _Kind(msgspec.Struct, frozen=True):
 
 
 class Command:
-    """A key with its handler. `refuse` says why it cannot be done now, or None.
+    """A key with its handler. `refuse` says why it cannot be done now, or None; `is_authorised`: it has to be signed.
 
     Raises LocalProtocolError for a key or a signature that no command can have.
     """
 
     def __init__(
-        self, key: str, handler: Callable[..., object], refuse: Callable[[], str | None] | None = None
+        self,
+        key: str,
+        handler: Callable[..., object],
+        refuse: Callable[[], str | None] | None = None,
+        *,
+        is_authorised: bool = False,
     ) -> None:
         if not KEY.fullmatch(key):
             what = "1 to 64 letters, digits, '.', '_' and '-', with a letter or digit first"
             raise LocalProtocolError(f"command {key!r}: a key has {what}")
         self.key = key
         self.handler = handler
+        self.is_authorised = is_authorised
         self._refuse = refuse
         self._has_parameter = False
         self._is_optional = True

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The commands of all our services: ping, status, log-level, drain; pause, resume and reload where it can.
 
+All but ping and status change the service, and are accepted from authorised senders only.
 Wire §10.5: the service health announcement that a supervisor reads is `Service.state` in its `alive` events.
 """
 
@@ -54,7 +55,7 @@ def add_common_commands(
             "control": service.counts,
         }
 
-    @service.command("log-level")
+    @service.command("log-level", authorised=True)
     def on_log_level(level: Literal["debug", "info", "warning", "error"] | None = None) -> str:
         if level is not None:
             set_log_level(level)
@@ -66,7 +67,7 @@ def add_common_commands(
         where = "over the network" if service.config.drain == "local" else "by an event"
         return f"it cannot be ended {where}: control.drain is {service.config.drain!r}"
 
-    @service.command("drain", refuse=refuse_drain)
+    @service.command("drain", refuse=refuse_drain, authorised=True)
     def on_drain(reason: str | None = None) -> str:
         if service.state is State.DRAINING:
             return "already draining"
@@ -77,7 +78,7 @@ def add_common_commands(
     if reload is not None:
         to_reload = reload
 
-        @service.command("reload")
+        @service.command("reload", authorised=True)
         def on_reload() -> str:
             return "\n".join(to_reload()) or "nothing differs"
 
@@ -94,10 +95,10 @@ def add_common_commands(
     if pause is not None and resume is not None:
         to_pause, to_resume = pause, resume
 
-        @service.command("pause", refuse=refuse_while_draining)
+        @service.command("pause", refuse=refuse_while_draining, authorised=True)
         def on_pause() -> object:
             return change(State.PAUSED, to_pause)
 
-        @service.command("resume", refuse=refuse_while_draining)
+        @service.command("resume", refuse=refuse_while_draining, authorised=True)
         def on_resume() -> object:
             return change(State.RUNNING, to_resume)

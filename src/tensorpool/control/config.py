@@ -14,10 +14,11 @@ from msgspec import Meta
 
 from tensorpool.channel import Endpoint, check_channel, check_endpoints
 from tensorpool.errors import ConfigError
-from tensorpool.settings import IPC, AeronStreamId, EndpointOf, PositiveU32, PublishableChannel
+from tensorpool.settings import HIDDEN, IPC, AeronStreamId, EndpointOf, PositiveU32, PublishableChannel, Secret
 from tensorpool.wire import bridge, control, discovery, driver, event, trace
 
 MAX_TAG_BYTES: Final = 255
+MIN_TOKEN: Final = 16  # characters
 TAKEN: Final = frozenset(module.schema.id for module in (control, driver, bridge, trace, discovery))
 
 Tag = Annotated[
@@ -63,15 +64,31 @@ class ControlConfig(msgspec.Struct, frozen=True, kw_only=True):
     """Who may end the service by a command: "local" requires a control channel on IPC, which takes access to the media
     driver's directory; a UDP channel takes nothing but the network."""
 
+    token: Secret = Secret("")
+    """The secret with which commands that change the service are signed, at least 16 characters; "" for none. Better in
+    the variable CONTROL_TOKEN or in control.token_file than in a file that others read."""
+    token_file: str = ""
+    """A file with the token instead. Without either, services obey the account that runs them."""
+
     control = EndpointOf("control")
     status = EndpointOf("status")
 
     def __post_init__(self) -> None:
         for key in ("control_channel", "status_channel"):
             check_channel(f"control.{key}", getattr(self, key))
+        if self.token:
+            self.check_token("control.token", self.token)
+            if self.token_file:
+                raise ConfigError("control.token_file", self.token_file, "none beside control.token: leave one out")
         if self.control.place == self.status.place:
             accepted = "another id than control.control_stream_id: a service would take its own echo for a command"
             raise ConfigError("control.status_stream_id", self.status_stream_id, accepted)
+
+    @staticmethod
+    def check_token(key: str, token: Secret) -> None:
+        """Refuse a token that can be guessed: echoes of commands that it signed are broadcast. Raises ConfigError."""
+        if len(token) < MIN_TOKEN:
+            raise ConfigError(key, HIDDEN, f"at least {MIN_TOKEN} characters, such as those of `openssl rand -hex 32`")
 
     @property
     def may_drain(self) -> bool:

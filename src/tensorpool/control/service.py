@@ -23,6 +23,7 @@ import msgspec
 from tensorpool import _core, aeron
 from tensorpool.clock import Clock, SystemClock
 from tensorpool.control import events
+from tensorpool.control.authorisation import authority
 from tensorpool.control.commands import KEY, Command, Unacceptable
 from tensorpool.control.config import ControlConfig, check_tag
 from tensorpool.control.events import Alive, State, make_event
@@ -83,6 +84,7 @@ class Service:
         self._schema = event.schema.with_id(self.config.schema_id)
         self._filter = _core.EventFilter(self.config.schema_id, [self.tag, *self.aliases])
         self._commands: dict[str, Command] = {}
+        self._authority = authority(self.config)
         self._counts: Counter[str] = Counter()
         self._client: aeron.Client | None = None
         self._is_patient = False
@@ -128,17 +130,18 @@ class Service:
         return {**self._counts, **filtered, **before}
 
     def command[F: Callable[..., object]](
-        self, key: str, *, refuse: Callable[[], str | None] | None = None
+        self, key: str, *, refuse: Callable[[], str | None] | None = None, authorised: bool = False
     ) -> Callable[[F], F]:
         """A decorator: the function answers `key`. Its parameter's annotation says which values are accepted.
 
-        `refuse` may say why the command cannot be accepted now. Raises LocalProtocolError.
+        `refuse` may say why the command cannot be accepted now. With `authorised` it is accepted only from senders that
+        have the service's secret: see `control.authorisation`. Raises LocalProtocolError.
         """
 
         def register(handler: F) -> F:
             if key in self._commands:
                 raise LocalProtocolError(f"{self.tag}: {key} has a handler already")
-            self._commands[key] = Command(key, handler, refuse)
+            self._commands[key] = Command(key, handler, refuse, is_authorised=authorised)
             return handler
 
         return register
@@ -241,7 +244,8 @@ class Service:
             if len(message.value) > self.config.max_value_bytes:
                 limit = f"at most {self.config.max_value_bytes} are accepted (control.max_value_bytes)"
                 raise Unacceptable(f"a value of {len(message.value)} bytes, {limit}")
-            arguments = command.read(message)
+            bare = self._authority.checked(message, self._clock.realtime_ns()) if command.is_authorised else message
+            arguments = command.read(bare)
         except Unacceptable as reason:
             self._reject(message, str(reason))
             return None

@@ -20,6 +20,7 @@ from tensorpool.settings.loader import env_name as env_name
 from tensorpool.settings.loader import known_keys as known_keys
 from tensorpool.settings.loader import load as load
 from tensorpool.settings.loader import lookalikes as lookalikes
+from tensorpool.settings.schema import HIDDEN as HIDDEN
 from tensorpool.settings.schema import Derived as Derived
 from tensorpool.settings.schema import Key as Key
 from tensorpool.settings.schema import describe as describe
