@@ -16,7 +16,8 @@ import msgspec
 from tensorpool import logs, shm
 from tensorpool.cli import format, options
 from tensorpool.cli.signals import StopSignals
-from tensorpool.diagnosis.space import shortage
+from tensorpool.diagnosis.check_result import Level
+from tensorpool.diagnosis.space import check_space, shortage
 from tensorpool.driver import Driver, DriverConfig
 from tensorpool.logs import get_logger
 
@@ -102,10 +103,15 @@ def _print_bill(config: DriverConfig, *, as_json: bool) -> None:
     if config.policies.allow_dynamic_streams:
         click.echo(f"rings that clients ask for: {_limit(config.policies.max_provisioned_bytes)} more at most")
     click.echo(f"in total at most {_limit(bill.total_bytes)}; {mount.mount_point} has {_limit(mount.free_bytes)} free")
-    if mount.free_bytes is not None and bill.epoch_bytes > mount.free_bytes:
+    room = check_space(config)
+    if room.level is not Level.OK:
+        click.echo(f"warning: {room.found}; {room.remedy}")
+    machine_bytes = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    most = config.policies.max_bytes or bill.total_bytes
+    if most is None or most > min(machine_bytes, mount.free_bytes or machine_bytes):
         click.echo(
-            f"warning: the configured streams need {_limit(bill.epoch_bytes)} for one epoch each; enlarge the mount "
-            "(a container: --shm-size) or use fewer or smaller slots"
+            f"note: this machine has {format.size(machine_bytes)} of memory; should all streams have producers, some "
+            "would be refused: policies.max_bytes and policies.max_streams limit what clients can take"
         )
 
 

@@ -65,10 +65,9 @@ class ControlConfig(msgspec.Struct, frozen=True, kw_only=True):
     driver's directory; a UDP channel takes nothing but the network."""
 
     token: Secret = Secret("")
-    """The secret with which commands that change the service are signed, at least 16 characters; "" for none. Better in
-    the variable CONTROL_TOKEN or in control.token_file than in a file that others read."""
+    """The secret with which commands that change the service are signed, at least 16 characters; "" for none."""
     token_file: str = ""
-    """A file with the token instead. Without either, services obey the account that runs them."""
+    """A file with the token instead; without either, services obey the account that runs them."""
 
     control = EndpointOf("control")
     status = EndpointOf("status")

@@ -43,6 +43,7 @@ from tensorpool.errors import (
     TensorPoolError,
     TransportError,
 )
+from tensorpool.file_access import user_name
 from tensorpool.logs import get_logger
 from tensorpool.settings import ReloadRefused
 from tensorpool.wire import Message
@@ -338,7 +339,12 @@ class DriverConductor:
 
     def _on_identify(self, declaration: str) -> bool:
         """A client declares which process holds its lease. Raises LocalProtocolError."""
-        return self.lifecycle.on_identify(_read_json(identification.KEY, declaration, LeaseOwner))
+        owner = _read_json(identification.KEY, declaration, LeaseOwner)
+        is_noted = self.lifecycle.on_identify(owner)
+        lease, uid = self.lifecycle.leases.get(owner.lease_id), owner.process.user_id()
+        if is_noted and lease is not None and uid is not None:
+            lease.user = user_name(uid)
+        return is_noted
 
     def _end_lease_of_ended_process(self, stream_id: int) -> None:
         """Before another producer is refused: the process of the present one may have been killed."""

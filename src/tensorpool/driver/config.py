@@ -215,11 +215,11 @@ class ShmSection(msgspec.Struct, frozen=True, kw_only=True):
     page_size_bytes: PageSize = 4096
     """The least page size that base_dir must have; checked at start."""
     permissions_mode: Mode = "660"
-    """The mode of region files, in octal: 660, 640 (only the driver's account may write) or 600. The files of a media
+    """The mode of region files, in octal: 660, 640 (only the driver's account may write) or 600; the files of a media
     driver that the driver starts get 660, or 600 with 600."""
     group: Group = ""
-    """The group of region files and of the media driver's files, by name or number; "" leaves them the group that the
-    system gives. The driver's account is a member."""
+    """The group of region files and of the media driver's files, by name or number, of which the driver's account is a
+    member; "" leaves them the group that the system gives."""
     allowed_base_dirs: Annotated[Directories, Derived("[shm.base_dir]", lambda table, _: (table.base_dir,))]
     """The directories inside which a region may be mapped."""
 
@@ -227,7 +227,7 @@ class ShmSection(msgspec.Struct, frozen=True, kw_only=True):
 class PoliciesSection(msgspec.Struct, frozen=True, kw_only=True):
     """`[policies]`: leases, announces, removal of old epochs, limits.
 
-    Ours: `recreate_on_startup` (Driver Model §14 has the mode, no key), `max_leases` and `max_streams`,
+    Ours: `recreate_on_startup` (Driver Model §14 has the mode, no key), `max_leases`, `max_streams` and `max_bytes`,
     `max_provisioned_stream_bytes` and `max_provisioned_bytes`, `dynamic_stream_linger_ms`, and
     `rate_limited_default_hz` (E26).
     """
@@ -264,6 +264,8 @@ class PoliciesSection(msgspec.Struct, frozen=True, kw_only=True):
     """The largest ring, one epoch of it, that a client may ask for; 0: none."""
     max_provisioned_bytes: Bytes = 8 << 30
     """What all rings that clients asked for may take together, with the epochs of each that are kept."""
+    max_bytes: Bytes = 0
+    """What the rings of streams with a producer may take together, with the epochs that are kept; 0: no limit."""
     max_leases: PositiveU32 = 10_000
     """How many leases may exist at a time."""
     max_streams: PositiveU32 = 1_000

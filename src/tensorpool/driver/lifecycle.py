@@ -27,7 +27,7 @@ from tensorpool.driver.authority import Authority
 from tensorpool.driver.config import DriverConfig
 from tensorpool.driver.effects import Announce, CreateEpoch, DropStream, Effect, Exit, Report, Send
 from tensorpool.driver.epoch_messages import Epoch
-from tensorpool.driver.leases import Keepalive, Lease, LeaseTable
+from tensorpool.driver.leases import Keepalive, Lease, LeaseTable, holders
 from tensorpool.driver.message_sizes import ERROR_MESSAGE_BYTES
 from tensorpool.driver.private_streams import PrivateStreams
 from tensorpool.driver.reload import InUse, Plan
@@ -268,14 +268,14 @@ class Lifecycle:
 
     def in_use(self) -> InUse:
         """What a change of the configuration has to leave alone."""
-        holders: dict[int, list[str]] = {}
+        in_use: dict[int, list[str]] = {}
         for lease in self.leases:
-            holders.setdefault(lease.stream_id, []).append(str(lease))
+            in_use.setdefault(lease.stream_id, []).append(str(lease))
         for pending in self._pending:
             role, client_id = pending.request.role.name.lower(), pending.request.client_id
-            holders.setdefault(pending.stream.stream_id, []).append(f"{role} client {client_id}, which is attaching")
+            in_use.setdefault(pending.stream.stream_id, []).append(f"{role} client {client_id}, which is attaching")
         return InUse(
-            holders=holders,
+            holders=in_use,
             dynamic_ids=frozenset(stream.stream_id for stream in self.streams if stream.is_dynamic),
             descriptor_ids=self.private_streams.descriptor_ids.lent,
             control_ids=self.private_streams.control_ids.lent,
@@ -370,7 +370,7 @@ class Lifecycle:
             raise _Refusal(ResponseCode.REJECTED, _describe_holder(request.client_id, holder))
         promised = len(self.leases) + len(self._pending)
         if promised >= self.config.policies.max_leases:
-            text = f"{promised} leases are held (policies.max_leases); detach some, or raise it"
+            text = f"{promised} leases are held (policies.max_leases): {holders(self.leases)}; detach some, or raise it"
             raise _Refusal(ResponseCode.REJECTED, text)
         if len(self._pending) >= MAX_PENDING_ATTACHES:
             raise _Refusal(ResponseCode.REJECTED, f"{len(self._pending)} attaches wait for memory; try again later")
@@ -383,12 +383,14 @@ class Lifecycle:
         self._check_pages(request.require_hugepages)
         if (claimed := self._claim_on(request.stream_id, now_ns)) is not None:
             raise claimed
-        stream = self.streams.get(request.stream_id) or self._make_stream(request)
+        known = self.streams.get(request.stream_id)
+        stream = known or self._make_stream(request)
         if stream.ring is None:
             text = f"stream {stream.stream_id} has no payload pools; give its profile one"
             raise _Refusal(ResponseCode.INVALID_PARAMS, text)
         if request.role is Role.PRODUCER:
             self._check_exclusive(stream)
+            self._check_bytes(stream, is_new=known is None)
         return stream
 
     def _make_stream(self, request: ShmAttachRequest) -> Stream:
@@ -421,12 +423,31 @@ class Lifecycle:
             lease = stream.producer
             raise _Refusal(
                 ResponseCode.REJECTED,
-                f"stream {stream.stream_id} already has a producer (client {lease.client_id}, lease "
-                f"{lease.lease_id}); detach it or use another stream",
+                f"stream {stream.stream_id} already has a producer (client {lease.client_id}, {lease.holder}); detach "
+                "it or use another stream",
             )
         if self._has_pending(stream, Role.PRODUCER):
             text = f"stream {stream.stream_id}: another producer is attaching; use another stream"
             raise _Refusal(ResponseCode.REJECTED, text)
+
+    def _check_bytes(self, stream: Stream, *, is_new: bool) -> None:
+        """What producers write is reserved: all of it together stays within the limit."""
+        policies = self.config.policies
+        producing = [each for each in self.streams if each.producer or self._has_pending(each, Role.PRODUCER)]
+        epochs = policies.epoch_gc_keep if policies.epoch_gc_enabled else 1
+        size, taken = (
+            epochs * sum(each.ring.size_bytes for each in some if each.ring) for some in ([stream], producing)
+        )
+        if policies.max_bytes and taken + size > policies.max_bytes:
+            if is_new:
+                self.streams.forget(stream.stream_id)
+            leases = [each.producer for each in producing if each.producer]
+            raise _Refusal(
+                ResponseCode.REJECTED,
+                f"stream {stream.stream_id} takes {size} bytes in {epochs} epochs, and the streams of "
+                f"{len(producing)} producers take {taken}; policies.max_bytes is {policies.max_bytes}. Producers: "
+                f"{holders(leases) or 'none'}; end some, or raise it",
+            )
 
     def _granted(self, request: ShmAttachRequest, stream: Stream, now_ns: int) -> Send:
         lease = self.leases.grant(stream.stream_id, request, now_ns)

@@ -33,6 +33,7 @@ POLICIES: Final = (
     "recreate_on_startup",
     "max_provisioned_stream_bytes",
     "max_provisioned_bytes",
+    "max_bytes",
     "max_leases",
     "max_streams",
     "dynamic_stream_linger_ms",

@@ -88,6 +88,7 @@ KEYS = [
     number("policies.max_streams", "POLICIES_MAX_STREAMS", 1_000),
     number("policies.max_provisioned_stream_bytes", "POLICIES_MAX_PROVISIONED_STREAM_BYTES", 2 << 30),
     number("policies.max_provisioned_bytes", "POLICIES_MAX_PROVISIONED_BYTES", 8 << 30),
+    number("policies.max_bytes", "POLICIES_MAX_BYTES", 0),
     number("policies.dynamic_stream_linger_ms", "POLICIES_DYNAMIC_STREAM_LINGER_MS", 30_000),
     number("policies.rate_limited_default_hz", "POLICIES_RATE_LIMITED_DEFAULT_HZ", 10),
     number("client.attach_timeout_ms", "CLIENT_ATTACH_TIMEOUT_MS", 5000),
