@@ -5,16 +5,17 @@
 #                                                 make test-native   the C++ core alone, plain and under TSan and ASan
 # make bench  our figures on this machine         make bench-peers   the same next to iceoryx2, zmq, zenoh, …
 # make conformance  which test asserts which requirement                    make lock   pin the dependencies anew
-# make docs         the documentation as a site: build/site
+# make docs         the documentation as a site: build/site       make pictures   the console's, in docs/pictures
 # make mutants      known mistakes, each noticed by the tests that claim its requirement: many minutes
 # make wheel        sdist and wheel in dist/, tried in fresh environments     make test-native-aarch64   under qemu
 #
-# A fresh machine needs make, g++, cmake, a CPython of at least 3.12 and, for Spark, Java 17. `make setup` and `make demo`
-# leave nothing outside this folder. PYTHON=3.12 or PYTHON=/path/to/python chooses an interpreter.
+# A fresh machine needs make, g++, cmake, a CPython of at least 3.12 and, for Spark, Java 17, for the console's page npm.
+# `make setup` and `make demo` leave nothing outside this folder. PYTHON=3.12 or PYTHON=/path/to/python chooses an
+# interpreter.
 
 SHELL := /bin/bash
 .DELETE_ON_ERROR:
-.PHONY: setup demo quick test soak check spark-archive test-native wheel bench bench-peers docs stubs conformance configuration mutants lock clean
+.PHONY: setup demo quick test soak check spark-archive test-native wheel bench bench-peers docs pictures stubs conformance configuration mutants lock clean
 
 UV_VERSION := 0.13.7
 UV := .uv/bin/uv
@@ -28,8 +29,10 @@ else
 export UV_CACHE_DIR := $(CURDIR)/.uv/cache
 endif
 export UV_COMPILE_BYTECODE := 1
+# What the console's page uses of others; without npm there is none, and `make setup` says so.
+WEB_MODULES := src/tensorpool/console/web/vendor/LICENSES.txt
 
-setup: .venv/.installed
+setup: .venv/.installed $(WEB_MODULES)
 
 demo: setup
 	MPLCONFIGDIR=$(CURDIR)/build/matplotlib JDK_JAVA_OPTIONS=-XX:-UsePerfData $(PY) -m tensorpool demo
@@ -92,12 +95,16 @@ NATIVE := CMakeLists.txt $(wildcard native/*.hpp native/bindings/*)
 	$(PY) -m compileall -q src
 	@touch $@
 
+$(WEB_MODULES): package-lock.json .ci/web_modules.py
+	@if command -v npm > /dev/null; then python3 .ci/web_modules.py; \
+	    else echo "npm is not installed, so \`tensorpool console\` has no page: apt-get install npm, then make setup"; fi
+
 # --- the distribution: a source archive and, built from it, a wheel for every CPython from 3.12 on
 
 wheel: dist/.built
 	$(PY) -m pytest -m soak tests/wheel
 
-dist/.built: .venv/.installed $(shell find src -name '*.py' -o -name '*.pyi' -o -name '*.xml') README.md LICENSE
+dist/.built: .venv/.installed $(WEB_MODULES) $(shell find src -type f -not -name '*.pyc') README.md LICENSE
 	rm -rf dist build/unrepaired
 	$(UV) build --quiet --python $(PY) --no-build-isolation --out-dir build/unrepaired
 	PATH="$(CURDIR)/.venv/bin:$$PATH" auditwheel --verbose repair --wheel-dir dist build/unrepaired/*.whl > build/auditwheel.log 2>&1 \
@@ -121,16 +128,22 @@ docs: setup .venv/.docs
 # Not of the extra torch: its packages are gigabytes, and the tests of the datasets do without.
 lock: $(UV)
 	$(UV) pip compile --quiet --universal --generate-hashes --no-annotate --no-header --no-emit-index-url \
-	    --python-version 3.12 --extra spark --extra ingest --extra export --group dev --output-file requirements.lock pyproject.toml
+	    --python-version 3.12 --extra console --extra spark --extra ingest --extra export --extra notebook --group dev --output-file requirements.lock pyproject.toml
 	$(UV) pip compile --quiet --universal --generate-hashes --no-annotate --no-header --no-emit-index-url \
 	    --python-version 3.12 --group bench --constraint requirements.lock --output-file requirements-bench.lock
 	$(UV) pip compile --quiet --universal --generate-hashes --no-annotate --no-header --no-emit-index-url \
 	    --python-version 3.12 --group docs --constraint requirements.lock --output-file requirements-docs.lock
+	@mkdir -p build/npm && cp package.json package-lock.json build/npm
+	cd build/npm && npm install --package-lock-only --omit-lockfile-registry-resolved --cache cache && cp package-lock.json ../..
 
 # The typed face of the native module, generated and checked in; a test fails when it drifts.
 stubs: setup
 	$(PY) -m nanobind.stubgen --quiet --include-private -m tensorpool._core -p native/stubs.pattern -o src/tensorpool/_core.pyi
 	$(PY) -m tensorpool.wire.stubs
+
+# The console's views, light and dark, of a real driver with real cameras: docs/pictures/console-*.png, checked in.
+pictures: setup
+	$(PY) -m tests.console_page.pictures
 
 # Which test asserts which requirement: docs/conformance.md, generated and checked in; a test fails when it drifts.
 conformance: setup

@@ -25,6 +25,11 @@ struct ArrayBuffer {
     std::span<const std::ptrdiff_t> shape;
     std::span<const std::ptrdiff_t> strides;  // in bytes
 
+    // An array of frames, one for each index of its first axis: how one of them looks.
+    ArrayBuffer row() const noexcept {
+        return {format, itemsize, shape[0] == 0 ? 0 : bytes / shape[0], shape.subspan(1), strides.subspan(1)};
+    }
+
     const char* format_or_bytes() const noexcept { return format != nullptr ? format : "B"; }
 
     // Without holes, in the order of C or, with `is_column_major`, of Fortran. An axis of extent 1 has any stride.

@@ -68,6 +68,19 @@ public:
         kImageLost = 8,    // the publisher is gone, or Aeron disconnected us as too slow: subscribe again
     };
 
+    // While it lives, its thread is the only one that reads.
+    struct Busy {
+        explicit Busy(DescriptorFeed& feed) : feed(feed) {
+            if (feed.busy_.exchange(true, std::memory_order_acquire))
+                throw LocalProtocolError(
+                    "this consumer is being polled by another thread; one thread polls a consumer");
+        }
+        ~Busy() { feed.busy_.store(false, std::memory_order_release); }  // pairs with the exchange above
+        Busy(const Busy&) = delete;
+        Busy& operator=(const Busy&) = delete;
+        DescriptorFeed& feed;
+    };
+
     // `expected` is the first seq that counts; without it the first descriptor decides. received() and drops() count at
     // delivery; `late` counts the delivered frames that were found overwritten since.
     DescriptorFeed(RingReader& reader, std::uint32_t stream_id, std::uint64_t epoch,
@@ -81,7 +94,7 @@ public:
           expected_(expected) {
         const std::optional<std::uint64_t> newest = reader.newest();
         watched_ = newest ? *newest + 1 : 0;
-        last_frame_ns_ = monotonic_ns();
+        arrived_ns_ = monotonic_ns();
     }
 
     // --- settings, from the polling thread
@@ -149,40 +162,73 @@ public:
         return false;
     }
 
+    // What a thread that waits for this feed does next.
+    struct Step {
+        enum Kind { kFrames, kOwner, kLull, kSleep };  // it may poll; the owner is needed; look again soon; sleep
+
+        Kind kind;
+        std::uint64_t longest_ns = 0;
+        std::optional<SleepWord> word = std::nullopt;  // changes with the next frame; none: sleep for the time only
+    };
+
+    // Decides it, for wait() and wait_any(). A poll for descriptors is expensive where many producers share their
+    // stream, so it is left out while the ring shows that there is no next frame; now and then it is made all the same,
+    // for seqs that were left out and for later epochs.
+    Step step(const Busy&, aeron::Subscription& subscription, std::uint64_t now_ns) {
+        const std::uint64_t quiet_ns = now_ns - arrived_ns_;
+        const std::uint64_t bound_ns = bounded_sleep_ns(quiet_ns);
+        const bool is_settled = quiet_ns >= kGraceNs;
+        const std::uint64_t seq = expected_.value_or(watched_);
+        const CommitWord word(reader_.geometry().slot(reader_.geometry().index_of(seq)));
+        if (queue_.empty() && (!is_settled || now_ns - polled_ns_ >= bound_ns || word.peek() >= committed(seq))) {
+            polled_ns_ = now_ns;
+            fill(subscription);
+        }
+        if (!queue_.empty()) return {Step::kFrames};
+        if ((attention() & (kStopped | kSeqWentBack | kNewerEpoch)) != 0) return {Step::kOwner};
+        if (!is_settled && interval_ns_ < kSlowNs) return {Step::kLull};
+        const std::uint64_t seen = word.peek();
+        if (seen < committed(seq)) {
+            committed_since_ns_ = 0;
+            const std::uint64_t longest_ns =
+                is_settled ? std::max(bound_ns - (now_ns - polled_ns_), bound_ns / 2) : kSlowNs - quiet_ns;
+            return {Step::kSleep, longest_ns, SleepWord(word.low_half(), static_cast<std::uint32_t>(seen))};
+        }
+        // The descriptor is still to arrive, or lost; then later ones come, but no commit in this slot.
+        if (committed_since_ns_ == 0) committed_since_ns_ = now_ns;
+        if (now_ns - committed_since_ns_ < kGraceNs) return {Step::kLull};
+        return {Step::kSleep, std::min(kLongestNapNs, std::max(kNapNs, (now_ns - committed_since_ns_) / 4))};
+    }
+
     // Sleeps until there is something for next(), the owner is needed, or the time is over. True unless it is over.
     bool wait(aeron::Subscription& subscription, std::uint64_t timeout_ns) {
         const Busy busy(*this);
         const std::uint64_t start_ns = monotonic_ns();
-        std::uint64_t committed_since_ns = 0;
-        while (true) {
-            if (!queue_.empty()) return is_awake();
-            fill(subscription);
-            if (!queue_.empty()) return is_awake();
-            if ((attention() & (kStopped | kSeqWentBack | kNewerEpoch)) != 0) return true;
-            const std::uint64_t now_ns = monotonic_ns();
-            const std::uint64_t elapsed_ns = now_ns - start_ns;
-            is_settled_ = is_settled_ || elapsed_ns >= kGraceNs;
-            if (elapsed_ns >= timeout_ns) return false;
-            if (!is_settled_) {
+        for (std::uint64_t now_ns = start_ns;; now_ns = monotonic_ns()) {
+            const Step next = step(busy, subscription, now_ns);
+            if (next.kind == Step::kFrames || next.kind == Step::kOwner) return true;
+            if (now_ns - start_ns >= timeout_ns) return false;
+            if (next.kind == Step::kLull) {
                 lull();
                 continue;
             }
-            const std::uint64_t left_ns = timeout_ns - elapsed_ns;
-            const std::uint64_t seq = expected_.value_or(watched_);
-            const CommitWord word(reader_.geometry().slot(reader_.geometry().index_of(seq)));
-            const std::uint64_t seen = word.peek();
-            if (seen < committed(seq)) {
-                sleep_on(word.low_half(), static_cast<std::uint32_t>(seen),
-                         std::min(left_ns, bounded_sleep_ns(now_ns - last_frame_ns_)));
-                continue;
-            }
-            // The descriptor is still to arrive, or lost; then later ones come, but no commit in this slot.
-            if (committed_since_ns == 0) committed_since_ns = now_ns;
-            if (now_ns - committed_since_ns < kGraceNs)
-                lull();
+            const std::uint64_t sleep_ns = std::min(next.longest_ns, timeout_ns - (now_ns - start_ns));
+            if (next.word)
+                sleep_on(next.word->word(), static_cast<std::uint32_t>(next.word->expected), sleep_ns);
             else
-                nap(std::min({left_ns, kLongestNapNs, std::max(kNapNs, (now_ns - committed_since_ns) / 4)}));
+                nap(sleep_ns);
         }
+    }
+
+    // A pause between polls: each poll takes the cache lines away that the writer is about to write.
+    static void lull() noexcept {
+        sched_yield();
+        for (const std::uint64_t until_ns = monotonic_ns() + kLullNs; monotonic_ns() < until_ns;) pause();
+    }
+
+    static void nap(std::uint64_t nanoseconds) noexcept {
+        const timespec duration{0, static_cast<long>(nanoseconds)};
+        nanosleep(&duration, nullptr);
     }
 
     // §15.21: drops the descriptors that arrived while nothing was mapped, even if their frames can be read by now.
@@ -253,36 +299,14 @@ private:
     static constexpr std::uint64_t kNapNs = 1'000'000;
     static constexpr std::uint64_t kLongestNapNs = 20'000'000;
     static constexpr std::uint64_t kLullNs = 1'000;
+    static constexpr std::uint64_t kSlowNs =
+        4 * kGraceNs;  // frames that far apart are slept for, and looked for after as long
     static constexpr int kLatestAttempts = 8;
     static constexpr int kDiscardTurns = 100;  // a publisher that is as fast as we are must not hold us here
-
-    struct Busy {
-        explicit Busy(DescriptorFeed& feed) : feed(feed) {
-            if (feed.busy_.exchange(true, std::memory_order_acquire))
-                throw LocalProtocolError(
-                    "this consumer is being polled by another thread; one thread polls a consumer");
-        }
-        ~Busy() { feed.busy_.store(false, std::memory_order_release); }  // pairs with the exchange above
-        Busy(const Busy&) = delete;
-        Busy& operator=(const Busy&) = delete;
-        DescriptorFeed& feed;
-    };
 
     static std::uint64_t trace_of(const FrameDescriptor& descriptor) noexcept {
         return descriptor.trace_id == FrameDescriptor::kNullU64 ? 0 : descriptor.trace_id;  // A4
     }
-    static void nap(std::uint64_t nanoseconds) noexcept {
-        const timespec duration{0, static_cast<long>(nanoseconds)};
-        nanosleep(&duration, nullptr);
-    }
-
-    // A pause between polls: each poll takes the cache lines away that the writer is about to write.
-    static void lull() noexcept {
-        sched_yield();
-        for (const std::uint64_t until_ns = monotonic_ns() + kLullNs; monotonic_ns() < until_ns;) pause();
-    }
-
-    bool is_awake() noexcept { return last_frame_ns_ = monotonic_ns(), true; }
 
     void count(Drop drop, std::uint64_t frames) noexcept {
         drops_.of(drop).add(frames);
@@ -291,8 +315,9 @@ private:
 
     int fill(aeron::Subscription& subscription) {
         bytes_since_fill_ = 0;
-        const int polled = queue_.size() < kMaxQueue ? subscription.poll(*this, kFragmentLimit) : 0;
-        is_settled_ = is_settled_ && polled == 0;
+        const std::size_t before = queue_.size();
+        const int polled = before < kMaxQueue ? subscription.poll(*this, kFragmentLimit) : 0;
+        if (queue_.size() > before) interval_ns_ = monotonic_ns() - arrived_ns_, arrived_ns_ += interval_ns_;
         return polled;
     }
 
@@ -336,6 +361,7 @@ private:
         is_fresh_ = false;
         if (descriptor.seq >= switch_seq_) is_switching_ = false;
         expected_ = descriptor.seq + 1;
+        committed_since_ns_ = 0;
         last_ = descriptor;
         has_last_ = true;
         return true;
@@ -421,8 +447,10 @@ private:
     const std::shared_ptr<LateFrames> late_;
     std::optional<std::uint64_t> expected_;
     std::uint64_t watched_ = 0;
-    std::uint64_t last_frame_ns_ = 0;
-    bool is_settled_ = false;  // no descriptor came for kGraceNs: the writer sends a wake-up for the next frame
+    std::uint64_t arrived_ns_ = 0;          // when the last descriptor came; kGraceNs later the next one wakes us
+    std::uint64_t interval_ns_ = 0;         // between the last two times that descriptors came
+    std::uint64_t polled_ns_ = 0;           // when a wait last polled for descriptors
+    std::uint64_t committed_since_ns_ = 0;  // the next frame is in the ring, without its descriptor; 0: it is not
     std::deque<FrameDescriptor> queue_;
     FrameDescriptor last_;
     bool has_last_ = false;

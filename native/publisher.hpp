@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// A producer's stream: slot, copy, commit, descriptor and wake-up in one call.
+// A producer's stream: slot, copy, commit, descriptor and wake-up in one call, or one wake-up for many frames.
 //
 // The descriptor is sent after the commit (§10.2.1) and never delays the producer: where the log is full or has no
 // subscriber, the descriptor is lost, and consumers count a gap. Wire §8.3, §10.2.1, §15.18; decision A20.
@@ -43,6 +43,34 @@ public:
         bytes_.add(bytes.size());
         return true;
     }
+
+    // Frames that are published one after the other, with one wake-up for all of them at the end.
+    class Burst {
+    public:
+        explicit Burst(FramePublisher& publisher) : publisher_(publisher), busy_(publisher.writer_) {}
+        ~Burst() {
+            if (frames_ > 0) publisher_.writer_.wake(monotonic_ns(), frames_);
+        }
+        Burst(const Burst&) = delete;
+        Burst& operator=(const Burst&) = delete;
+
+        bool publish(const TensorLayout& layout, std::span<const std::uint8_t> bytes, std::uint64_t timestamp_ns,
+                     std::uint32_t meta_version) {
+            const std::uint64_t seq = publisher_.writer_.next_seq();
+            publisher_.check_time(timestamp_ns);
+            if (!publisher_.writer_.write(busy_, seq, layout, bytes, timestamp_ns, meta_version)) return false;
+            ++frames_;
+            publisher_.note_time(timestamp_ns);
+            publisher_.send(seq, meta_version, 0, publisher_.with_publish_time_ ? monotonic_ns() : 0);
+            publisher_.bytes_.add(bytes.size());
+            return true;
+        }
+
+    private:
+        FramePublisher& publisher_;
+        const RingWriter::Busy busy_;
+        std::uint64_t frames_ = 0;
+    };
 
     void commit(std::uint64_t timestamp_ns, std::uint32_t meta_version, std::uint64_t trace_id) {
         const RingWriter::Busy busy(writer_);
@@ -88,6 +116,11 @@ private:
 
     void announce(std::uint64_t seq, std::uint32_t meta_version, std::uint64_t trace_id) noexcept {
         const std::uint64_t now_ns = monotonic_ns();
+        send(seq, meta_version, trace_id, now_ns);
+        writer_.wake(now_ns);
+    }
+
+    void send(std::uint64_t seq, std::uint32_t meta_version, std::uint64_t trace_id, std::uint64_t now_ns) noexcept {
         const FrameDescriptor descriptor{stream_id_,
                                          epoch_,
                                          seq,
@@ -106,7 +139,6 @@ private:
             is_broken_.store(true,
                              std::memory_order_relaxed);  // the media driver is gone; the frame itself is in the ring
         }
-        writer_.wake(now_ns);
     }
 
     RingWriter& writer_;

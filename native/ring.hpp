@@ -225,12 +225,13 @@ public:
         finish(seq);
     }
 
-    // Wakes readers that sleep on the newest frame's slot, at most once per kWakeEveryNs. From any thread, and never
-    // fails: it comes after a commit, and a caller that saw an exception would publish the frame again.
-    void wake(std::uint64_t now_ns) noexcept {
+    // Wakes readers that sleep on the slot of the first of the newest `frames`: they have read all before it. At most once
+    // per kWakeEveryNs. From any thread, and never fails: it comes after a commit, and a caller that saw an exception
+    // would publish the frame again.
+    void wake(std::uint64_t now_ns, std::uint64_t frames = 1) noexcept {
         if (now_ns - last_wake_ns_.load(std::memory_order_relaxed) < kWakeEveryNs || written() == 0) return;
         last_wake_ns_.store(now_ns, std::memory_order_relaxed);
-        wake_all(CommitWord(geometry_.slot(geometry_.index_of(next_seq() - 1))).low_half());
+        wake_all(CommitWord(geometry_.slot(geometry_.index_of(next_seq() - frames))).low_half());
     }
 
 private:

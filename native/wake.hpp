@@ -8,10 +8,13 @@
 // writers of other implementations may never wake readers.
 #pragma once
 
+#include <algorithm>
+#include <atomic>
 #include <cerrno>
 #include <climits>
 #include <cstdint>
 #include <ctime>
+#include <span>
 
 #include <sched.h>
 
@@ -27,6 +30,8 @@ inline constexpr std::uint64_t kWakeEveryNs = 50'000;
 inline constexpr std::uint64_t kGraceNs = 80'000;
 inline constexpr std::uint64_t kLongestSleepNs = 2'000'000;
 inline constexpr std::uint64_t kLongestIdleSleepNs = 50'000'000;
+inline constexpr std::uint64_t kLongestPartialSleepNs = 1'000'000;
+inline constexpr std::size_t kWordsAtOnce = 128;  // that the kernel watches in one call
 
 // How long to sleep at a time after having waited so long already: the frame of a producer that sends no wake-ups is
 // seen at most a quarter of its interval late, and an idle stream costs next to nothing.
@@ -54,6 +59,42 @@ inline void sleep_on(const std::uint32_t* word, std::uint32_t expected, std::uin
 #endif
 }
 
+// A word to sleep on until it changes, as the kernel's struct futex_waitv has it.
+struct SleepWord {
+    SleepWord(const std::uint32_t* word, std::uint32_t seen) noexcept
+        : expected(seen), address(reinterpret_cast<std::uintptr_t>(word)) {}
+
+    const std::uint32_t* word() const noexcept { return reinterpret_cast<const std::uint32_t*>(address); }
+    bool has_changed() const noexcept { return __atomic_load_n(word(), __ATOMIC_ACQUIRE) != expected; }
+
+    std::uint64_t expected;
+    std::uint64_t address;
+    std::uint32_t flags = 2;  // FUTEX_32, shared between processes
+    std::uint32_t reserved = 0;
+};
+
+// Sleeps while no word changes, at most `nanoseconds`. Returns early on a wake-up or a signal. Linux watches 128 words at
+// once, before 5.16 only one: then `turn` chooses which, and the sleep is short, because the caller looks at the others.
+inline void sleep_on_any(std::span<const SleepWord> words, std::uint64_t nanoseconds, std::size_t turn) noexcept {
+    static std::atomic<std::size_t> words_at_once{kWordsAtOnce};
+    const std::size_t limit = words_at_once.load(std::memory_order_relaxed);
+    if (words.size() > limit) {
+        nanoseconds = std::min(nanoseconds, kLongestPartialSleepNs);
+        const std::size_t groups = (words.size() + limit - 1) / limit;
+        words = words.subspan(turn % groups * limit);
+        words = words.first(std::min(limit, words.size()));
+    }
+    if (words.size() == 1) return sleep_on(words[0].word(), static_cast<std::uint32_t>(words[0].expected), nanoseconds);
+#if defined(__linux__)
+    constexpr long kFutexWaitv = 449;  // on every architecture but alpha; headers before 5.16 do not have it
+    const std::uint64_t until_ns = monotonic_ns() + nanoseconds;
+    const timespec until{static_cast<time_t>(until_ns / 1'000'000'000u), static_cast<long>(until_ns % 1'000'000'000u)};
+    const long result = syscall(kFutexWaitv, words.data(), words.size(), 0, &until, CLOCK_MONOTONIC);
+    if (result >= 0 || errno == EAGAIN || errno == EINTR || errno == ETIMEDOUT) return;
+#endif
+    words_at_once.store(1, std::memory_order_relaxed);  // an older kernel, or a sandbox that forbids the call
+}
+
 inline void pause() noexcept {
 #if defined(__x86_64__)
     __builtin_ia32_pause();
@@ -67,5 +108,19 @@ inline void wake_all(const std::uint32_t* word) noexcept {
     (void)word;
 #endif
 }
+
+// Wakes threads of this process that wait for something else than a frame.
+class Doorbell {
+public:
+    void ring() noexcept {
+        __atomic_fetch_add(&rings_, 1, __ATOMIC_RELEASE);  // pairs with the acquire in rings
+        wake_all(&rings_);
+    }
+    std::uint32_t rings() const noexcept { return __atomic_load_n(&rings_, __ATOMIC_ACQUIRE); }
+    SleepWord since(std::uint32_t seen) const noexcept { return {&rings_, seen}; }
+
+private:
+    std::uint32_t rings_ = 0;
+};
 
 }  // namespace tensorpool

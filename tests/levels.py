@@ -25,6 +25,7 @@ QUICK_FOLDERS: Final = frozenset(
         "control",
         "discovery",
         "driver",
+        "looks",
         "mutants",
         "native",
         "property",

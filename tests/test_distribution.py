@@ -34,21 +34,27 @@ def test_the_distribution_and_its_extras() -> None:
     """The installed package has our name on PyPI; each extra brings what its parts import."""
     assert metadata(DISTRIBUTION)["Name"] == "aeron-tensorpool"
     assert set(metadata(DISTRIBUTION).get_all("Provides-Extra") or []) == {
+        "console",
         "export",
         "ingest",
         "lake",
+        "notebook",
         "spark",
         "torch",
         "all",
     }
     assert {"pyarrow", "obstore"} <= required_by("lake")
     assert {"pyspark", "pandas", "matplotlib", "aeron-tensorpool"} <= required_by("spark")
+    assert required_by("console") == {"pillow", "starlette", "uvicorn", "websockets"}
+    assert required_by("notebook") == {"anywidget", "pillow"}
     assert required_by("torch") == {"torch", "aeron-tensorpool"}
     (everything,) = [line for line in requirements() if re.search("""extra == ["']all""", line)]
     assert set(everything.partition("[")[2].partition("]")[0].split(",")) == {
+        "console",
         "export",
         "ingest",
         "lake",
+        "notebook",
         "spark",
         "torch",
     }

@@ -78,7 +78,7 @@ def test_links_between_documents_lead_somewhere(page: Path) -> None:
 def test_the_readme_links_a_term_where_it_is_first_used(word: str, anchor: str) -> None:
     """The first use of a term of ours, in singular or plural, is a link to its entry in the glossary."""
     text = _CODE.sub("", (ROOT / "README.md").read_text())
-    first = re.search(rf"\b{word}s?\b(?![^(]*\))", text)
+    first = re.search(rf"(?i)\b{word}s?\b(?![^(]*\))", text)
     assert first is not None
     linked = text[first.start() - 1 : first.end()] + f"](docs/glossary.md#{anchor})"
     assert text[first.start() - 1 :].startswith(linked), text[first.start() - 40 : first.end() + 40]

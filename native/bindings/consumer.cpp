@@ -1,12 +1,39 @@
 // SPDX-License-Identifier: Apache-2.0
-// FrameSource, ReceptionBase, and ConsumerBase: poll and iteration of tensorpool.client.consumer.Consumer.
+// FrameSource, ReceptionBase, and ConsumerBase: poll and iteration of tensorpool.client.consumer.Consumer; wait_any.
+#include <chrono>
+#include <mutex>
+
 #include "bindings/py_descriptor_feed.hpp"
 #include "bindings/py_frame.hpp"
 #include "bindings/py_subscription.hpp"
+#include "wait_any.hpp"
 
 namespace tensorpool::bindings {
 
 namespace {
+
+// Held by the thread that reads or waits, and by whoever makes a change to what is read.
+class ReceptionLock {
+public:
+    bool acquire(bool is_blocking) {
+        if (mutex_.try_lock()) return true;
+        if (!is_blocking) return false;
+        const nb::gil_scoped_release release;
+        return mutex_.lock(), true;
+    }
+    // For a thread that has locked others: two threads that wait for the same consumers must not block each other.
+    void acquire_soon() {
+        if (mutex_.try_lock()) return;
+        const nb::gil_scoped_release release;
+        if (!mutex_.try_lock_for(kLongest))
+            throw LocalProtocolError("one of the consumers is given twice, or polled by another thread");
+    }
+    void release() { mutex_.unlock(); }
+
+private:
+    static constexpr std::chrono::milliseconds kLongest{300};  // a thread that waits holds it for 100 ms at a time
+    std::timed_mutex mutex_;
+};
 
 // What a consumer reads from: a feed, the subscription that its descriptors come from, and what is mapped.
 struct PyFrameSource {
@@ -39,10 +66,13 @@ struct PyFrameSource {
 struct PyReception {
     nb::object source_object = nb::none();
     PyFrameSource* source = nullptr;
+    const std::shared_ptr<ReceptionLock> lock = std::make_shared<ReceptionLock>();
+    Doorbell changed;  // rings when the source changes
 
     void set_source(nb::object object) {
         source = object.is_none() ? nullptr : &nb::cast<PyFrameSource&>(object);
         source_object = std::move(object);
+        changed.ring();
     }
 };
 
@@ -51,6 +81,12 @@ struct PyConsumer {
     PyReception& reception;
     bool is_simple;  // nothing has to run before each poll
     OwningProcess process;
+
+    // Whether a wait can begin without `_before_wait`.
+    bool is_undisturbed() const noexcept {
+        return is_simple && process.is_current() && reception.source != nullptr &&
+               (reception.source->feed.feed.attention() & ~std::uint32_t{DescriptorFeed::kImageLost}) == 0;
+    }
 
     // The next frame if it has arrived, or null. Does not take the reception's lock: while the GIL is held no other
     // thread changes the feed, and one that was stopped gives nothing. An error, such as a media driver that is gone,
@@ -65,6 +101,16 @@ struct PyConsumer {
             return {};
         }
     }
+
+    nb::list take_arrived(std::size_t limit) const {
+        nb::list frames;
+        while (frames.size() < limit) {
+            nb::object frame = next();
+            if (!frame.is_valid()) break;
+            frames.append(std::move(frame));
+        }
+        return frames;
+    }
 };
 
 PyObject* consumer_poll(PyObject* self, PyObject* const* arguments, Py_ssize_t count, PyObject* names) {
@@ -77,6 +123,75 @@ PyObject* consumer_next(PyObject* self) {
     if (nb::inst_ready(self))
         if (nb::object frame = nb::inst_ptr<PyConsumer>(self)->next()) return frame.release().ptr();
     return hand_on(self, "_next", nullptr, 0, nullptr);
+}
+
+// The consumers of a wait_any(), each with what it is waited for. The GIL is held where one is added and at the end.
+class WaitedConsumers {
+public:
+    explicit WaitedConsumers(std::size_t count) { locks_.reserve(count), kept_.reserve(count), words_.reserve(count); }
+    ~WaitedConsumers() {
+        feeds_.clear();
+        for (ReceptionLock* lock : locks_) lock->release();
+    }
+    WaitedConsumers(const WaitedConsumers&) = delete;
+    WaitedConsumers& operator=(const WaitedConsumers&) = delete;
+
+    // False: it is closed.
+    bool add(nb::handle object) {
+        if (!nb::isinstance<PyConsumer>(object) || !nb::inst_ready(object))
+            throw LocalProtocolError("expected consumers, as client.consumer() makes them");
+        const PyConsumer& consumer = *nb::inst_ptr<PyConsumer>(object);
+        const std::uint32_t seen = consumer.reception.changed.rings();
+        if (!consumer.is_undisturbed()) {
+            const auto longest_ns = nb::cast<std::uint64_t>(object.attr("_before_wait")());
+            if (longest_ns == 0) return false;
+            longest_ns_ = std::min(longest_ns_, longest_ns);
+        }
+        consumer.reception.lock->acquire_soon();
+        const PyFrameSource* const source = consumer.reception.source;
+        const bool is_readable =
+            source != nullptr && (source->feed.feed.attention() & DescriptorFeed::kSeqWentBack) == 0;
+        if (!is_readable) {  // its conductor has to act, and needs the lock for that
+            consumer.reception.lock->release();
+            words_.push_back(consumer.reception.changed.since(seen));
+            return true;
+        }
+        locks_.push_back(consumer.reception.lock.get());
+        kept_.emplace_back(nb::borrow(object), consumer.reception.source_object);
+        feeds_.emplace_back(source->feed.feed, source->subscription);
+        return true;
+    }
+    void add(SleepWord word) { words_.push_back(word); }
+
+    void wait(std::uint64_t timeout_ns) {
+        const nb::gil_scoped_release release;
+        wait_any(feeds_, words_, std::min(timeout_ns, longest_ns_));
+    }
+
+    void append_ready(nb::list& to) const {
+        std::size_t index = 0;
+        for (const WatchedFeed& feed : feeds_)
+            if (const nb::object& consumer = kept_[index++].first; feed.has_frames()) to.append(consumer);
+    }
+
+private:
+    std::uint64_t longest_ns_ = ~std::uint64_t{0};
+    std::vector<ReceptionLock*> locks_;
+    std::vector<std::pair<nb::object, nb::object>> kept_;  // each consumer that is read, and its source
+    std::vector<SleepWord> words_;
+    std::deque<WatchedFeed> feeds_;
+};
+
+nb::list wait_for_any(nb::list consumers, std::uint64_t timeout_ns, const Doorbell* bell, std::uint32_t rings) {
+    const std::size_t count = consumers.size();
+    WaitedConsumers waited(count);
+    nb::list ready;
+    for (nb::handle consumer : consumers)
+        if (!waited.add(consumer)) ready.append(consumer);
+    if (bell != nullptr) waited.add(bell->since(rings));
+    waited.wait(ready.size() == 0 ? timeout_ns : 0);
+    waited.append_ready(ready);
+    return ready;
 }
 
 PyMethodDef consumer_methods[] = {
@@ -109,8 +224,17 @@ void bind_consumer(nb::module_& m) {
         .def_prop_ro(
             "mapped", [](const PyFrameSource& self) { return self.mapped; }, nb::sig("def mapped(self) -> typing.Any"));
 
+    nb::class_<ReceptionLock>(m, "ReceptionLock", "Held by the thread that reads a stream, or changes what is read.")
+        .def("acquire", &ReceptionLock::acquire, "blocking"_a = true)
+        .def("release", &ReceptionLock::release)
+        .def("__enter__", [](ReceptionLock& self) { self.acquire(true); })
+        .def(
+            "__exit__", [](ReceptionLock& self, nb::args) { self.release(); },
+            nb::sig("def __exit__(self, *error: object) -> None"));
+
     nb::class_<PyReception>(m, "ReceptionBase", "Where a consumer's frames come from now.")
         .def(nb::init<>())
+        .def_prop_ro("lock", [](const PyReception& self) { return self.lock; })
         .def_prop_rw(
             "source", [](const PyReception& self) { return self.source_object; },
             [](PyReception& self, nb::object source) { self.set_source(std::move(source)); },
@@ -130,7 +254,21 @@ void bind_consumer(nb::module_& m) {
             },
             "reception"_a, "is_simple"_a,
             nb::sig("def __init__(self, reception: ReceptionBase, is_simple: bool) -> None"),
-            "`is_simple`: nothing has to run before each poll.");
+            "`is_simple`: nothing has to run before each poll.")
+        .def("_take_arrived", &PyConsumer::take_arrived, "limit"_a,
+             nb::sig("def _take_arrived(self, limit: int) -> list[typing.Any]"),
+             "Up to `limit` frames that have arrived; none where something has to run before each poll.");
+
+    nb::class_<Doorbell>(m, "Doorbell", "Ends a wait_any from another thread.")
+        .def(nb::init<>())
+        .def("ring", &Doorbell::ring)
+        .def_prop_ro("rings", &Doorbell::rings, "How often it has rung.");
+
+    m.def("wait_any", &wait_for_any, "consumers"_a, "timeout_ns"_a, "bell"_a = nb::none(), "rings"_a = 0,
+          nb::sig("def wait_any(consumers: list[typing.Any], timeout_ns: int, bell: Doorbell | None = None, "
+                  "rings: int = 0) -> list[typing.Any]"),
+          "Those that have frames or are closed. Sleeps without the GIL until there is one, one of them needs its "
+          "conductor, the bell has rung more than `rings` times, or the time is over: then it may be none.");
 }
 
 }  // namespace tensorpool::bindings

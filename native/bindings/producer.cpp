@@ -39,6 +39,69 @@ struct PyRoute {
                                               version.value_or(meta_version), trace_id);
         return is_published ? static_cast<std::int64_t>(seq) : -1;
     }
+
+    // Publishes arrays like the one before from number `first` on, up to one that differs; returns how many. `arrays` is
+    // a list of them, or one array with a frame for each index of its first axis.
+    std::size_t publish_many_same(nb::handle arrays, std::size_t first) const {
+        if (publisher == nullptr || !is_plain) return 0;
+        const nb::object kept = publisher_object;
+        PyFramePublisher& own = *publisher;
+        own.writer.own();
+        Burst burst(own, meta_version);
+        if (PyList_CheckExact(arrays.ptr())) {
+            const auto count = static_cast<std::size_t>(PyList_Size(arrays.ptr()));
+            std::size_t index = first;
+            for (; index < count; ++index) {
+                const nb::object array = nb::borrow(PyList_GetItem(arrays.ptr(), static_cast<Py_ssize_t>(index)));
+                if (Py_TYPE(array.ptr()) != reinterpret_cast<PyTypeObject*>(array_type.ptr())) break;
+                const Buffer buffer(array, PyBUF_FULL_RO, std::nothrow);
+                if (!buffer.is_there() || !burst.publish(buffer.array(), buffer.bytes())) break;
+            }
+            return index - first;
+        }
+        const Buffer buffer(arrays, PyBUF_FULL_RO, std::nothrow);
+        if (!buffer.is_there() || buffer.array().shape.empty()) return 0;
+        const ArrayBuffer all = buffer.array(), row = all.row();
+        const auto count = static_cast<std::size_t>(all.shape[0]);
+        std::size_t index = first;
+        for (; index < count; ++index) {
+            const std::uint8_t* const at = buffer.bytes().data() + static_cast<std::ptrdiff_t>(index) * all.strides[0];
+            if (!burst.publish(row, {at, static_cast<std::size_t>(row.bytes)})) break;
+        }
+        return index - first;
+    }
+
+private:
+    // The frames of one call: the lease and the clock are looked at now and then, not for each small frame.
+    class Burst {
+    public:
+        Burst(PyFramePublisher& own, std::uint32_t meta_version)
+            : own_(own), meta_version_(meta_version), burst_(own.publisher) {}
+
+        bool publish(const ArrayBuffer& array, std::span<const std::uint8_t> bytes) {
+            const std::shared_ptr<const TensorLayout> layout = own_.last.find(array);
+            if (!layout) return false;
+            unchecked_bytes_ += bytes.size() + kFrameBytes;
+            if (now_ns_ == 0 || unchecked_bytes_ >= kCheckEveryBytes) {
+                now_ns_ = monotonic_ns();
+                unchecked_bytes_ = 0;
+                if (now_ns_ >= own_.publisher.until_ns()) return false;
+            }
+            if (bytes.size() < own_.writer.release_gil_from_bytes)
+                return burst_.publish(*layout, bytes, now_ns_, meta_version_);
+            const nb::gil_scoped_release release;
+            return burst_.publish(*layout, bytes, now_ns_, meta_version_);
+        }
+
+    private:
+        static constexpr std::size_t kFrameBytes = 256;  // that each frame takes besides its payload
+        static constexpr std::size_t kCheckEveryBytes = 8 << 10;
+        PyFramePublisher& own_;
+        const std::uint32_t meta_version_;
+        FramePublisher::Burst burst_;
+        std::uint64_t now_ns_ = 0;
+        std::size_t unchecked_bytes_ = 0;
+    };
 };
 
 struct PyProducer {
@@ -192,7 +255,14 @@ void bind_producer(nb::module_& m) {
                 PyRoute& native = nb::cast<PyRoute&>(route);
                 new (self) PyProducer{std::move(route), native};
             },
-            "route"_a, nb::sig("def __init__(self, route: Route) -> None"));
+            "route"_a, nb::sig("def __init__(self, route: Route) -> None"))
+        .def(
+            "_publish_same",
+            [](PyProducer& self, nb::handle arrays, std::size_t first) {
+                return self.route.publish_many_same(arrays, first);
+            },
+            "arrays"_a, "first"_a, nb::sig("def _publish_same(self, arrays: object, first: int) -> int"),
+            "Publish arrays like the one before, from number `first` on, up to one that differs; how many.");
 }
 
 }  // namespace tensorpool::bindings

@@ -9,7 +9,8 @@
 ...     frame = consumer.poll(timeout=1.0)                         # frame.array: a view of shared memory
 
     connect, local          a client of the driver that runs on this host, or of one inside this process
-    Client                  producer(), consumer(), discover(), aio
+    Client                  producer(), consumer(), run(), discover(), aio
+    wait_any, join          which of many consumers has a frame; frames of several streams that belong together
     Producer, Slot          publish(array), claim(shape, dtype), set_metadata(…), stats
     Consumer, Frame         poll(), latest(), iteration; array, copy(), seq, time, dropped_before
     open                    a recording: open("lake")["camera/front"][10:20].numpy()
@@ -32,14 +33,20 @@ if TYPE_CHECKING:
         ConsumerStats,
         DropReason,
         Frame,
+        FrameCopy,
+        Join,
         Metadata,
         Producer,
         ProducerStats,
         Progress,
+        RateLimiter,
         Slot,
         State,
         StateChange,
+        Unjoined,
         connect,
+        join,
+        wait_any,
     )
     from tensorpool.driver import Driver, DriverConfig
     from tensorpool.embedded import Local, local
@@ -83,8 +90,10 @@ __all__ = [
     "Dtype",
     "Endpoint",
     "Frame",
+    "FrameCopy",
     "FrameOverwritten",
     "FrameTooLarge",
+    "Join",
     "LeaseLost",
     "Local",
     "LocalProtocolError",
@@ -94,6 +103,7 @@ __all__ = [
     "ProducerStats",
     "Progress",
     "ProtocolError",
+    "RateLimiter",
     "RegionRejected",
     "RemoteProtocolError",
     "RingRefused",
@@ -102,14 +112,17 @@ __all__ = [
     "StateChange",
     "TensorPoolError",
     "TransportError",
+    "Unjoined",
     "connect",
+    "join",
     "local",
     "open",
+    "wait_any",
 ]
 
 _CLIENT = """
-    Client ClockPair Consumer ConsumerStats DropReason Frame Metadata Producer ProducerStats Progress Slot State
-    StateChange connect
+    Client ClockPair Consumer ConsumerStats DropReason Frame FrameCopy Join Metadata Producer ProducerStats Progress
+    RateLimiter Slot State StateChange Unjoined connect join wait_any
 """
 _HOMES = (
     dict.fromkeys(__all__, "tensorpool.errors")

@@ -721,10 +721,24 @@ class FrameSource:
     @property
     def mapped(self) -> Any: ...
 
+class ReceptionLock:
+    """Held by the thread that reads a stream, or changes what is read."""
+
+    def acquire(self, blocking: bool = True) -> bool: ...
+
+    def release(self) -> None: ...
+
+    def __enter__(self) -> None: ...
+
+    def __exit__(self, *error: object) -> None: ...
+
 class ReceptionBase:
     """Where a consumer's frames come from now."""
 
     def __init__(self) -> None: ...
+
+    @property
+    def lock(self) -> ReceptionLock: ...
 
     @property
     def source(self) -> FrameSource | None:
@@ -749,6 +763,27 @@ class ConsumerBase:
         """
         The next frame, waiting up to `timeout` seconds for it; None when there is none, or after close().
         """
+
+    def _take_arrived(self, limit: int) -> list[Any]:
+        """
+        Up to `limit` frames that have arrived; none where something has to run before each poll.
+        """
+
+class Doorbell:
+    """Ends a wait_any from another thread."""
+
+    def __init__(self) -> None: ...
+
+    def ring(self) -> None: ...
+
+    @property
+    def rings(self) -> int:
+        """How often it has rung."""
+
+def wait_any(consumers: list[Any], timeout_ns: int, bell: Doorbell | None = None, rings: int = 0) -> list[Any]:
+    """
+    Those that have frames or are closed. Sleeps without the GIL until there is one, one of them needs its conductor, the bell has rung more than `rings` times, or the time is over: then it may be none.
+    """
 
 class FramePublisher:
     """
@@ -850,6 +885,11 @@ class ProducerBase:
         `dtype=Dtype.BIT` takes packed bytes and the `shape` of the bits, `dtype=Dtype.BYTES` any bytes. Raises
         FrameTooLarge for what no pool of the stream holds, LocalProtocolError for what no frame can carry, Closed after
         close().
+        """
+
+    def _publish_same(self, arrays: object, first: int) -> int:
+        """
+        Publish arrays like the one before, from number `first` on, up to one that differs; how many.
         """
 
 class ChunkPlan:

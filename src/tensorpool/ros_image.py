@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Pictures as ROS 2 writes them: sensor_msgs/msg/Image in CDR. Holds no clock and does no IO.
+"""Pictures as ROS 2 writes them: sensor_msgs/msg/Image and CompressedImage in CDR. Holds no clock and does no IO.
 
 Foxglove and the tools of ROS 2 show them from an MCAP file.
 """
@@ -17,6 +17,8 @@ from tensorpool.pixel_formats import BAYER, FORMATS
 from tensorpool.shm.arrays import Array
 
 SCHEMA_NAME: Final = "sensor_msgs/msg/Image"
+COMPRESSED_NAME: Final = "sensor_msgs/msg/CompressedImage"
+ENCODING: Final = "cdr"  # of messages
 _RULE: Final = "=" * 80
 SCHEMA: Final = f"""std_msgs/Header header
 uint32 height
@@ -63,6 +65,14 @@ class Image(msgspec.Struct, frozen=True, eq=False):
     pixel_format: str | None
 
 
+class CompressedImage(msgspec.Struct, frozen=True):
+    """A picture as a JPEG, a PNG or the like; `format` is what the message calls it."""
+
+    data: bytes
+    time_ns: int
+    format: str
+
+
 def encoding_of(shape: tuple[int, ...], dtype: np.dtype[Any], pixel_format: str | None) -> str | None:
     """How ROS names it; None for an array that is no picture to it."""
     if pixel_format in _ENCODINGS:
@@ -90,35 +100,68 @@ def decode(data: bytes) -> Image:
     """A message in little-endian CDR. Raises ValueError."""
     try:
         return _decode(memoryview(data))
-    except (struct.error, UnicodeDecodeError, KeyError) as error:
+    except (struct.error, UnicodeDecodeError, IndexError, KeyError) as error:
         raise ValueError(f"no {SCHEMA_NAME}: {error}") from None
 
 
-def _decode(data: memoryview) -> Image:
+def decode_compressed(data: bytes) -> CompressedImage:
+    """A sensor_msgs/msg/CompressedImage in little-endian CDR. Raises ValueError."""
+    try:
+        body, time_ns, _, at = _header(memoryview(data), COMPRESSED_NAME)
+        format, at = _text(body, at)
+        at += -at % 4
+        (size,) = struct.unpack_from("<I", body, at)
+        picture = bytes(body[at + 4 : at + 4 + size])
+        if len(picture) != size:
+            raise ValueError(f"a picture of {size} bytes, {len(picture)} are there")
+        return CompressedImage(picture, time_ns, format)
+    except (struct.error, UnicodeDecodeError) as error:
+        raise ValueError(f"no {COMPRESSED_NAME}: {error}") from None
+
+
+def _header(data: memoryview, kind: str) -> tuple[memoryview, int, str, int]:
+    """What follows the four bytes in front, with the time, the frame id, and where the rest begins."""
     if bytes(data[:2]) != b"\0\1":
-        raise ValueError(f"no {SCHEMA_NAME} in little-endian CDR")
+        raise ValueError(f"no {kind} in little-endian CDR")
     body = data[4:]
     seconds, nanoseconds = struct.unpack_from("<iI", body, 0)
     frame_id, at = _text(body, 8)
+    return body, seconds * 1_000_000_000 + nanoseconds, frame_id, at
+
+
+def _decode(data: memoryview) -> Image:
+    body, time_ns, frame_id, at = _header(data, SCHEMA_NAME)
     height, width = struct.unpack_from("<II", body, at + (-at % 4))
     encoding, at = _text(body, at + (-at % 4) + 8)
     is_big = bool(body[at])
     at += 1
     step, size = struct.unpack_from("<II", body, at + (-at % 4))
-    pixels = body[at + (-at % 4) + 8 :][:size]
+    data = body[at + (-at % 4) + 8 :][:size]
+    if len(data) != size:
+        raise ValueError(f"{encoding} of {width}x{height} with {len(data)} of {size} bytes")
+    array = pixels(data, encoding, width, height, step, is_big=is_big)
+    return Image(array, time_ns, frame_id, pixel_format(encoding))
+
+
+def pixels(data: memoryview | bytes, encoding: str, width: int, height: int, step: int, *, is_big: bool) -> Array:
+    """The array of a picture whose rows have `step` bytes. Raises ValueError, and KeyError for an unknown encoding."""
     dtype, channels = _layout(encoding)
     row = width * channels * dtype.itemsize
-    if len(pixels) != size or step < row or size != step * height:
-        raise ValueError(f"{encoding} of {width}x{height} with {len(pixels)} bytes in rows of {step}")
-    rows = np.frombuffer(pixels, np.uint8).reshape(height, step)[:, :row]
+    if step < row or len(data) != step * height:
+        raise ValueError(f"{encoding} of {width}x{height} with {len(data)} bytes in rows of {step}")
+    rows = np.frombuffer(data, np.uint8).reshape(height, step)[:, :row]
     array: Array = np.ascontiguousarray(rows).view(dtype.newbyteorder(">" if is_big else "<")).astype(dtype, copy=False)
-    shape = (height, width) if channels == 1 else (height, width, channels)
-    return Image(array.reshape(shape), seconds * 1_000_000_000 + nanoseconds, frame_id, _FORMATS.get(encoding))
+    return array.reshape((height, width) if channels == 1 else (height, width, channels))
+
+
+def pixel_format(encoding: str) -> str | None:
+    """Our name for an encoding of ROS; None where it has none."""
+    return _FORMATS.get(encoding)
 
 
 def _layout(encoding: str) -> tuple[np.dtype[Any], int]:
     kind, separator, channels = encoding.partition("C")
-    if separator and kind in _DTYPES:
+    if separator and kind in _DTYPES and channels in ("1", "2", "3", "4"):
         return np.dtype(_DTYPES[kind]), int(channels)
     known = FORMATS[_FORMATS[encoding]]
     return np.dtype(known.dtype), max(1, known.channels)

@@ -11,6 +11,7 @@ from tests.support.processes import run_script
 
 LAKE: Final = ("pyarrow", "obstore", "deltalake")
 SPARK: Final = ("pyspark", "py4j", "pandas", "matplotlib")
+CONSOLE: Final = ("starlette", "uvicorn")
 # Runs each line of its arguments as a command, in an interpreter that lacks some packages.
 COMMANDS: Final = """
 import sys
@@ -59,9 +60,11 @@ def test_a_command_without_its_extra_names_it_in_one_line() -> None:
         "lake retain lake --age 1d": wants("a lake", "lake", "pyarrow and obstore"),
         "stats lake": wants("tensorpool stats", "spark", "pyspark"),
         "qos lake": wants("tensorpool qos", "spark", "pyspark"),
+        "console": wants("the console", "console", "starlette and uvicorn"),
+        "view cam": wants("the console", "console", "starlette and uvicorn"),
     }
     text = "".join(f"error: {sentence}exit code 1\n" for sentence in expected.values())
-    assert run_script(COMMANDS, ",".join(LAKE + SPARK), *expected) == (0, text)
+    assert run_script(COMMANDS, ",".join(LAKE + SPARK + CONSOLE), *expected) == (0, text)
 
 
 def test_with_the_lake_alone_only_spark_is_missing() -> None:
@@ -105,3 +108,15 @@ except ImportError as error:
     print(error)
 """
     assert run_script(script) == (0, wants("a picture", "spark", "matplotlib"))
+
+
+def test_the_console_does_without_a_lake() -> None:
+    """It runs; only the lake that it was given says what to install."""
+    script = """
+import sys
+sys.modules.update(dict.fromkeys(sys.argv[1].split(",")))
+from tensorpool.console.server import Console
+from tensorpool.console.lakes import Lakes
+print(Lakes(["/nowhere"]).about()[0]["error"])
+"""
+    assert run_script(script, ",".join(LAKE)) == (0, wants("a lake", "lake", "pyarrow and obstore"))

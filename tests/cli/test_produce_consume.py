@@ -261,3 +261,21 @@ def test_a_terminal_shows_one_live_line_that_fits(shell: Shell, columns: int) ->
     assert "published 60 frames" in plain
     _, output = shell.run_here("produce", name, "--count", "60", "--rate", "0", "--shape", "64x64")
     assert len(output.splitlines()) == 3, output
+
+
+def test_limit_publishes_a_slower_copy(shell: Shell, client: tp.Client) -> None:
+    """What a consumer of the copy gets is what the limiter says; every byte of it is right."""
+    with (
+        shell.start("produce", "limit/fast", "--rate", "100", "--pattern", "checked", "--shape", "32x32") as producer,
+        shell.start("limit", "limit/fast", "--to", "limit/slow", "--rate", "20", "--count", "30", "--json") as limiter,
+    ):
+        wait_until(lambda: client.discover("limit/slow"), "there is a copy")
+        consumed = shell.run("consume", "limit/slow", "--count", "10", "--verify", "--json")
+        code, output = limiter.finish()
+        producer.send(signal.SIGTERM)
+    assert code == 0, output
+    counts = json.loads(output.splitlines()[-1])
+    assert counts["published"] == 30
+    assert counts["skipped"] > 60
+    assert consumed.code == 0, consumed.stderr
+    assert json.loads(consumed.stdout.splitlines()[-1])["verified"] == 10

@@ -81,6 +81,7 @@ REFUSED: dict[tuple[type, str], list[dict[str, Any]]] = {
         *({"driver_instance_id": value} for value in ["", LONG, 5]),
     ],
     (Client, "watch"): [*({"stream": value} for value in ["", LONG, 0]), {"timeout": NAN}],
+    (Client, "run"): [{"on_frame": value} for value in [None, 7, "print"]],
     (Client, "discover"): [
         *({"name": value} for value in ["", LONG, 5]),
         *({"tags": value} for value in ["lab", [""], [LONG], ["ä"], [5], [f"tag{n}" for n in range(1_000)]]),
@@ -120,6 +121,7 @@ REFUSED: dict[tuple[type, str], list[dict[str, Any]]] = {
     ],
     (Producer, "repeat_metadata"): [{"message": META}, {"message": META, "summary": LONG}],
     (Producer, "set_clock"): [{"pair": 0}, {"pair": (1, 2)}],
+    (Producer, "publish_many"): [{"arrays": value} for value in [7, None, "text", [LONG], np.zeros(())]],
     (Producer, "publish_blob"): [
         *({"data": b"", "blob_type": value} for value in [-1, 2**32 - 1, 2**32, "1", None]),
         *({"data": value, "blob_type": 1} for value in [5, "text", None, np.zeros(3)]),
@@ -127,6 +129,7 @@ REFUSED: dict[tuple[type, str], list[dict[str, Any]]] = {
     (Producer, "wait_for_consumers"): [{"n": -1}, {"n": "1"}, {"timeout": NAN}, {"timeout": "1"}],
     (Producer, "drain"): [{"timeout": NAN}, {"timeout": "1"}],
     (Consumer, "poll"): [{"timeout": value} for value in [NAN, "1", None]],
+    (Consumer, "poll_many"): [*({"n": value} for value in [0, -1, 1.5, True, 2**32]), {"n": 1, "timeout": NAN}],
     (Consumer, "wait"): [{"timeout": NAN}, {"timeout": "1"}],
     (Slot, "progress"): [
         *({"rows": value} for value in [-1, 5, 2**64, "1", 1.5]),
@@ -170,7 +173,7 @@ def test_what_cannot_travel_is_refused_where_the_caller_stands(
     """With the argument's name and its value, at once."""
     wrong = []
     for arguments in REFUSED[owner, method]:
-        given = {"stream": whole.producer.stream_id} if owner is Client and method != "discover" else {}
+        given = {"stream": whole.producer.stream_id} if owner is Client and method not in ("discover", "run") else {}
         call = called(whole, client, owner, method)
         try:
             positional = [arguments["array"]] if "array" in arguments else []

@@ -164,20 +164,21 @@ def test_links_to_the_base_are_resolved_and_other_files_are_not_used(make: Make,
 @pytest.mark.spec("DRV-4.6-05", "DRV-4.2-35", "DRV-4.2-36")
 def test_memory_that_cannot_be_had_is_an_internal_error_in_a_limited_text(make: Make, shm_dir: Path) -> None:
     """The refusal says what is missing, in at most 1024 bytes; the driver and its other streams go on."""
-    base_dir = shm_dir.joinpath(*["d" * 250] * 5)
-    base_dir.mkdir(parents=True)
     terabytes = {"header_nslots": 1 << 20, "payload_pools": [{"pool_id": 1, "stride_bytes": 1 << 24}]}
-    deployment = make(shm={"base_dir": str(base_dir)}, profiles={"terabytes": terabytes})
-    deployment.tables["streams"]["terabytes"] = {"stream_id": HUGE, "profile": "terabytes"}
-    with deployment.start() as process, DriverClient(deployment) as client:
-        client.meet(process)
-        before = client.next_announce(STREAM).message
-        refusal = client.refused(attach_request(HUGE, Role.PRODUCER))
-        assert refusal.code is ResponseCode.INTERNAL_ERROR
-        assert len(refusal.error_message.encode()) == 1024, "cut off, it would be longer than the path"
-        lease = client.attach(STREAM, Role.PRODUCER)
-        assert lease.epoch > before.epoch
-        client.detach(lease)
+    deep = shm_dir.joinpath(*["d" * 250] * 5)
+    deep.mkdir(parents=True)
+    with mounted(deep / "small", "tmpfs", "size=64m") as base_dir:
+        deployment = make(shm={"base_dir": str(base_dir)}, profiles={"terabytes": terabytes})
+        deployment.tables["streams"]["terabytes"] = {"stream_id": HUGE, "profile": "terabytes"}
+        with deployment.start() as process, DriverClient(deployment) as client:
+            client.meet(process)
+            before = client.next_announce(STREAM).message
+            refusal = client.refused(attach_request(HUGE, Role.PRODUCER))
+            assert refusal.code is ResponseCode.INTERNAL_ERROR
+            assert len(refusal.error_message.encode()) == 1024, "cut off, it would be longer than the mount's path"
+            lease = client.attach(STREAM, Role.PRODUCER)
+            assert lease.epoch > before.epoch
+            client.detach(lease)
 
 
 @pytest.mark.spec("DRV-4.3-08", "DRV-9-04")

@@ -27,6 +27,7 @@ from tensorpool.exports.mcap import McapExport
 from tensorpool.exports.mp4 import Mp4Export
 from tensorpool.exports.protocol import ExportFrame, ExportRefused, Missing, Written
 from tests.exports.conftest import SEQS, START, picture, rows
+from tests.exports.foxglove import raw_image_class
 from tests.support.frame_rows import make_lake
 
 START_NS = round(START.timestamp()) * 1_000_000_000
@@ -58,6 +59,10 @@ def read(out: Path, kind: str) -> tuple[list[int], np.ndarray[Any, Any]]:
         with out.open("rb") as file:
             messages = [message for _, _, message in make_reader(file).iter_messages(topics=["/camera/front"])]
         return [message.sequence for message in messages], np.stack([by_hand(message.data) for message in messages])
+    if kind == "foxglove":
+        with out.open("rb") as file:
+            found = [(schema, message) for schema, _, message in make_reader(file).iter_messages()]
+        return [message.sequence for _, message in found], np.stack([by_protobuf(*one) for one in found])
     files = sorted(out.iterdir())
     readers: dict[str, Callable[[Path], np.ndarray[Any, Any]]] = {
         "png": lambda path: np.asarray(Image.open(path))[:, :, ::-1],
@@ -74,7 +79,16 @@ def by_hand(data: bytes) -> np.ndarray[Any, Any]:
     return np.frombuffer(data[-24 * 32 * 3 :], np.uint8).reshape(24, 32, 3)
 
 
-LOSSLESS = ["png", "tiff", "npy", "zarr", "hdf5", "mcap"]
+def by_protobuf(schema: Any, message: Any) -> np.ndarray[Any, Any]:
+    """foxglove.RawImage of bgr8, read by Google's library with the schema of the file."""
+    assert (schema.name, schema.encoding) == ("foxglove.RawImage", "protobuf")
+    image = raw_image_class(schema.data).FromString(message.data)
+    assert (image.encoding, image.step, image.frame_id) == ("bgr8", 32 * 3, "camera/front")
+    assert image.timestamp.seconds * 1_000_000_000 + image.timestamp.nanos == message.log_time
+    return np.frombuffer(image.data, np.uint8).reshape(image.height, image.width, 3)
+
+
+LOSSLESS = ["png", "tiff", "npy", "zarr", "hdf5", "mcap", "foxglove"]
 
 
 @pytest.mark.parametrize("kind", LOSSLESS)

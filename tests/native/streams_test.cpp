@@ -12,6 +12,7 @@
 #include "fake_aeron.hpp"
 #include "publisher.hpp"
 #include "rings.hpp"
+#include "wait_any.hpp"
 
 using namespace tensorpool;
 using namespace tensorpool::test;
@@ -23,12 +24,17 @@ constexpr std::uint64_t kEpoch = 5;
 const std::uint8_t kPayload[16] = {1, 2, 3};
 
 struct Stream {
-    FakeAeron aeron;
+    explicit Stream(std::uint32_t own_id = kStream, std::shared_ptr<FakeAeron> own_log = std::make_shared<FakeAeron>())
+        : id(own_id), log(std::move(own_log)) {}
+
+    const std::uint32_t id;
+    const std::shared_ptr<FakeAeron> log;
+    FakeAeron& aeron = *log;
     HeapRing ring{4, {{1, 64}}};
     RingWriter writer{ring.geometry()};
     RingReader reader{ring.geometry()};
     std::shared_ptr<Subscription> descriptors = aeron.subscription(kStream);
-    FramePublisher publisher{writer, aeron.publication(kStream), kStream, kEpoch, false};
+    FramePublisher publisher{writer, aeron.publication(kStream), id, kEpoch, false};
 
     bool publish(std::uint64_t seq) { return publisher.publish(seq, byte_layout(16), kPayload, 1, 2, 3); }
 
@@ -49,6 +55,7 @@ struct Stream {
 };
 
 thread_local bool fails_futex_wake = false;
+thread_local bool lacks_futex_waitv = false;
 
 }  // namespace
 
@@ -56,6 +63,7 @@ extern "C" {
 long __real_syscall(long, ...);
 
 long __wrap_syscall(long number, long a, long b, long c, long d, long e, long f) {
+    if (lacks_futex_waitv && number == 449) return errno = ENOSYS, -1;
     if (!fails_futex_wake || number != SYS_futex || b != FUTEX_WAKE) return __real_syscall(number, a, b, c, d, e, f);
     errno = EPERM;
     return -1;
@@ -200,4 +208,83 @@ TEST(streams, a_refused_subscription_leaves_nothing_behind) {
     CHECK_EQ(aeron.client->kept_images(), 1u);
     subscription->close();
     CHECK_EQ(aeron.client->kept_images(), 0u);
+}
+
+namespace {
+
+// Waits for three streams while another thread publishes one frame in each of them in turn; their order of arrival.
+std::vector<std::size_t> waited_for(bool has_waitv) {
+    constexpr std::uint64_t kLongNs = 20'000'000'000;
+    std::deque<Stream> streams;  // that share a descriptor stream
+    std::deque<DescriptorFeed> feeds;
+    for (std::uint32_t i = 0; i < 3; ++i) {
+        Stream& stream = i == 0 ? streams.emplace_back() : streams.emplace_back(kStream + i, streams[0].log);
+        feeds.emplace_back(stream.reader, stream.id, kEpoch, 0, 0, std::make_shared<LateFrames>());
+    }
+    std::atomic<std::size_t> seen{0};
+    std::thread producer([&] {
+        for (const std::size_t index : {2u, 0u, 1u}) {
+            while (seen != (index + 1) % 3) std::this_thread::yield();  // 0, 1, 2
+            std::this_thread::sleep_for(std::chrono::milliseconds(1));
+            CHECK(streams[index].publish(0));
+        }
+    });
+    lacks_futex_waitv = !has_waitv;
+    std::vector<std::size_t> order;
+    while (order.size() < 3) {
+        {
+            std::deque<WatchedFeed> watched;
+            for (std::size_t i = 0; i < 3; ++i) watched.emplace_back(feeds[i], streams[i].descriptors);
+            const std::uint64_t start = monotonic_ns();
+            wait_any(watched, {}, kLongNs);
+            CHECK(monotonic_ns() - start < kLongNs);
+            for (std::size_t i = 0; i < 3; ++i)
+                if (watched[i].has_frames()) order.push_back(i);
+        }
+        ReceivedFrame frame;
+        CHECK(!order.empty());
+        CHECK(feeds[order.back()].next(*streams[order.back()].descriptors, frame));
+        seen = order.size();
+    }
+    producer.join();
+    lacks_futex_waitv = false;
+    return order;
+}
+
+}  // namespace
+
+TEST(streams, one_thread_waits_for_several) { CHECK(waited_for(true) == (std::vector<std::size_t>{2, 0, 1})); }
+
+// From now on this process sleeps on one word at a time.
+TEST(streams, one_thread_waits_for_several_on_an_old_kernel) {
+    CHECK(waited_for(false) == (std::vector<std::size_t>{2, 0, 1}));
+    CHECK(waited_for(true) == (std::vector<std::size_t>{2, 0, 1}));
+}
+
+TEST(streams, a_feed_is_waited_for_by_one_thread) {
+    Stream stream;
+    DescriptorFeed feed(stream.reader, kStream, kEpoch, 0, 0, std::make_shared<LateFrames>());
+    std::deque<WatchedFeed> watched;
+    watched.emplace_back(feed, stream.descriptors);
+    CHECK_THROWS(LocalProtocolError, watched.emplace_back(feed, stream.descriptors));
+    wait_any(watched, {}, 1'000'000);
+    CHECK(!watched.front().has_frames());
+    feed.stop();  // from any thread
+    const std::uint64_t start = monotonic_ns();
+    wait_any(watched, {}, 20'000'000'000);
+    CHECK(monotonic_ns() - start < 20'000'000'000);
+    CHECK(!watched.front().has_frames());
+}
+
+TEST(streams, a_burst_is_announced_frame_by_frame) {
+    Stream stream;
+    {
+        FramePublisher::Burst burst(stream.publisher);
+        for (int i = 0; i < 3; ++i) CHECK(burst.publish(byte_layout(16), kPayload, 7, 2));
+        CHECK(!burst.publish(byte_layout(65), std::vector<std::uint8_t>(65), 7, 2));
+        CHECK_THROWS(LocalProtocolError, stream.publish(3));
+    }
+    CHECK(stream.announced() == (std::vector<std::uint64_t>{0, 1, 2}));
+    CHECK_EQ(stream.publisher.bytes(), 48u);
+    CHECK(stream.publish(3));
 }

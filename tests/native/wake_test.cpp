@@ -3,6 +3,7 @@
 // longer than a bounded time when the writer does not wake them.
 #include <atomic>
 #include <fstream>
+#include <functional>
 #include <string>
 #include <thread>
 
@@ -57,11 +58,12 @@ struct Sleeper {
     std::atomic<bool> is_done{false};
     std::thread thread;
 
-    Sleeper(const std::uint32_t* word, std::uint32_t expected)
-        : thread([this, word, expected] {
+    Sleeper(const std::uint32_t* word, std::uint32_t expected) : Sleeper([=] { sleep_on(word, expected, kForever); }) {}
+    explicit Sleeper(std::function<void()> sleep)
+        : thread([this, sleep] {
               thread_id = gettid();
               const std::uint64_t start = monotonic_ns();
-              sleep_on(word, expected, kForever);
+              sleep();
               slept_ns = monotonic_ns() - start;
               is_done = true;
           }) {
@@ -120,6 +122,60 @@ TEST(wake, one_wake_up_is_for_every_sleeper) {
     Sleeper first(word.low_half(), seen), second(word.low_half(), seen), third(word.low_half(), seen);
     writer.wake(monotonic_ns());
     for (const Sleeper* sleeper : {&first, &second, &third}) CHECK(sleeper->done_within(kForever / 4));
+}
+
+TEST(wake, a_burst_wakes_who_sleeps_on_its_first_slot) {
+    const SharedRing shared(8, {{1, 64}});
+    const MappedRing ring = shared.map(true);
+    RingWriter writer(ring.geometry());
+    write_one(writer, 0);
+    const CommitWord word(ring.geometry().slot(1));
+    Sleeper sleeper(word.low_half(), static_cast<std::uint32_t>(word.peek()));
+    for (std::uint64_t seq = 1; seq < 4; ++seq) write_one(writer, seq);
+    writer.wake(monotonic_ns(), 3);
+    CHECK(sleeper.done_within(kForever / 2));
+}
+
+TEST(wake, a_sleeper_on_many_words_is_woken_by_any) {
+    const SharedRing first(4, {{1, 64}}), second(4, {{1, 64}});
+    const MappedRing rings[] = {first.map(true), second.map(true)};
+    for (int woken = 0; woken < 2; ++woken) {
+        std::vector<SleepWord> words;
+        for (const MappedRing& ring : rings) {
+            const CommitWord word(ring.geometry().slot(0));
+            words.emplace_back(word.low_half(), static_cast<std::uint32_t>(word.peek()));
+        }
+        Sleeper sleeper([&] { sleep_on_any(words, kForever, 0); });
+        RingWriter writer(rings[woken].geometry());
+        write_one(writer, 0);
+        CHECK(words[static_cast<std::size_t>(woken)].has_changed());
+        writer.wake(monotonic_ns());
+        CHECK(sleeper.done_within(kForever / 2));
+    }
+}
+
+TEST(wake, more_words_than_the_kernel_watches_are_watched_in_turns) {
+    std::vector<std::uint32_t> memory(2 * kWordsAtOnce + 5);
+    std::vector<SleepWord> words;
+    for (const std::uint32_t& word : memory) words.emplace_back(&word, 0);
+    for (std::size_t turn = 0; turn < 4; ++turn) {
+        const std::uint64_t start = monotonic_ns();
+        sleep_on_any(words, kForever, turn);  // bounded: whoever sleeps on a part has to look at the rest
+        CHECK(monotonic_ns() - start < kForever / 2);
+    }
+    memory.back() = 1;  // of the third group: its sleep ends at once
+    const std::uint64_t start = monotonic_ns();
+    for (int i = 0; i < 1000; ++i) sleep_on_any(words, kForever, 2);
+    CHECK(monotonic_ns() - start < 1000 * kLongestPartialSleepNs);
+}
+
+TEST(wake, a_bell_wakes_who_sleeps_on_it) {
+    Doorbell bell;
+    const SleepWord word = bell.since(bell.rings());
+    Sleeper sleeper([&] { sleep_on_any({&word, 1}, kForever, 0); });
+    bell.ring();
+    CHECK(sleeper.done_within(kForever / 2));
+    CHECK(word.has_changed());
 }
 
 TEST(wake, a_writer_that_wrote_nothing_wakes_nobody) {

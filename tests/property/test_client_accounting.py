@@ -17,16 +17,17 @@ import shutil
 import tempfile
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule, run_state_machine_as_test
 
 from tensorpool import aeron
-from tensorpool._core import DropReason
+from tensorpool._core import ConsumerBase, DropReason
 from tensorpool.client.frame import Frame
 from tensorpool.client.stream_reader import SEQ_WENT_BACK, StreamReader
 from tensorpool.errors import FrameOverwritten
@@ -150,6 +151,15 @@ class AccountingMachine(RuleBasedStateMachine):
                 frame = None if source is None else source.next()
                 if frame is None:
                     return
+                self.take(frame)
+
+    @rule(count=many)
+    def read_many(self, count: int) -> None:
+        """As `poll_many` does."""
+        consumer = ConsumerBase(self.reader, True)
+        with self.reader.lock:
+            self.reader.apply()
+            for frame in consumer._take_arrived(count):
                 self.take(frame)
 
     @rule()
@@ -280,3 +290,36 @@ def machine(shared_media_driver: aeron.MediaDriver) -> Iterator[type[AccountingM
 def test_the_book_balances(machine: type[AccountingMachine]) -> None:
     """Under every schedule."""
     run_state_machine_as_test(machine, settings=settings(max_examples=60 * SOAK, stateful_step_count=40))
+
+
+step = st.tuples(st.sampled_from(["publish", "publish", "lose", "read", "read"]), st.integers(1, 3 * NSLOTS))
+
+
+@pytest.mark.parametrize("max_gap", [None, 0, 2])
+@settings(max_examples=40 * SOAK)
+@given(steps=st.lists(step, min_size=1, max_size=20))
+def test_many_at_once_are_what_one_at_a_time_are(
+    shared_media_driver: aeron.MediaDriver, max_gap: int | None, steps: list[tuple[str, int]]
+) -> None:
+    """The same frames, with the same losses before each and in the same counters."""
+    with private_directory() as folder, closing(aeron.connect(shared_media_driver.aeron_dir)) as client:
+        stream = Stream(folder, client, stream_id=next(_stream_ids), nslots=NSLOTS, pools=((1, 64),))
+        readers = [StreamReader(max_gap), StreamReader(max_gap)]
+        for reader in readers:
+            reader.set_streams(stream.subscribe(), None)
+            reader.adopt(stream.mapped())
+        one, many_at_once = (ConsumerBase(reader, True) for reader in readers)
+        for kind, count in [*steps, ("publish", 1), ("read", 1000)]:
+            if kind == "publish":
+                for _ in range(count):
+                    stream.publish()
+            elif kind == "lose":
+                for _ in range(count):
+                    stream.write()
+            else:
+                singles = [frame for _ in range(count) for frame in one._take_arrived(1)]
+                batch = many_at_once._take_arrived(count)
+                assert [(it.seq, it.dropped_before) for it in batch] == [(it.seq, it.dropped_before) for it in singles]
+        first, second = (reader.stats() for reader in readers)
+        assert first == second
+        assert first.received + first.lost == stream.next_seq - (first.last_seq_seen + 1 - first.received - first.lost)

@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from tensorpool.supervisor.encoding import to_json
-from tensorpool.supervisor.snapshot import ChangeKind, ConsumerState, StreamState
+from tensorpool.supervisor.snapshot import ChangeKind, ConsumerState, ConsumerStatus, StreamState
 from tensorpool.supervisor.view import ProbeResult, View
 from tensorpool.wire.control import Attribute, ClockDomain, DataSourceMeta, FrameDescriptor, Mode
 from tensorpool.wire.driver import LeaseRevokeReason, Role, ShmDriverShutdown, ShutdownReason
@@ -263,6 +263,45 @@ def test_lag_is_measured_at_the_time_of_the_report(view: View) -> None:
     assert consumer_of(view, 5 * S).lag == 0
     view.on_message(consumed(420), 5 * S)
     assert consumer_of(view, 5 * S).lag == 80
+
+
+def test_before_the_stream_is_measured_no_consumer_lags(view: View) -> None:
+    """Its report came first: how far the producer was then is not known, and how much is too much neither."""
+    view.on_message(announce(), 0)
+    view.on_message(consumed(1000), S // 2)
+    view.on_message(produced(1400), S)
+    found = consumer_of(view, S)
+    assert (found.lag, found.is_lagging) == (None, False)
+    view.on_message(consumed(1350), S)
+    found = consumer_of(view, S + 1)
+    assert (found.lag, found.is_lagging) == (50, False)  # of how many a second?
+    view.on_message(produced(1900), 3 * S // 2)
+    view.on_message(consumed(1850), 3 * S // 2)
+    found = consumer_of(view, 3 * S // 2)
+    assert (found.lag, found.is_lagging) == (50, False)  # of a thousand a second: a twentieth of a second
+    view.on_message(consumed(1600), 3 * S // 2)
+    assert consumer_of(view, 3 * S // 2 + 1).is_lagging
+
+
+def test_a_consumer_that_attaches_late_is_not_behind_before_it_reads(view: View) -> None:
+    """B31: it reports 0 until its first frame. One that still reports it a second later does not read: it lags."""
+    run(view, 5)
+    view.on_message(hello(7), 5 * S)
+    view.on_message(consumed(0, 7), 5 * S)
+    view.on_message(produced(500), 5 * S)
+
+    def late(now_ns: int, consumer_id: int = 7) -> ConsumerStatus:
+        return next(found for found in view.snapshot(now_ns).consumers if found.consumer_id == consumer_id)
+
+    assert (late(5 * S).lag, late(5 * S + 1).state) == (None, ConsumerState.OK)
+    view.on_message(consumed(0, 8), 5 * S + 1)
+    view.on_message(consumed(490, 8), 5 * S + S // 5)
+    assert late(5 * S + S // 5, 8).lag == 10  # with its first frame
+    view.on_message(produced(600), 6 * S)
+    view.on_message(consumed(0, 7), 6 * S)
+    assert (late(6 * S).lag, late(6 * S).state) == (600, ConsumerState.LAGGING)
+    view.on_message(consumed(600, 7), 6 * S)
+    assert late(6 * S + 1).lag == 0
 
 
 def test_a_consumer_that_falls_behind_lags_until_it_stays_level(view: View) -> None:

@@ -21,9 +21,8 @@ import os
 import re
 import signal
 import subprocess
-import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Final
 
@@ -98,15 +97,16 @@ class Terminal(msgspec.Struct, frozen=True):
 
 
 class Shell:
-    """A folder with `.venv` and `examples` in it, as a clone has, and the processes that the test started there."""
+    """A folder with `.venv` and `examples` in it, as a clone has, and the processes that the test started there.
 
-    def __init__(self, folder: Path, environment: dict[str, str]) -> None:
+    `environment` is all that they inherit.
+    """
+
+    def __init__(self, folder: Path, environment: Mapping[str, str]) -> None:
         self._folder = folder
-        path = f"{folder}/.venv/bin:{os.environ['PATH']}"
-        self._environment = os.environ | {"PYTHONPATH": str(ROOT), "PATH": path} | environment
+        path = f"{folder}/.venv/bin:{environment['PATH']}"
+        self._environment = {**environment, "PATH": path}
         self._running: list[tuple[str, Terminal, subprocess.Popen[bytes], Path]] = []
-        (folder / ".venv").symlink_to(sys.prefix)
-        (folder / "examples").symlink_to(ROOT / "examples")
         self._python: subprocess.Popen[str] | None = None
 
     def save(self, block: Block) -> None:
@@ -159,7 +159,7 @@ class Shell:
         """Run a block of Python where the earlier ones of its page ran; what it printed."""
         if self._python is None:
             self._python = subprocess.Popen(
-                [sys.executable, "-m", "tests.support.page_interpreter", "python.txt"],
+                [f"{self._folder}/.venv/bin/python", "-m", "tests.support.page_interpreter", "python.txt"],
                 cwd=self._folder,
                 env=self._environment,
                 stdin=subprocess.PIPE,
@@ -189,6 +189,13 @@ class Shell:
             assert process.wait(LONGEST_S) in terminal.codes, (line, output.read_text())
             assert re.search(terminal.end, output.read_text(), re.MULTILINE), (line, output.read_text())
             self._running.remove(entry)
+
+    def quit_python(self) -> None:
+        """End the interpreter of the page as its reader does."""
+        python, self._python = self._python, None
+        if python is not None:
+            python.communicate(timeout=LONGEST_S)
+            assert python.returncode == 0, (self._folder / "python.txt").read_text()[-8000:]
 
     def reap(self) -> None:
         """Kill what a failed test left."""

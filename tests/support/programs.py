@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Programs that tests need and a fresh machine lacks: ffmpeg and GStreamer, installed by apt-get where we are root."""
+"""What tests need and a fresh machine lacks, such as ffmpeg and Chromium, installed by apt-get where we are root."""
 
 from __future__ import annotations
 
@@ -15,11 +15,13 @@ from tests.support.processes import ROOT
 
 # Which command shows that it is there, and the packages that bring it.
 CHECKS: Final = {
+    "chromium": (["chromium", "--version"], ["chromium"]),
     "ffmpeg": (["ffmpeg", "-version"], ["ffmpeg"]),
     "gstreamer": (
         ["gst-inspect-1.0", "--exists", "videotestsrc"],
         ["gstreamer1.0-tools", "gstreamer1.0-plugins-base"],
     ),
+    "inter": (["test", "-d", "/usr/share/fonts/opentype/inter"], ["fonts-inter"]),  # the page's first choice of a font
 }
 QUIET: Final = ["apt-get", "-qq", "-y", "-o", "DPkg::Lock::Timeout=300"]
 

@@ -134,6 +134,11 @@ def test_the_wheel_is_for_every_linux_and_every_python_from_3_12_on() -> None:
         names = set(archive.namelist())
     assert {"tensorpool/_core.abi3.so", "tensorpool/py.typed", "pyspark_tensorpool/__init__.py"} <= names
     assert {f"tensorpool/wire/schemas/{path.name}" for path in (ROOT / "schemas").glob("*.xml")} <= names
+    page = {
+        path.relative_to(ROOT / "src") for path in (ROOT / "src/tensorpool/console/web").rglob("*") if path.is_file()
+    }
+    assert {"tensorpool/console/web/index.html", "tensorpool/console/web/vendor/LICENSES.txt"} <= set(map(str, page))
+    assert set(map(str, page)) <= names
     assert {name.partition("/")[0] for name in names} == {
         "tensorpool",
         "pyspark_tensorpool",
@@ -146,6 +151,7 @@ def test_the_source_archive_has_what_the_wheel_is_built_from() -> None:
     with tarfile.open(built("*.tar.gz")) as archive:
         names = {name.partition("/")[2] for name in archive.getnames()}
     assert {"CMakeLists.txt", "LICENSE", "README.md", "native/ring.hpp", "src/tensorpool/__init__.py"} <= names
+    assert "src/tensorpool/console/web/vendor/preact.js" in names
     assert not [name for name in names if name.startswith((".venv", ".uv", "build", "dist", ".git/"))]
 
 

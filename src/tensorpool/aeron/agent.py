@@ -162,7 +162,8 @@ class AgentRunner:
         """Start the thread and wait until the agent's `on_start` has returned; its exception is raised here."""
         if not self._running:
             raise LocalProtocolError(f"agent {self._thread.name} was closed; make a new runner")
-        library.close_at_exit(self)  # first: a signal's exception may leave `Thread.start` when the thread is there
+        # First: a signal's exception may leave `Thread.start` when the thread is there.
+        library.close_at_exit(self, library.ClosingTurn.AGENT)
         self._thread.start()
         self._ready.wait()
         if self._start_failure is not None:

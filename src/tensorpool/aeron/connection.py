@@ -99,12 +99,15 @@ class MediaDriverConnection[S]:
                 )
         return False
 
-    def lose(self, error: Exception, now_ns: int) -> None:
-        """Give the connection up after `error`; `maintain` opens another one."""
+    def lose(self, error: Exception, now_ns: int, *, is_expected: bool = False) -> None:
+        """Give the connection up after `error`; `maintain` opens another one.
+
+        `is_expected`: the media driver was about to end, which is no reason to warn.
+        """
         if self.client is None:
             return
         self._pause(now_ns, is_longer=now_ns - self._opened_ns < LASTING_NS)
-        reason = self._report("media_driver_lost", str(error))
+        reason = self._report("media_driver_lost", str(error), is_expected=is_expected)
         if self._on_lost is not None:
             self._on_lost(reason, now_ns)
         self.close()
@@ -145,7 +148,8 @@ class MediaDriverConnection[S]:
         self._pause_ns = min(2 * self._pause_ns, MAX_RETRY_NS) if is_longer else RETRY_NS
         self._retry_ns = now_ns + self._pause_ns
 
-    def _report(self, event: str, reason: str) -> str:
+    def _report(self, event: str, reason: str, *, is_expected: bool = False) -> str:
         self._reported = self._explain(reason)
-        self._log.warning(event, aeron_dir=self.aeron_dir, error=self._reported)
+        log = self._log.info if is_expected else self._log.warning
+        log(event, aeron_dir=self.aeron_dir, error=self._reported)
         return self._reported

@@ -10,6 +10,7 @@ import atexit
 import importlib.util
 import itertools
 import os
+from enum import IntEnum
 from pathlib import Path
 from typing import Protocol
 from weakref import WeakValueDictionary
@@ -27,7 +28,15 @@ class Closable(Protocol):
     def close(self) -> None: ...
 
 
-_open: WeakValueDictionary[int, Closable] = WeakValueDictionary()
+class ClosingTurn(IntEnum):
+    """What is closed first when the interpreter ends: nothing may lose what it still uses."""
+
+    AGENT = 0
+    CLIENT = 1
+    MEDIA_DRIVER = 2
+
+
+_open: WeakValueDictionary[tuple[ClosingTurn, int], Closable] = WeakValueDictionary()
 _order = itertools.count()
 
 
@@ -68,13 +77,12 @@ def version() -> str:
     return _core.aeron_version()
 
 
-def close_at_exit(closable: Closable) -> None:
+def close_at_exit(closable: Closable, turn: ClosingTurn) -> None:
     """Have `closable` closed when the interpreter ends, should its owner forget: no leftovers in /dev/shm."""
-    _open[next(_order)] = closable
+    _open[turn, -next(_order)] = closable
 
 
 @atexit.register
 def _close_all() -> None:
-    # The newest first: agents before the clients they use, clients before the media driver that serves them.
-    for _, closable in sorted(_open.items(), reverse=True):
+    for _, closable in sorted(_open.items()):  # the newest of a kind first
         closable.close()

@@ -156,7 +156,7 @@ class MediaDriver(ClosesOnExit):
                 self._driver = _core.MediaDriver(pairs)
         if access is not None:
             self._share(access, umask)
-        library.close_at_exit(self._driver)
+        library.close_at_exit(self._driver, library.ClosingTurn.MEDIA_DRIVER)
 
     def close(self) -> None:
         """Stop the driver and remove its directory. Clients that are still connected see it gone."""

@@ -121,5 +121,5 @@ def connect(
         keepalive_interval_ns=keepalive_interval_ns,
         idle_sleep_ns=idle_sleep_ns,
     )
-    library.close_at_exit(client)
+    library.close_at_exit(client, library.ClosingTurn.CLIENT)
     return client

@@ -30,7 +30,8 @@ if TYPE_CHECKING:
     "kind",
     type=click.Choice(FORMATS),
     metavar="NAME",
-    help="png, tiff or npy: a folder of files; mp4, zarr, hdf5, mcap.  [default: by the suffix of OUT]",
+    help="png, tiff or npy: a folder of files; mp4, zarr, hdf5, mcap; foxglove: MCAP with foxglove.RawImage.  "
+    "[default: by the suffix of OUT]",
 )
 @click.option("--stream", metavar="NAME|ID", help="Which stream of a lake.  [default: the only one]")
 @click.option("--epoch", type=int, metavar="N", help="Only frames of this epoch of the lake.")

@@ -17,7 +17,7 @@ from tensorpool.cli.ingest import publish, publishing_options
 @click.option("--topic", metavar="TOPIC", help="Which topic of the file.  [default: the one with pictures]")
 @publishing_options
 def command(file: Path, stream: str, topic: str | None, **how: Any) -> None:
-    """Publish the pictures of an MCAP FILE on STREAM: sensor_msgs/msg/Image, as ROS 2 and `tensorpool export` have it.
+    """Publish the pictures of an MCAP FILE on STREAM: images of ROS 2 and Foxglove, raw or compressed.
 
     Record it meanwhile, and it is in a lake: `tensorpool record STREAM --to LAKE --direct`.
     """

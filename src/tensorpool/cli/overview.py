@@ -2,7 +2,8 @@
 """Draws a snapshot of the supervisor's view as a page for a terminal of any size.
 
 A narrow terminal gets fewer columns, a low one fewer rows, the worst first, and the number of rows that are left out.
-Control characters in the text of peers are escaped.
+A figure that is not measured yet is "…", one that is not known is "-". Control characters in the text of peers are
+escaped.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from tensorpool.cli import states
 from tensorpool.cli.format import MIB, NOTHING, age, counted, integer, number, printable, shape
 from tensorpool.supervisor.snapshot import (
     Change,
@@ -32,19 +34,8 @@ GAP: Final = 2  # between columns
 MIN_NAME_LETTERS: Final = 8
 MAX_CHANGES: Final = 8
 OVERHEAD: Final = 3  # lines of a section besides its rows: a blank one, its title, its headings
+MEASURING: Final = "…"
 
-_STATE_STYLES: Final = {
-    StreamState.LIVE: "green",
-    StreamState.IDLE: "yellow",
-    StreamState.NO_PRODUCER: "yellow",
-    StreamState.STALE: "bold red",
-    ConsumerState.OK: "green",
-    ConsumerState.REDIRECTED: "cyan",
-    ConsumerState.LAGGING: "yellow",
-    ConsumerState.DROPPING: "bold yellow",
-    ConsumerState.STALE: "bold red",
-    ConsumerState.EXPIRED: "bold red",
-}
 _BAD_CHANGES: Final = frozenset(
     {
         ChangeKind.STREAM_STALE,
@@ -68,6 +59,7 @@ class Column[T](msgspec.Struct, frozen=True):
     rank: int
     cell: Callable[[T], str | Text]
     is_left: bool = False
+    figure: Callable[[T], object] = lambda row: ""  # None while it is measured: it takes one or two reports
 
 
 class Page(msgspec.Struct, frozen=True, kw_only=True):
@@ -78,6 +70,7 @@ class Page(msgspec.Struct, frozen=True, kw_only=True):
     width: int
     height: int | None = None  # None: unlimited
     notice: str = ""  # a warning at the top
+    measuring: str = ""  # says so, until every process has reported twice
 
 
 def render(snapshot: Snapshot, page: Page) -> RenderableType:
@@ -86,9 +79,9 @@ def render(snapshot: Snapshot, page: Page) -> RenderableType:
     consumers = sorted(snapshot.consumers, key=_worst_first)
     changes = snapshot.changes[::-1]
     sections: list[tuple[str, Sequence[object], Callable[[int], RenderableType], int]] = [
-        ("streams", streams, lambda rows: _table(_STREAMS, streams, page.width, rows), 4),
-        ("consumers", consumers, lambda rows: _table(_CONSUMERS, consumers, page.width, rows), 4),
-        ("services", snapshot.services, lambda rows: _table(_SERVICES, snapshot.services, page.width, rows), 2),
+        ("streams", streams, lambda rows: _table(_STREAMS, streams, page, rows), 4),
+        ("consumers", consumers, lambda rows: _table(_CONSUMERS, consumers, page, rows), 4),
+        ("services", snapshot.services, lambda rows: _table(_SERVICES, snapshot.services, page, rows), 2),
         ("latest changes", changes, lambda rows: _changes(changes[:rows], snapshot.taken_ns, page), 2),
     ]
     shown = [section for section in sections if section[1]]
@@ -115,19 +108,23 @@ def render(snapshot: Snapshot, page: Page) -> RenderableType:
 def _head(snapshot: Snapshot, page: Page) -> list[Text]:
     live = [stream for stream in snapshot.streams if stream.state is StreamState.LIVE]
     time = datetime.fromtimestamp(page.wall_ns / 1e9).strftime("%H:%M:%S")
-    first = Text.assemble(("tensorpool", "bold cyan"), f"  {printable(page.aeron_dir)}  ", (time, "dim"))
-    hz = sum(stream.rate_hz or 0.0 for stream in live)
-    rate = sum(stream.bytes_per_s or 0.0 for stream in live)
+    measuring = f"  {page.measuring}" if page.measuring else ""
+    where = f"  {printable(page.aeron_dir)}  "
+    first = Text.assemble(("tensorpool", "bold"), (measuring, states.QUIET), where, (time, "dim"))
+    is_measured = all(stream.rate_hz is not None for stream in live)
+    hz = number(sum(stream.rate_hz or 0.0 for stream in live)) if is_measured else MEASURING
+    rate = _mib(sum(stream.bytes_per_s or 0.0 for stream in live)) if is_measured else MEASURING
     second = Text()
     second.append(counted(len(snapshot.streams), "stream"), "bold")
-    second.append(f" {number(hz)} Hz {_mib(rate)} MiB/s" if live else "")
-    _append_states(second, (stream.state for stream in snapshot.streams), StreamState.LIVE)
+    second.append(f" {hz} Hz {rate} MiB/s" if live else "")
+    known = [_known_state(stream) if page.measuring else stream.state for stream in snapshot.streams]
+    _append_states(second, filter(None, known), StreamState.LIVE)
     second.append("   ")
     second.append(counted(len(snapshot.consumers), "consumer"), "bold")
     _append_states(second, (consumer.state for consumer in snapshot.consumers), ConsumerState.OK)
     lines = [first, second]
     if page.notice:
-        lines.append(Text(page.notice, style="bold yellow"))
+        lines.append(Text(page.notice, style=f"bold {states.WARN}"))
     for line in lines:
         line.no_wrap, line.overflow = True, "ellipsis"
     if page.notice:
@@ -136,13 +133,13 @@ def _head(snapshot: Snapshot, page: Page) -> list[Text]:
 
 
 def _append_states(
-    line: Text, states: Iterable[StreamState | ConsumerState], fine: StreamState | ConsumerState
+    line: Text, all_states: Iterable[StreamState | ConsumerState], fine: StreamState | ConsumerState
 ) -> None:
-    found = list(states)
+    found = list(all_states)
     for state in type(fine):
         count = found.count(state)
         if count and state is not fine:
-            line.append(f"  {count} {state}", _STATE_STYLES[state])
+            line.append("  ").append_text(states.shown(state, count))
 
 
 def _title(heading: str, note: str) -> Text:
@@ -155,10 +152,11 @@ def _title(heading: str, note: str) -> Text:
 # --- tables
 
 
-def _table[T](columns: Sequence[Column[T]], rows: Sequence[T], width: int, limit: int) -> Table:
+def _table[T](columns: Sequence[Column[T]], rows: Sequence[T], page: Page, limit: int) -> Table:
+    width = page.width
     chosen = _fitting(columns, width)
     table = Table(box=None, pad_edge=False, padding=(0, GAP, 0, 0), collapse_padding=True, header_style="dim")
-    cells = [[_as_text(column.cell(row)) for column in chosen] for row in rows[:limit]]
+    cells = [[_cell(column, row, page) for column in chosen] for row in rows[:limit]]
     for index, column in enumerate(chosen):
         is_flexible = column.rank == 0
         others = sum(_width(chosen, cells, other) for other in range(len(chosen)) if other != index)
@@ -174,7 +172,8 @@ def _table[T](columns: Sequence[Column[T]], rows: Sequence[T], width: int, limit
     return table
 
 
-def _as_text(cell: str | Text) -> Text:
+def _cell[T](column: Column[T], row: T, page: Page) -> Text:
+    cell = MEASURING if page.measuring and column.figure(row) is None else column.cell(row)
     return cell if isinstance(cell, Text) else Text(cell)
 
 
@@ -220,17 +219,13 @@ def _changes(changes: Sequence[Change], taken_ns: int, page: Page) -> Table:
     table.add_column(no_wrap=True, overflow="ellipsis", ratio=1)
     for change in changes:
         when = datetime.fromtimestamp((page.wall_ns - taken_ns + change.at_ns) / 1e9).strftime("%H:%M:%S")
-        style = "yellow" if change.kind in _BAD_CHANGES else "green"
+        style = states.WARN if change.kind in _BAD_CHANGES else states.GOOD
         kind = [Text(str(change.kind), style)] if is_wide else []
         table.add_row(Text(when), *kind, Text(printable(change.text), "" if is_wide else style))
     return table
 
 
 # --- cells
-
-
-def _state(state: StreamState | ConsumerState) -> Text:
-    return Text(str(state), style=_STATE_STYLES[state])
 
 
 def _mib(value: float | None) -> str:
@@ -253,26 +248,31 @@ def _frame(stream: StreamStatus) -> str:
     return f"{shape(stream.shape)} {stream.dtype}"
 
 
+def _known_state(stream: StreamStatus) -> StreamState | None:
+    """None before its seq is known: whether it moves takes that."""
+    return None if stream.seq is None and stream.state is StreamState.IDLE else stream.state
+
+
 def _lag(consumer: ConsumerStatus) -> Text:
-    style = "yellow" if consumer.is_lagging or consumer.state is ConsumerState.STALE else ""
+    style = states.WARN if consumer.is_lagging or consumer.state is ConsumerState.STALE else ""
     return Text(integer(consumer.lag), style=style)
 
 
-def _drops(consumer: ConsumerStatus) -> Text:
-    text = f"{consumer.drops_gap}+{consumer.drops_late}" if consumer.drops_gap or consumer.drops_late else "0"
-    return Text(text, style="yellow" if consumer.is_dropping else "")
+def _lost(consumer: ConsumerStatus) -> Text:
+    by_reason = (consumer.drops_gap, "gap"), (consumer.drops_late, "late")
+    text = ", ".join(f"{count} {reason}" for count, reason in by_reason if count) or "0"
+    return Text(text, style=states.WARN if consumer.is_dropping else "")
+
+
+def _rate(value: float | None, state: StreamState, show: Callable[[float | None], str]) -> str:
+    """A live stream whose rate is not known is being measured."""
+    return MEASURING if value is None and state is StreamState.LIVE else show(value)
 
 
 def _mode(consumer: ConsumerStatus) -> str:
     if consumer.mode != "RATE_LIMITED":
         return (consumer.mode or NOTHING).lower()
     return f"limited {consumer.max_rate_hz} Hz" if consumer.max_rate_hz else "limited"
-
-
-def _service_state(service: ServiceStatus) -> Text:
-    if service.is_stale:
-        return Text(f"no heartbeat ({printable(service.state)})", style="bold red")
-    return Text(printable(service.state), style="green" if service.state == "running" else "yellow")
 
 
 def _worst_first(consumer: ConsumerStatus) -> tuple[int, int, int]:
@@ -282,32 +282,32 @@ def _worst_first(consumer: ConsumerStatus) -> tuple[int, int, int]:
 _STREAMS: Final[list[Column[StreamStatus]]] = [
     Column("stream", 16, 0, lambda it: Text(printable(it.name or NOTHING), style="bold"), is_left=True),
     Column("id", 6, 1, lambda it: str(it.stream_id)),
-    Column("Hz", 7, 2, lambda it: number(it.rate_hz)),
-    Column("MiB/s", 7, 4, lambda it: _mib(it.bytes_per_s)),
+    Column("Hz", 7, 2, lambda it: _rate(it.rate_hz, it.state, number), figure=lambda it: it.rate_hz),
+    Column("MiB/s", 7, 4, lambda it: _rate(it.bytes_per_s, it.state, _mib), figure=lambda it: it.bytes_per_s),
     Column("readers", 7, 5, lambda it: str(it.consumers)),
-    Column("seq", 9, 8, lambda it: integer(it.seq)),
-    Column("moved", 7, 6, lambda it: _age(it.frame_age_ns)),
+    Column("seq", 9, 8, lambda it: integer(it.seq), figure=lambda it: it.seq),
+    Column("moved", 7, 6, lambda it: _age(it.frame_age_ns), figure=lambda it: it.frame_age_ns),
     Column("epoch", 7, 7, lambda it: _epoch(it.epoch)),
     Column("announced", 9, 10, lambda it: _age(it.announced_age_ns)),
     Column("producer", 10, 9, lambda it: integer(it.producer_id)),
-    Column("frame", 20, 11, _frame),
-    Column("state", 11, 3, lambda it: _state(it.state), is_left=True),
+    Column("frame", 20, 11, _frame, figure=lambda it: it.shape),
+    Column("state", 13, 3, lambda it: states.shown(it.state), is_left=True, figure=_known_state),
 ]
 _CONSUMERS: Final[list[Column[ConsumerStatus]]] = [
     Column("of stream", 16, 0, lambda it: printable(it.stream_name or str(it.stream_id)), is_left=True),
     Column("consumer", 10, 1, lambda it: str(it.consumer_id)),
-    Column("lag", 6, 2, _lag),
-    Column("gap+late", 9, 4, _drops),
-    Column("Hz", 7, 5, lambda it: number(it.rate_hz)),
-    Column("seq", 9, 8, lambda it: integer(it.last_seq)),
+    Column("lag", 6, 2, _lag, figure=lambda it: it.lag),
+    Column("frames lost", 11, 4, _lost),
+    Column("Hz", 7, 5, lambda it: number(it.rate_hz), figure=lambda it: it.rate_hz),
+    Column("seq", 9, 8, lambda it: integer(it.last_seq), figure=lambda it: it.last_seq),
     Column("reported", 8, 6, lambda it: _age(it.age_ns)),
     Column("mode", 15, 7, _mode),
-    Column("state", 10, 3, lambda it: _state(it.state), is_left=True),
+    Column("state", 12, 3, lambda it: states.shown(it.state), is_left=True),
 ]
 _SERVICES: Final[list[Column[ServiceStatus]]] = [
     Column("tag", 24, 0, lambda it: printable(it.tag), is_left=True),
     Column("pid", 7, 3, lambda it: integer(it.pid)),
     Column("version", 9, 4, lambda it: printable(it.version or NOTHING)),
     Column("heartbeat", 9, 2, lambda it: _age(it.age_ns)),
-    Column("state", 10, 1, _service_state, is_left=True),
+    Column("state", 12, 1, lambda it: states.service_shown(printable(it.state), is_stale=it.is_stale), is_left=True),
 ]

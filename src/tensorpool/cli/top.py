@@ -6,19 +6,14 @@ Subscribes to the public streams itself, so no supervisor needs to run; takes no
 
 from __future__ import annotations
 
-import contextlib
-import os
-import select
 import sys
-import termios
 import time
-import tty
-from collections.abc import Iterator
 from typing import TYPE_CHECKING, Final
 
 import click
 
 from tensorpool.cli import format, options
+from tensorpool.cli.keyboard import keyboard
 from tensorpool.cli.signals import StopSignals
 
 if TYPE_CHECKING:
@@ -103,24 +98,31 @@ def _run(observer: Observer, every: float, deadline: float, stop: StopSignals) -
 
     console = Console()
     drawn, size = 0.0, console.size
+    measured_at = time.monotonic() + _listening_s(observer.config)
     with (
-        _keyboard() as keyboard,
+        keyboard() as keys,
         Live(console=console, screen=True, auto_refresh=False, vertical_overflow="crop") as live,
     ):
         while not stop.count and time.monotonic() < deadline:
             if time.monotonic() - drawn >= every or console.size != size:
                 drawn, size = time.monotonic(), console.size
                 snapshot = observer.snapshot()
+                measuring = _measuring(observer) if drawn < measured_at else ""
                 page = Page(
                     aeron_dir=observer.aeron_dir,
                     wall_ns=time.time_ns(),
                     width=size.width,
                     height=size.height,
-                    notice=_notice(observer, snapshot),
+                    notice="" if measuring else _notice(observer, snapshot),
+                    measuring=measuring,
                 )
                 live.update(render(snapshot, page), refresh=True)
-            if "q" in keyboard.read(LOOK_S):
+            if "q" in keys.read(LOOK_S):
                 break
+
+
+def _measuring(observer: Observer) -> str:
+    return f"measuring: processes report every {observer.config.announce_period_ns / 1e9:g} s"
 
 
 def _notice(observer: Observer, snapshot: Snapshot) -> str:
@@ -135,34 +137,3 @@ def _notice(observer: Observer, snapshot: Snapshot) -> str:
         "no stream is announced here. Is an SHM driver (`tensorpool driver`) running at this Aeron directory? "
         "`tensorpool doctor` finds out more."
     )
-
-
-class _Keyboard:
-    """Reads keys; none where standard input is not a terminal."""
-
-    def __init__(self, is_there: bool) -> None:
-        self._is_there = is_there
-
-    def read(self, timeout_s: float) -> str:
-        if not self._is_there:
-            time.sleep(timeout_s)
-            return ""
-        if not select.select([sys.stdin], [], [], timeout_s)[0]:
-            return ""
-        typed = os.read(sys.stdin.fileno(), 64)
-        self._is_there = bool(typed)  # empty: the terminal is closed
-        return typed.decode(errors="replace").lower()
-
-
-@contextlib.contextmanager
-def _keyboard() -> Iterator[_Keyboard]:
-    """Key by key and without an echo; restores the terminal at the end."""
-    if not sys.stdin.isatty():
-        yield _Keyboard(False)
-        return
-    before = termios.tcgetattr(sys.stdin)
-    try:
-        tty.setcbreak(sys.stdin)
-        yield _Keyboard(True)
-    finally:
-        termios.tcsetattr(sys.stdin, termios.TCSADRAIN, before)

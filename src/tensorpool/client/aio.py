@@ -1,20 +1,25 @@
 # SPDX-License-Identifier: Apache-2.0
 """Consumers for asyncio: the event loop never blocks, and a cancelled loop leaves neither a thread nor a lease.
 
-One thread per consumer sleeps in shared memory on the loop's behalf; frames are taken on the loop's own thread.
+One thread per client sleeps in shared memory on behalf of all its consumers; frames are taken on the loop's own thread.
+Attaching and closing, which wait for a driver's answer, each have a thread of their own while they last.
 """
 
 from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import AsyncIterator
+import threading
+import weakref
+from collections.abc import AsyncIterator, Callable
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final, Self
 
+from tensorpool import _core
 from tensorpool.client.arguments import seconds
-from tensorpool.client.consumer import Consumer
+from tensorpool.client.consumer import SLICE_NS, Consumer
 from tensorpool.client.frame import Frame
 from tensorpool.client.stream_reader import ConsumerStats
 from tensorpool.errors import Closed
@@ -22,14 +27,15 @@ from tensorpool.errors import Closed
 if TYPE_CHECKING:
     from tensorpool.client.client import Client
 
-SLICE_S: Final = 0.1
+PROGRESS_SLICE_S: Final = 0.01  # how often partial frames are looked for
 
 
 class AsyncClient:
     """The asyncio face of a `Client`."""
 
-    def __init__(self, client: Client) -> None:
+    def __init__(self, client: Client, waiter: Waiter) -> None:
         self._client = client
+        self._waiter = waiter
 
     def consumer(self, stream: int | str, **options: Any) -> AsyncConsumer:
         """Like `Client.consumer`; attaches when it is entered or first awaited.
@@ -37,20 +43,22 @@ class AsyncClient:
         >>> async for frame in client.aio.consumer("camera/front"):     # doctest: +SKIP
         ...     await show(frame.copy())
         """
-        return AsyncConsumer(self._client, stream, options)
+        return AsyncConsumer(self._client, self._waiter, stream, options)
 
 
 class AsyncConsumer:
     """Receives the frames of one stream inside an event loop."""
 
-    def __init__(self, client: Client, stream: int | str, options: dict[str, Any]) -> None:
+    def __init__(self, client: Client, waiter: Waiter, stream: int | str, options: dict[str, Any]) -> None:
         self._client = client
+        self._waiter = waiter
         self._stream = stream
         self._options = options
         self._consumer: Consumer | None = None
-        self._thread: ThreadPoolExecutor | None = None
-        self._waiting: asyncio.Future[bool] | None = None
+        self._waiting: asyncio.Future[None] | None = None
         self._is_closed = False
+        self._leave: Callable[[], object] = lambda: None
+        self._slice_s = None if options.get("on_progress") is None else PROGRESS_SLICE_S
         self._attaching = asyncio.Lock()
         self._pid = os.getpid()
 
@@ -77,12 +85,12 @@ class AsyncConsumer:
             if frame is not None:
                 await self._described(frame)
                 return frame
-            left = SLICE_S if deadline is None else min(deadline - loop.time(), SLICE_S)
-            if left <= 0:
+            left = self._slice_s if deadline is None else deadline - loop.time()
+            if consumer.is_closed or (left is not None and left <= 0):
                 return None
-            await self._sleep(consumer, left)
-            if consumer.state == "CLOSED":
-                return None
+            self._waiting = self._wait(consumer, loop)
+            await asyncio.wait([self._waiting], timeout=left if self._slice_s is None else self._slice_s)
+            await self._settled()
         return None
 
     async def latest(self) -> Frame | None:
@@ -95,16 +103,11 @@ class AsyncConsumer:
         return frame
 
     async def close(self) -> None:
-        """Give the lease back and end the waiting thread. In a forked child there is neither."""
+        """Give the lease back. In a forked child there is none."""
         self._is_closed = True
-        consumer, thread = self._consumer, self._thread
-        if os.getpid() != self._pid:
-            return
-        if consumer is not None and thread is not None:
-            await asyncio.shield(asyncio.get_running_loop().run_in_executor(thread, consumer.close))
-        if thread is not None:
-            thread.shutdown(wait=False)
-        self._thread = None
+        if self._consumer is not None and os.getpid() == self._pid:
+            self._leave()
+            await _on_thread(self._consumer.close)
 
     async def __aenter__(self) -> Self:
         await self._attached()
@@ -127,51 +130,137 @@ class AsyncConsumer:
                 await self.close()
 
     async def _described(self, frame: Frame) -> None:
-        """Have the thread wait for metadata that a frame's dtype depends on: `frame.array` must not block the loop."""
+        """Have a thread wait for metadata that a frame's dtype depends on: `frame.array` must not block the loop."""
         mapped, slot = frame._mapped, frame._slot
-        if not mapped.is_described(slot) and self._thread is not None:
-            await asyncio.shield(asyncio.get_running_loop().run_in_executor(self._thread, mapped.carried, slot))
+        if not mapped.is_described(slot):
+            await _on_thread(lambda: mapped.carried(slot))
+
+    def _wait(self, consumer: Consumer, loop: asyncio.AbstractEventLoop) -> asyncio.Future[None]:
+        waiting: asyncio.Future[None] = loop.create_future()
+
+        def on_done() -> None:
+            with suppress(RuntimeError):  # the loop has ended
+                loop.call_soon_threadsafe(waiting.set_result, None)
+
+        self._waiter.wait_for(consumer, on_done)
+        return waiting
 
     async def _settled(self) -> None:
-        """One thread polls a consumer: let a wait that was left behind end first."""
-        if self._waiting is not None and not self._waiting.done():
-            await asyncio.shield(self._waiting)
+        """One thread polls a consumer: end a wait that timed out, or that a cancelled caller left behind."""
+        while self._waiting is not None and not self._waiting.done():
+            assert self._consumer is not None
+            self._waiter.withdraw(self._consumer)
+            await asyncio.wait([self._waiting])
 
     async def _attached(self) -> Consumer:
         async with self._attaching:  # a second caller finds what the first has attached
             if self._is_closed:
                 raise Closed("the consumer is closed")
             if self._consumer is None:
-                self._consumer = await self._attach_on_thread()
+                self._consumer = await self._attach()
+                self._waiter.join()
+                self._leave = weakref.finalize(self, self._waiter.leave)
             self._consumer._session.check_process()
             return self._consumer
 
-    async def _attach_on_thread(self) -> Consumer:
-        if self._thread is None:
-            self._thread = ThreadPoolExecutor(1, "tensorpool-aio")
-        attaching = self._thread.submit(self._attach)
+    async def _attach(self) -> Consumer:
+        attaching = _start_thread(self._open)
         try:
             return await asyncio.shield(asyncio.wrap_future(attaching))
         except asyncio.CancelledError:
             attaching.add_done_callback(_close_late)
-            self._thread.shutdown(wait=False)
             self._is_closed = True
             raise
-        except BaseException:
+
+    def _open(self) -> Consumer:
+        consumer = self._client.consumer(self._stream, **self._options)
+        consumer.is_awaited = True
+        return consumer
+
+
+class Waiter:
+    """Waits on one thread for the consumers of all event loops of a client.
+
+    A turn waits for all of them at once. It ends when one of them has a frame, when the bell rings because another one
+    came or is withdrawn, and now and then, so that the thread does not keep the process from ending.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.RLock()  # reentrant: a consumer that is collected leaves at any time
+        self._waiting: dict[Consumer, Callable[[], None]] = {}
+        self._withdrawn: list[Consumer] = []
+        self._bell = _core.Doorbell()
+        self._thread: ThreadPoolExecutor | None = None
+        self._users = 0
+        self._is_turning = False
+
+    def join(self) -> None:
+        """There is a consumer that may have to be waited for."""
+        with self._lock:
+            self._users += 1
+
+    def leave(self) -> None:
+        """There is one less; the thread ends with the last."""
+        with self._lock:
+            self._users -= 1
+            self._end_if_unused()
+
+    def wait_for(self, consumer: Consumer, on_done: Callable[[], None]) -> None:
+        """Call `on_done` when the consumer has something for `poll`, or is withdrawn; no thread polls it until then."""
+        with self._lock:
+            self._waiting[consumer] = on_done
+            if self._is_turning:
+                self._bell.ring()
+                return
+            if self._thread is None:
+                self._thread = ThreadPoolExecutor(1, "tensorpool-aio")
+            self._thread.submit(self._turn)
+            self._is_turning = True
+
+    def withdraw(self, consumer: Consumer) -> None:
+        """Wait for it no longer; its `on_done` is called all the same, once that is so."""
+        with self._lock:
+            self._withdrawn.append(consumer)
+            self._bell.ring()
+
+    def _turn(self) -> None:
+        with self._lock:
+            rings, done = self._bell.rings, self._withdrawn
+            self._withdrawn = []
+            waited = [consumer for consumer in self._waiting if consumer not in done]
+        if waited:
+            try:
+                done += _core.wait_any(waited, 0 if done else SLICE_NS, self._bell, rings)
+            except Exception:  # such as a thread that polls one of them: its own poll raises it
+                done += waited
+        with self._lock:
+            calls = [self._waiting.pop(consumer) for consumer in dict.fromkeys(done) if consumer in self._waiting]
+            try:
+                self._is_turning = bool(self._waiting)
+                if self._is_turning and self._thread is not None:
+                    self._thread.submit(self._turn)
+            except RuntimeError:  # the process ends
+                self._is_turning = False
+            self._end_if_unused()
+        for call in calls:
+            call()
+
+    def _end_if_unused(self) -> None:
+        if self._users == 0 and not self._is_turning and self._thread is not None:
             self._thread.shutdown(wait=False)
             self._thread = None
-            raise
 
-    def _attach(self) -> Consumer:
-        return self._client.consumer(self._stream, **self._options)
 
-    async def _sleep(self, consumer: Consumer, timeout: float) -> None:
-        """Have the thread wait; one that a cancelled caller left behind is used up first."""
-        if self._waiting is None or self._waiting.done():
-            assert self._thread is not None
-            loop = asyncio.get_running_loop()
-            self._waiting = loop.run_in_executor(self._thread, consumer.wait, timeout)
-        await asyncio.shield(self._waiting)
+def _start_thread[T](function: Callable[[], T]) -> Future[T]:
+    """Run a call that blocks on a thread of its own, which ends with it."""
+    thread = ThreadPoolExecutor(1, "tensorpool-aio-call")
+    result = thread.submit(function)
+    thread.shutdown(wait=False)
+    return result
+
+
+async def _on_thread[T](function: Callable[[], T]) -> T:
+    return await asyncio.shield(asyncio.wrap_future(_start_thread(function)))
 
 
 def _close_late(attaching: Future[Consumer]) -> None:

@@ -13,12 +13,13 @@ from typing import Any, Final
 
 from tensorpool._core import MAX_SEQ
 from tensorpool.channel import Endpoint, check_channel
+from tensorpool.client.consumer_session import Preferences
 from tensorpool.client.metadata import CHUNK_MAX, MAX_BLOB_BYTES, NUMPY_DTYPE, to_message
 from tensorpool.client.streams import BLOB_TERM, max_message_bytes
 from tensorpool.client.wall_clock import MAX_ATTRIBUTE_BYTES
 from tensorpool.driver.config import DriverConfig
 from tensorpool.errors import LocalProtocolError
-from tensorpool.wire.control import DataSourceAnnounce, DataSourceMeta
+from tensorpool.wire.control import DataSourceAnnounce, DataSourceMeta, Mode
 
 MAX_STREAM_ID: Final = 2**32 - 2
 MAX_TIMEOUT_S: Final = 1e9
@@ -28,6 +29,7 @@ MAX_TIMESTAMP_NS: Final = 2**64 - 1
 MAX_METADATA_BYTES: Final = 120_000  # one message of the metadata log
 MAX_CHANNEL_BYTES: Final = 2_048  # two of them fit a ConsumerHello
 CHUNK_OVERHEAD: Final = 64  # header and fields of a MetaBlobChunk
+MODES: Final = {"stream": Mode.STREAM, "rate_limited": Mode.RATE_LIMITED}
 
 
 def whole_number(name: str, value: object, highest: int, lowest: int = 0) -> int:
@@ -90,6 +92,29 @@ def private_endpoint(name: str, endpoint: object) -> None:
     if check_channel(name, endpoint.channel).is_spy:
         raise LocalProtocolError(f"{name} = {endpoint.channel!r:.80}: expected a channel that can be published to")
     whole_number(f"{name}.stream_id", endpoint.stream_id, 2**31 - 1)
+
+
+def preferences(
+    mode: str,
+    max_rate_hz: int,
+    supports_progress: bool,
+    hints: tuple[int | None, int | None, int | None],
+    descriptors: Endpoint | None,
+    control: Endpoint | None,
+) -> Preferences:
+    """How a consumer wants its frames."""
+    if mode not in MODES:
+        raise LocalProtocolError(f"mode = {mode!r}: expected 'stream' or 'rate_limited'")
+    whole_number("max_rate_hz", max_rate_hz, 2**32 - 1)
+    if mode == "rate_limited" and max_rate_hz == 0:
+        raise LocalProtocolError("mode 'rate_limited' needs max_rate_hz")
+    names = "progress_interval_us", "progress_bytes_delta", "progress_major_delta_units"
+    for name, value in zip(names, hints, strict=True):
+        if value is not None:
+            whole_number(name, value, 2**32 - 2)
+    for name, endpoint in (("private_descriptors", descriptors), ("private_control", control)):
+        private_endpoint(name, endpoint)
+    return Preferences(MODES[mode], max_rate_hz, supports_progress, *hints, descriptors, control)
 
 
 def frame_numbers(

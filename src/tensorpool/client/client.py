@@ -13,8 +13,8 @@ import time
 import weakref
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from types import MappingProxyType, TracebackType
-from typing import TYPE_CHECKING, Any, Final, Literal, Self
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, Final, Literal
 
 from tensorpool import aeron
 from tensorpool.channel import Endpoint
@@ -30,18 +30,19 @@ from tensorpool.client.provisioning import provision, ring_request
 from tensorpool.client.ring_watch import RingWatch
 from tensorpool.client.session import Session, State, StateChange
 from tensorpool.clock import Clock, SystemClock
+from tensorpool.closing import ClosesOnExit
 from tensorpool.control.provisioning import RingRequest
 from tensorpool.driver.config import DriverConfig
 from tensorpool.errors import Closed, ConfigError, LocalProtocolError, TensorPoolError
 from tensorpool.logs import get_logger
-from tensorpool.wire.control import Mode
 from tensorpool.wire.driver import Role
 
 if TYPE_CHECKING:
     import numpy.typing as npt
 
-    from tensorpool.client.aio import AsyncClient
+    from tensorpool.client.aio import AsyncClient, Waiter
     from tensorpool.client.consumer import Consumer, Progress
+    from tensorpool.client.frame import Frame
     from tensorpool.client.producer import Producer
     from tensorpool.wire.control import Dtype
 
@@ -49,10 +50,8 @@ CLOSE_WITHIN_S: Final = 2.0
 PATIENCE_S: Final = PATIENCE_NS / 1e9
 LOOK_AGAIN_S: Final = 0.05
 
-_MODES: Final = {"stream": Mode.STREAM, "rate_limited": Mode.RATE_LIMITED}
 
-
-class Client:
+class Client(ClosesOnExit):
     """A connection to the SHM driver behind a media driver. Made by `connect`.
 
     >>> with connect() as client, client.producer("camera/front", create=True) as producer:     # doctest: +SKIP
@@ -85,6 +84,8 @@ class Client:
         self._invoker: aeron.AgentInvoker | None = None
         self._sessions: list[Session] = []
         self._producers: weakref.WeakSet[Producer] = weakref.WeakSet()
+        self._consumers: list[weakref.ref[Consumer]] = []
+        self._waiter: Waiter | None = None
         if conductor == "thread":
             idle = WakeableIdle(self._conductor)
             self._runner = aeron.AgentRunner(self._conductor, idle, on_error=_log_failed_turn).start()
@@ -100,9 +101,11 @@ class Client:
     @property
     def aio(self) -> AsyncClient:
         """The same for asyncio: `async for frame in client.aio.consumer("camera/front")`."""
-        from tensorpool.client.aio import AsyncClient
+        from tensorpool.client.aio import AsyncClient, Waiter
 
-        return AsyncClient(self)
+        if self._waiter is None:
+            self._waiter = Waiter()
+        return AsyncClient(self, self._waiter)
 
     def producer(
         self,
@@ -213,7 +216,7 @@ class Client:
         from tensorpool.client.consumer import Consumer  # with numpy, before anything is attached
 
         stream_id, name = arguments.stream(stream)
-        preferences = _preferences(
+        preferences = arguments.preferences(
             mode,
             max_rate_hz,
             on_progress is not None,
@@ -239,7 +242,23 @@ class Client:
         session.wait = home._wait_for
         home._attach_consumer(session, None if timeout is None else left)
         invoke = None if home._invoker is None else home.invoke
-        return Consumer(session, home._detach, invoke, on_state, on_progress)
+        consumer = Consumer(session, home, invoke, on_state, on_progress)
+        self._consumers.append(weakref.ref(consumer, self._consumers.remove))
+        return consumer
+
+    def run(self, on_frame: Callable[[Consumer, Frame], object]) -> None:
+        """Call `on_frame(consumer, frame)` with every frame of every consumer that this client has open.
+
+        >>> client.run(lambda consumer, frame: print(consumer.name, frame.seq))     # doctest: +SKIP
+
+        Everything happens on the thread that calls it, one frame at a time, in turns between the consumers: while
+        `on_frame` takes long, frames of the others are lost as usual, and counted. `on_frame` may open and close
+        consumers. Returns when all of them, or the client, are closed; what `on_frame` or a signal handler raises ends
+        it, too. Consumers of `aio` are left out. Raises LocalProtocolError where no consumer is open.
+        """
+        from tensorpool.client.waiting import run
+
+        run(on_frame, self._consumers)
 
     def watch(
         self, stream: int | str, *, timeout: float | None = None, driver_instance_id: str | None = None
@@ -316,13 +335,12 @@ class Client:
         if self._invoker is not None:
             self._invoker.close()
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
+    def __repr__(self) -> str:
+        sessions = [session for session in self._sessions if not session.is_closed]
+        consumers = sum(isinstance(session, ConsumerSession) for session in sessions)
+        counts = (len(sessions) - consumers, "producer"), (consumers, "consumer")
+        held = ", ".join(f"{count} {role}{'' if count == 1 else 's'}" for count, role in counts)
+        return f"<Client at {self.aeron_dir}: {'closed' if self._is_closed else held}>"
 
     # --- inside
 
@@ -569,28 +587,6 @@ def _ambiguous(name: str, found: list[DiscoveredStream]) -> TensorPoolError:
     is_one_driver = len({stream.driver_instance_id for stream in found}) == 1
     choice = "give one of the ids" if is_one_driver else "choose with driver_instance_id="
     return TensorPoolError(f"{name!r} is ambiguous: {candidates}; {choice}")
-
-
-def _preferences(
-    mode: str,
-    max_rate_hz: int,
-    supports_progress: bool,
-    hints: tuple[int | None, int | None, int | None],
-    descriptors: Endpoint | None,
-    control: Endpoint | None,
-) -> Preferences:
-    if mode not in _MODES:
-        raise LocalProtocolError(f"mode = {mode!r}: expected 'stream' or 'rate_limited'")
-    arguments.whole_number("max_rate_hz", max_rate_hz, 2**32 - 1)
-    if mode == "rate_limited" and max_rate_hz == 0:
-        raise LocalProtocolError("mode 'rate_limited' needs max_rate_hz")
-    names = "progress_interval_us", "progress_bytes_delta", "progress_major_delta_units"
-    for name, value in zip(names, hints, strict=True):
-        if value is not None:
-            arguments.whole_number(name, value, 2**32 - 2)
-    for name, endpoint in (("private_descriptors", descriptors), ("private_control", control)):
-        arguments.private_endpoint(name, endpoint)
-    return Preferences(_MODES[mode], max_rate_hz, supports_progress, *hints, descriptors, control)
 
 
 def _log_failed_turn(error: Exception) -> None:

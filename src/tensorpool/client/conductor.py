@@ -120,6 +120,7 @@ class ClientConductor:
         self._lock = threading.Lock()
         self._now_ns = 0
         self._driver_heard_ns = 0
+        self._driver_ended_ns = 0  # when it said so
         self._abandoned = AbandonedRequests(self._say)
         self._reports = CreationReports(config.control, self._on_driver_alive)
 
@@ -213,7 +214,7 @@ class ClientConductor:
         try:
             work += self._listen(now_ns)
         except (TransportError, Closed) as error:
-            self._connection.lose(error, now_ns)
+            self._lose_connection(error, now_ns)
         while self._orders:
             self._guarded(self._orders.popleft(), now_ns)
             work += 1
@@ -240,12 +241,17 @@ class ClientConductor:
         try:
             done = act(now_ns)
         except (TransportError, Closed) as error:
-            self._connection.lose(error, now_ns)
+            self._lose_connection(error, now_ns)
             return 0
         except Exception as error:
             self._log_failure(error, now_ns)
             return 0
         return done if isinstance(done, int) else 0
+
+    def _lose_connection(self, error: Exception, now_ns: int) -> None:
+        """A driver that shut down may have taken its media driver with it, as `tp.local()` does."""
+        is_expected = 0 < self._driver_heard_ns == self._driver_ended_ns
+        self._connection.lose(error, now_ns, is_expected=is_expected)
 
     def _log_failure(self, error: Exception, now_ns: int) -> None:
         """Count a turn or a message that failed; the log has at most one line a second of it."""
@@ -385,7 +391,7 @@ class ClientConductor:
                     producer.consumers.on_lease_ended(notice.client_id)
 
     def on_shm_driver_shutdown(self, shutdown: ShmDriverShutdown, info: aeron.MessageInfo) -> None:
-        now_ns = self._driver_heard_ns = self._now_ns
+        now_ns = self._driver_heard_ns = self._driver_ended_ns = self._now_ns
         self._abandoned.on_driver_shutdown()
         for session in tuple(self._sessions):
             session.on_driver_shutdown(shutdown.error_message, now_ns)

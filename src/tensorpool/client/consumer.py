@@ -11,7 +11,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from types import TracebackType
-from typing import Final, Self
+from typing import TYPE_CHECKING, Final, Self
 
 import msgspec
 import numpy as np
@@ -19,7 +19,7 @@ import numpy as np
 from tensorpool import aeron
 from tensorpool._core import ConsumerBase, DropReason, FrameSource, RingReader, SlotFrame
 from tensorpool.aeron.adapter import MessageAdapter
-from tensorpool.client.arguments import seconds
+from tensorpool.client.arguments import seconds, whole_number
 from tensorpool.client.consumer_session import ConsumerSession
 from tensorpool.client.frame import Frame
 from tensorpool.client.mapped_epoch import MappedEpoch
@@ -31,7 +31,12 @@ from tensorpool.errors import Closed, TransportError
 from tensorpool.shm.arrays import Array, view_of_frame
 from tensorpool.wire.control import FrameProgress, FrameProgressState, MajorOrder, Mode, ProgressUnit
 
+if TYPE_CHECKING:
+    from tensorpool.client.client import Client
+    from tensorpool.client.stream_widget import StreamWidget
+
 SLICE_NS: Final = 100_000_000  # a wait comes up for signals this often
+INVOKED_SLICE_NS: Final = 1_000_000
 PROGRESS_SLICE_NS: Final = 500_000
 FRAGMENT_LIMIT: Final = 256
 
@@ -97,19 +102,21 @@ class Consumer(ConsumerBase):
     def __init__(
         self,
         session: ConsumerSession,
-        close: Callable[[ConsumerSession], None],
+        client: Client,
         invoke: Callable[[], int] | None,
         on_state: Callable[[StateChange], object] | None,
         on_progress: Callable[[Progress], object] | None,
     ) -> None:
-        super().__init__(session.reader, invoke is None and on_progress is None)
+        self._is_simple = invoke is None and on_progress is None
+        super().__init__(session.reader, self._is_simple)
         self._session = session
         self._reader = session.reader
         self._lock = session.reader.lock
-        self._close = close
+        self._client = client
         self._invoke = invoke
         self._on_state = on_state
         self._on_progress = on_progress
+        self.is_awaited = False  # by an event loop, whose thread is the only one that polls it
         self._tracker = ProgressTracker()
         self._tracked_epoch: int | None = None
         self._partial: list[Progress] = []
@@ -156,6 +163,11 @@ class Consumer(ConsumerBase):
         return self._session.state is State.ACTIVE
 
     @property
+    def is_closed(self) -> bool:
+        """Whether it was closed, by `close` or with its client: no more frames come."""
+        return self._session.is_closed or self._reader.is_closed
+
+    @property
     def mode(self) -> Mode:
         """As asked for, or as a ConsumerConfig overrides it."""
         return self._session.mode
@@ -177,6 +189,22 @@ class Consumer(ConsumerBase):
     poll = ConsumerBase.poll
     __iter__ = ConsumerBase.__iter__
     __next__ = ConsumerBase.__next__
+
+    def poll_many(self, n: int, timeout: float = 0.0) -> list[Frame]:
+        """The next frames, up to `n` that have arrived, waiting up to `timeout` seconds for the first; may be empty.
+
+        Like as many calls of `poll`, at a fraction of their cost where frames are small. The ring goes on meanwhile:
+        choose `n` well below its number of slots, or the first frames are overwritten before you get to the last.
+        """
+        wanted = whole_number("n", n, 2**31, 1)
+        frames: list[Frame] = self._take_arrived(wanted)
+        while len(frames) < wanted and not (frames and self._is_simple):
+            frame = self.poll(0.0 if frames else timeout)
+            if frame is None:
+                break
+            frames.append(frame)
+            frames += self._take_arrived(wanted - len(frames))
+        return frames
 
     def latest(self) -> Frame | None:
         """The newest frame, received before or not; None when there is none yet, or it is refused. Never waits.
@@ -211,7 +239,7 @@ class Consumer(ConsumerBase):
         """
         self._session.check_process()
         deadline_ns = None if timeout is None else time.monotonic_ns() + round(seconds("timeout", timeout) * 1e9)
-        while not self._session.is_closed and not self._reader.is_closed:
+        while not self.is_closed:
             left_ns = SLICE_NS if deadline_ns is None else deadline_ns - time.monotonic_ns()
             if self._wait_once(min(left_ns, SLICE_NS)):
                 return True
@@ -248,10 +276,22 @@ class Consumer(ConsumerBase):
         """A large table that the producer of the mapped epoch, or of `epoch`, distributes, once it is complete."""
         return self._session.metadata.blob(blob_type, meta_version, epoch)
 
+    def widget(self) -> StreamWidget:
+        """The stream, live, in a notebook: with a button that pauses and a choice of colour maps.
+
+        >>> consumer.widget()     # the last line of a cell shows it     # doctest: +SKIP
+
+        It has a consumer of its own, which it attaches while it is shown: this one misses nothing. Raises MissingExtra
+        where the extra `notebook` is not installed, and LocalProtocolError for a client without a thread.
+        """
+        from tensorpool.client.stream_widget import widget_of
+
+        return widget_of(self._client, self._session.stream_id, self._session.name)
+
     def close(self) -> None:
         """Give the lease back. Loops over this consumer end; frames and views stay valid."""
         self._reader.close()
-        self._close(self._session)
+        self._client._detach(self._session)
         self._session.take_events(self._on_state)
 
     def __enter__(self) -> Self:
@@ -266,6 +306,14 @@ class Consumer(ConsumerBase):
         session = getattr(self, "_session", None)
         if session is not None:
             session.on_unreferenced(self)
+
+    def __repr__(self) -> str:
+        about = f"<Consumer of {self._session.stream_label}: {self.state.lower()}"
+        if self.epoch is None:
+            return f"{about}>"
+        stats = self.stats
+        drops = "".join(f", {count} {reason.name.lower()}" for reason, count in stats.drops.items() if count)
+        return f"{about}, epoch {self.epoch}, {stats.received} received{drops}>"
 
     # --- inside
 
@@ -290,7 +338,7 @@ class Consumer(ConsumerBase):
             frame = self._poll(1.0)
             if frame is not None:
                 return frame
-            if self._session.is_closed or self._reader.is_closed:
+            if self.is_closed:
                 raise StopIteration
 
     def _poll(self, timeout: float = 0.0) -> Frame | None:
@@ -314,20 +362,10 @@ class Consumer(ConsumerBase):
     def _wait_once(self, timeout_ns: int) -> bool:
         """Sleep until there is something to do, at most `timeout_ns`."""
         reader = self._reader
-        if timeout_ns <= 0:
-            timeout_ns = 0
-        if self._on_progress is not None:
-            timeout_ns = min(timeout_ns, PROGRESS_SLICE_NS)
+        timeout_ns = max(0, min(timeout_ns, self._slice_ns))
         if self._invoke is not None:
             self._invoke()
-            timeout_ns = min(timeout_ns, 1_000_000)
-        attention = reader.attention
-        if attention & NEWER_EPOCH:
-            reader.forget_attention(NEWER_EPOCH)
-            self._session.newer_epoch_seen = True
-            self._session.conductor.wake()  # it asks the driver
-        if attention & SEQ_WENT_BACK:
-            self._session.conductor.wake()
+        if self._attend() & SEQ_WENT_BACK:
             time.sleep(min(timeout_ns, 1_000_000) / 1e9)
             return True
         with self._lock:
@@ -343,6 +381,38 @@ class Consumer(ConsumerBase):
             if reader.source is None and not reader.pending:
                 reader.mapped_or_changed.wait(timeout_ns / 1e9)
         return bool(reader.pending)
+
+    def _before_wait(self) -> int:
+        """What `wait_any` has this consumer do before it sleeps, and for how long it may (ns); 0: it has to be polled.
+
+        Where an event loop awaits it, callbacks are left to the loop's own poll.
+        """
+        if not self.is_awaited:
+            self._housekeeping()
+        elif self._invoke is not None:
+            self._invoke()
+        if self.is_closed or self._session.events:
+            return 0
+        self._attend()
+        self._reader.apply_pending()
+        return self._slice_ns
+
+    @property
+    def _slice_ns(self) -> int:
+        """How long a wait may last before the consumer has to do something."""
+        if self._on_progress is not None:
+            return PROGRESS_SLICE_NS
+        return SLICE_NS if self._invoke is None else INVOKED_SLICE_NS
+
+    def _attend(self) -> int:
+        """Have the conductor do what the feed asks for; returns what that is."""
+        attention = self._reader.attention
+        if attention & NEWER_EPOCH:
+            self._reader.forget_attention(NEWER_EPOCH)
+            self._session.newer_epoch_seen = True
+        if attention & (NEWER_EPOCH | SEQ_WENT_BACK):
+            self._session.conductor.wake()  # it asks the driver, or maps the epoch again
+        return attention
 
     def _housekeeping(self) -> None:
         self._session.check_process()

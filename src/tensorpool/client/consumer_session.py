@@ -357,6 +357,7 @@ class ConsumerSession(Session):
 
     def _epoch_of(self, regions: Regions, ring: MappedRing) -> MappedEpoch:
         mapped = MappedEpoch(ring)
+        mapped.stream_label = self.stream_label
         mapped.find_metadata = lambda meta_version: self.await_metadata(meta_version, regions.epoch)
         self.metadata.on_epoch(regions.epoch)
         mapped.clock = self.metadata.clock(regions.epoch)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import time
 from datetime import UTC, datetime, timedelta
 from types import TracebackType
-from typing import Any, Final, Self
+from typing import TYPE_CHECKING, Any, Final, Self
 
 import numpy as np
 
@@ -20,6 +20,9 @@ from tensorpool.client.wall_clock import ClockPair, utc_ns
 from tensorpool.errors import FrameOverwritten, LocalProtocolError
 from tensorpool.shm.arrays import Array, Order, numpy_dtype
 from tensorpool.wire.control import Dtype, MajorOrder
+
+if TYPE_CHECKING:
+    from tensorpool.looks.card import Card
 
 EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 NO_TIMESTAMP: Final = 2**64 - 1
@@ -163,6 +166,22 @@ class Frame(FrameBase):
     def __repr__(self) -> str:
         shape = "x".join(map(str, self._slot.layout.shape))
         return f"<Frame {self.seq} of stream {self.stream_id}, epoch {self.epoch}: {self.wire_dtype.name} {shape}>"
+
+    def _repr_png_(self) -> bytes | None:
+        """For notebooks: a picture of it; None where there can be none, or Pillow is not installed."""
+        return self._card().png
+
+    def _repr_html_(self) -> str:
+        """For notebooks: what it is, above a picture of it."""
+        return self._card().html
+
+    def _card(self) -> Card:
+        from tensorpool.looks.card import card
+
+        mapped = self._mapped
+        metadata = mapped.find_metadata(self.meta_version) if self.meta_version else None
+        made = card(self, mapped.stream_label, None if metadata is None else metadata.attributes)
+        return made if self.is_intact() else made.without_picture("it was overwritten; show consumer.latest()")
 
     def _overwritten(self) -> FrameOverwritten:
         return FrameOverwritten(self.stream_id, self.epoch, self.seq)

@@ -31,7 +31,17 @@ THREADS: Final = 4  # a producer that brings gigabytes in does not hold up the o
 class MappedEpoch:
     """One epoch as a consumer has it mapped: the reader of its header ring, and views of its payloads."""
 
-    __slots__ = ("_described", "clock", "epoch", "find_metadata", "pools", "reader", "ring", "stream_id")
+    __slots__ = (
+        "_described",
+        "clock",
+        "epoch",
+        "find_metadata",
+        "pools",
+        "reader",
+        "ring",
+        "stream_id",
+        "stream_label",
+    )
 
     def __init__(self, ring: MappedRing) -> None:
         self.ring: Final = ring
@@ -39,6 +49,7 @@ class MappedEpoch:
         self.epoch: Final = ring.epoch
         self.reader: Final[RingReader] = ring.reader()
         self.pools: Final = [mapping for _, _, mapping in self.reader.pools]
+        self.stream_label = f"stream {ring.stream_id}"
         self.clock: EpochClock | None = None  # set by the conductor when the producer's metadata say it
         self.find_metadata: Callable[[int], Metadata | None] = lambda meta_version: None
         self._described: dict[int, CarriedDtype | None] = {}  # by meta_version

@@ -75,6 +75,27 @@ class Metadata(msgspec.Struct, frozen=True):
             formats[attribute.key] = attribute.format
         return cls(message.meta_version, message.timestamp_ns, attributes, formats, tags)
 
+    def message(self, stream_id: int) -> DataSourceMeta:
+        """As another stream's, with the bytes and formats that it had."""
+        entries = [
+            Attribute(key=key, format=self.formats[key], value=_bytes_of(value, self.formats[key]))
+            for key, value in self.attributes.items()
+        ]
+        if self.tags:
+            entries.append(Attribute(key=_TAGS, format=_TEXT, value=",".join(self.tags).encode()))
+        return DataSourceMeta(
+            stream_id=stream_id,
+            meta_version=self.meta_version,
+            timestamp_ns=self.timestamp_ns,
+            attributes=tuple(entries),
+        )
+
+
+def _bytes_of(value: Any, format: str) -> bytes:
+    if isinstance(value, bytes):
+        return value
+    return value.encode() if format == _TEXT else msgspec.json.encode(value)
+
 
 def _tags_of(value: object) -> tuple[str, ...]:
     """F5: a JSON array, or text with commas."""

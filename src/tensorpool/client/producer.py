@@ -164,6 +164,30 @@ class Producer(ProducerBase):
 
     publish = ProducerBase.publish  # native for an array like the one before; every other call goes to _publish
 
+    def publish_many(self, arrays: Iterable[npt.ArrayLike]) -> int:
+        """Publish several arrays with one call and one wake-up of the consumers; returns how many were published.
+
+        >>> producer.publish_many([sample, sample])                       # a list of arrays     # doctest: +SKIP
+        >>> producer.publish_many(np.zeros((100, 64), np.float32))        # a frame per row      # doctest: +SKIP
+
+        For many small frames: of arrays that look like the one before each costs a fraction of a `publish`. Frames
+        without a lease are dropped and counted. More at once than the ring has slots overwrite each other. Raises like
+        `publish`; what came before the array at fault is published then.
+        """
+        try:
+            given = arrays if type(arrays) is np.ndarray and arrays.ndim > 0 else list(arrays)
+        except TypeError:
+            text = f"arrays = {arrays!r:.80}: expected a list of arrays, or one with a frame per row"
+            raise LocalProtocolError(text) from None
+        index = published = 0
+        while True:
+            same = self._publish_same(given, index)
+            index, published = index + same, published + same
+            if index >= len(given):
+                return published
+            published += self.publish(given[index]) is not None
+            index += 1
+
     def _publish(
         self,
         array: npt.ArrayLike,
@@ -339,6 +363,10 @@ class Producer(ProducerBase):
         session = getattr(self, "_session", None)
         if session is not None:
             session.on_unreferenced(self)
+
+    def __repr__(self) -> str:
+        about = f"<Producer of {self._session.stream_label}: {self.state.lower()}"
+        return f"{about}, epoch {self.epoch}, next seq {self.next_seq}, {self.consumers} reading>"
 
     # --- inside
 

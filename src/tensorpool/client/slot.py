@@ -140,6 +140,12 @@ class Slot:
                 self._producer._dropped[DropReason.ABANDONED] += 1
         self.seq = None
 
+    def __repr__(self) -> str:
+        phase = "being filled" if self._is_open else "given up or dropped" if self.seq is None else "published"
+        about = f"{self.array.dtype} {'x'.join(map(str, self.array.shape))}"
+        stream = self._producer._session.stream_label
+        return f"<Slot {'-' if self.seq is None else self.seq} of {stream}: {about}, {phase}>"
+
     def _close(self) -> None:
         self._is_open = False
         self.array.flags.writeable = False

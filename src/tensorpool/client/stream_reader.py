@@ -127,7 +127,6 @@ class StreamReader(ReceptionBase):
 
     def __init__(self, max_outstanding_seq_gap: int | None, on_change: Callable[[], object] = lambda: None) -> None:
         super().__init__()
-        self.lock = threading.Lock()
         self.mapped_or_changed = threading.Condition()
         self.pending: deque[Callable[[], object]] = deque()
         self.mapped: MappedEpoch | None = None
@@ -251,7 +250,7 @@ class StreamReader(ReceptionBase):
 
     def apply_pending(self) -> None:
         """Make the changes that are due, unless the reading thread is at it."""
-        if self.pending and self.lock.acquire(blocking=False):
+        if (self.pending or self.attention & STOPPED) and self.lock.acquire(blocking=False):
             try:
                 self.apply()
             finally:

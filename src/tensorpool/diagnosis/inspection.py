@@ -215,11 +215,12 @@ def _epoch_facts(found: FoundEpoch, current: int) -> EpochFacts:
         age_s=None if superblock is None else activity_age_s(superblock.start_timestamp_ns),
         activity_age_s=None if superblock is None else activity_age_s(superblock.activity_timestamp_ns),
         is_owner_alive=None if superblock is None else is_owner_alive(superblock, time.monotonic_ns(), time.time_ns()),
-        memory_bytes=_memory_bytes(found.path),
+        memory_bytes=memory_bytes(found.path),
     )
 
 
-def _memory_bytes(folder: str) -> int:
+def memory_bytes(folder: str) -> int:
+    """What the files of an epoch take of their mount."""
     try:
         with os.scandir(folder) as entries:
             return sum(entry.stat(follow_symlinks=False).st_blocks * BLOCK_BYTES for entry in entries)

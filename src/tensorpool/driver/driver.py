@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
+import time
 from collections import Counter
 from collections.abc import Callable
 from typing import Final
@@ -27,6 +28,7 @@ from tensorpool.logs import get_logger
 from tensorpool.settings import lookalikes
 from tensorpool.wire.driver import ShutdownReason
 
+NOTICE_S: Final = 0.15  # clients that have nothing to do look every 100 ms
 DISCOVERY_SHARE: Final = 0.25  # of a core, at most
 
 
@@ -97,8 +99,11 @@ class Driver(ClosesOnExit):
 
         Raises what made the driver end by itself, once.
         """
+        is_left_behind = self._media_driver is not None and len(self.conductor.lifecycle.leases) > 0
         with contextlib.ExitStack() as stack:  # each is closed, whatever the one before raised
             stack.callback(self._close_media_driver)
+            if is_left_behind:  # clients get the notice that the driver ends before its messages are gone
+                stack.callback(time.sleep, NOTICE_S)
             stack.callback(self._runner.close)
             if self._discovery_runner is not None:
                 stack.callback(self._discovery_runner.close)
@@ -114,6 +119,10 @@ class Driver(ClosesOnExit):
         self.conductor.remove_regions()
         if self._media_driver is not None:
             shutil.rmtree(self.aeron_dir, ignore_errors=True)
+
+    def __repr__(self) -> str:
+        phase = "running" if self.is_running else "closed"
+        return f"<{type(self).__name__} {self.config.driver.instance_id} at {self.aeron_dir}: {phase}>"
 
     def _start_discovery(self, clock: Clock) -> None:
         settings = self.config.discovery

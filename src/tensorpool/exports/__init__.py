@@ -3,4 +3,4 @@
 
 from typing import Final
 
-FORMATS: Final = ("png", "tiff", "npy", "mp4", "zarr", "hdf5", "mcap")
+FORMATS: Final = ("png", "tiff", "npy", "mp4", "zarr", "hdf5", "mcap", "foxglove")

@@ -20,7 +20,7 @@ from tensorpool.errors import ConfigError
 from tensorpool.exports import FORMATS, image_files
 from tensorpool.exports.frames import Frames
 from tensorpool.exports.hdf5 import hdf5
-from tensorpool.exports.mcap import McapExport
+from tensorpool.exports.mcap import FOXGLOVE, ROS, McapExport
 from tensorpool.exports.mp4 import Mp4Export
 from tensorpool.exports.protocol import Export, ExportRefused, Missing, Written
 from tensorpool.exports.zarr import zarr
@@ -73,8 +73,8 @@ def make(name: str, path: Path, stream: str, rate_hz: Callable[[], float]) -> Ex
         return folders[name](path)
     if name == "mp4":
         return Mp4Export(path, rate_hz())
-    if name == "mcap":
-        return McapExport(path, f"/{stream.strip('/')}")
+    if name in ("mcap", "foxglove"):
+        return McapExport(path, f"/{stream.strip('/')}", FOXGLOVE if name == "foxglove" else ROS)
     return hdf5(path) if name == "hdf5" else zarr(path)
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""MCAP with pictures as ROS 2 has them (sensor_msgs/msg/Image): for Foxglove, rosbag2 and PlotJuggler.
+"""MCAP with pictures as ROS 2 has them (sensor_msgs/msg/Image), for Foxglove and rosbag2, or as foxglove.RawImage.
 
 A channel per epoch, all with one topic; `sequence` is the seq, `log_time` UTC where it is known. What is missing is in
 a metadata record named tensorpool. A file cannot be appended to: a continuation copies what an earlier run wrote.
@@ -7,23 +7,49 @@ a metadata record named tensorpool. A file cannot be appended to: a continuation
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import msgspec
 
-from tensorpool import ros_image
+from tensorpool import foxglove_image, ros_image
 from tensorpool.exports.protocol import ExportFrame, ExportRefused, Missing, Written
 from tensorpool.extras import library
+from tensorpool.shm.arrays import Array
+
+
+class Messages(msgspec.Struct, frozen=True):
+    """A kind of message: its schema, and how an array becomes one."""
+
+    profile: str
+    schema_name: str
+    schema_encoding: str
+    schema: bytes
+    encoding: str
+    encode: Callable[[Array, str, int, str], bytes]
+
+
+ROS: Final = Messages(
+    "ros2", ros_image.SCHEMA_NAME, "ros2msg", ros_image.SCHEMA.encode(), ros_image.ENCODING, ros_image.encode
+)
+FOXGLOVE: Final = Messages(
+    "",
+    foxglove_image.SCHEMA_NAME,
+    foxglove_image.ENCODING,
+    foxglove_image.SCHEMA,
+    foxglove_image.ENCODING,
+    foxglove_image.encode,
+)
 
 
 class McapExport:
     """One topic."""
 
-    def __init__(self, path: Path, topic: str) -> None:
+    def __init__(self, path: Path, topic: str, messages: Messages = ROS) -> None:
         self._path = path
         self._topic = topic
+        self._messages = messages
         self._channels: dict[int, int] = {}
         library("mcap.writer", "writing MCAP", "export")
 
@@ -35,8 +61,9 @@ class McapExport:
             self._path.rename(before)
         self._file = self._path.open("wb")
         self._writer = Writer(self._file, compression=CompressionType.NONE)
-        self._writer.start(profile="ros2", library="tensorpool")
-        self._schema = self._writer.register_schema(ros_image.SCHEMA_NAME, "ros2msg", ros_image.SCHEMA.encode())
+        kind = self._messages
+        self._writer.start(profile=kind.profile, library="tensorpool")
+        self._schema = self._writer.register_schema(kind.schema_name, kind.schema_encoding, kind.schema)
         written = Written()
         if before.exists():
             for epoch, message in _salvaged(before):
@@ -55,7 +82,7 @@ class McapExport:
                 "export it as npy, zarr or hdf5"
             )
         at_ns = frame.timestamp_ns or 0 if frame.time_ns is None else frame.time_ns
-        data = ros_image.encode(array, encoding, at_ns, self._topic.strip("/"))
+        data = self._messages.encode(array, encoding, at_ns, self._topic.strip("/"))
         self._put(frame.epoch, frame.seq, at_ns, at_ns, data)
 
     def finish(self, missing: Sequence[Missing], about: dict[str, Any]) -> Path:
@@ -71,7 +98,7 @@ class McapExport:
     def _put(self, epoch: int, seq: int, log_ns: int, publish_ns: int, data: bytes) -> None:
         if epoch not in self._channels:
             self._channels[epoch] = self._writer.register_channel(
-                self._topic, "cdr", self._schema, metadata={"epoch": str(epoch)}
+                self._topic, self._messages.encoding, self._schema, metadata={"epoch": str(epoch)}
             )
         self._writer.add_message(self._channels[epoch], log_ns, data, publish_ns, seq & 0xFFFF_FFFF)
 

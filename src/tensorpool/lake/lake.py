@@ -122,6 +122,15 @@ class Lake:
             (lake.path / name).mkdir(parents=True, exist_ok=True)
         return cls.open(path)
 
+    def __repr__(self) -> str:
+        known = self._state  # reads nothing: the log may be far away
+        if known is None:
+            return f"<Lake {self.uri}>"
+        files = known.files.values()
+        streams, frames = len({file.stream_id for file in files}), sum(file.frames for file in files)
+        held = f"{frames} frames of {streams} stream{'' if streams == 1 else 's'}"
+        return f"<Lake {self.uri}, version {known.number}: {held}>"
+
     def _create(self) -> None:
         if isinstance(self.store, LocalStore):
             root = self.store.root

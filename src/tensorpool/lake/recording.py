@@ -25,6 +25,7 @@ from tensorpool.lake.manifest import Gap, LakeFile
 from tensorpool.lake.open_files import COLUMNS, OpenFiles, Rows, Times
 from tensorpool.lake.payloads import array_of
 from tensorpool.lake.playback import MetadataHistory, recorded_metadata
+from tensorpool.looks.card import Card, card
 from tensorpool.shm.arrays import Array
 from tensorpool.shm.carried_dtypes import CarriedDtype, carried_named, is_carrier
 from tensorpool.wire.control import Dtype
@@ -72,6 +73,18 @@ class RecordedFrame(msgspec.Struct, frozen=True, eq=False, kw_only=True):
         at = "" if self.time is None else f", {_text(self.time)}"
         about = f"{self.wire_dtype.name} {shape}{at}"
         return f"<RecordedFrame {self.seq} of stream {self.stream_id}, epoch {self.epoch}: {about}>"
+
+    def _repr_png_(self) -> bytes | None:
+        """For notebooks: a picture of it; None where there can be none, or Pillow is not installed."""
+        return self._card().png
+
+    def _repr_html_(self) -> str:
+        """For notebooks: what it is, above a picture of it."""
+        return self._card().html
+
+    def _card(self) -> Card:
+        metadata = self.metadata
+        return card(self, f"stream {self.stream_id}", None if metadata is None else metadata.attributes)
 
 
 class _Bounds(msgspec.Struct, frozen=True):

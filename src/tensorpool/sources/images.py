@@ -4,7 +4,9 @@
 from __future__ import annotations
 
 import glob
+import io
 import re
+import struct
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final
@@ -61,8 +63,19 @@ def read_image(path: Path) -> Array:
         if path.suffix.lower() in TIFF:
             found: Array = library("tifffile", "reading TIFF files", "ingest").imread(path)
             return found
-        with library("PIL.Image", "reading picture files", "ingest").open(path) as image:
-            plain = image if image.mode in ("L", "RGB", "RGBA", "I;16", "F", "I") else image.convert("RGB")
-            return np.asarray(plain)
+        return decode_picture(path.read_bytes(), str(path))
     except (OSError, ValueError) as error:
         raise SourceFailed(f"{path}: {error}") from None
+
+
+def decode_picture(data: bytes, name: str) -> Array:
+    """The pixels of what Pillow reads, RGB. Raises SourceFailed, which begins with `name`."""
+    pillow = library("PIL.Image", "reading pictures", "ingest")
+    try:
+        with pillow.open(io.BytesIO(data)) as image:
+            plain = image if image.mode in ("L", "RGB", "RGBA", "I;16", "F", "I") else image.convert("RGB")
+            return np.asarray(plain)
+    except pillow.UnidentifiedImageError:
+        raise SourceFailed(f"{name}: Pillow reads no such picture") from None
+    except (OSError, ValueError, SyntaxError, EOFError, struct.error, pillow.DecompressionBombError) as error:
+        raise SourceFailed(f"{name}: {error}") from None

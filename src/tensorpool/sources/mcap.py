@@ -1,16 +1,30 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Pictures of an MCAP file: one topic of sensor_msgs/msg/Image, in the order and at the pace of its log times."""
+"""Pictures of an MCAP file: one topic of images of ROS 2 or Foxglove, in the order and at the pace of its log times.
+
+Compressed ones (JPEG, PNG, …) are decoded by Pillow.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final
 
-from tensorpool import pixel_formats, ros_image
+from tensorpool import foxglove_image, pixel_formats, ros_image
 from tensorpool.errors import ConfigError
 from tensorpool.extras import library
+from tensorpool.ros_image import CompressedImage, Image
+from tensorpool.shm.arrays import Array
+from tensorpool.sources.images import decode_picture
 from tensorpool.sources.protocol import SOURCE_KEY, SourceFailed, SourceFrame
+
+# By the encoding of messages and the name of the schema.
+DECODERS: Final[Mapping[tuple[str, str], Callable[[bytes], Image | CompressedImage]]] = {
+    (ros_image.ENCODING, ros_image.SCHEMA_NAME): ros_image.decode,
+    (ros_image.ENCODING, ros_image.COMPRESSED_NAME): ros_image.decode_compressed,
+    (foxglove_image.ENCODING, foxglove_image.SCHEMA_NAME): foxglove_image.decode,
+    (foxglove_image.ENCODING, foxglove_image.COMPRESSED_NAME): foxglove_image.decode_compressed,
+}
 
 
 class McapSource:
@@ -35,23 +49,35 @@ class McapSource:
                 reader = reading.make_reader(file)
                 topic = self._chosen(reader.get_summary())
                 self._about = {SOURCE_KEY: f"mcap {self._path} {topic}"}
-                for _, _, message in reader.iter_messages(topics=[topic]):
-                    image = ros_image.decode(message.data)
-                    if image.pixel_format is not None:
-                        self._about = self._about | {pixel_formats.KEY: image.pixel_format}
-                    yield SourceFrame.of(image.array, message.log_time)
+                for schema, channel, message in reader.iter_messages(topics=[topic]):
+                    decode = DECODERS.get((channel.message_encoding, "" if schema is None else schema.name))
+                    if decode is None:
+                        continue  # another channel of the topic
+                    array, pixel_format = self._pixels(decode(message.data))
+                    if pixel_format is not None:
+                        self._about = self._about | {pixel_formats.KEY: pixel_format}
+                    yield SourceFrame.of(array, message.log_time)
             except (broken, ValueError) as error:
                 raise SourceFailed(f"{self._path}: {error or type(error).__name__}") from None
 
     def _chosen(self, summary: Any) -> str:
         if summary is None:
             raise SourceFailed(f"{self._path}: has no summary; it was not written to its end")
+        schemas = summary.schemas
         pictures = {
             channel.topic
             for channel in summary.channels.values()
-            if channel.message_encoding == "cdr" and summary.schemas[channel.schema_id].name == ros_image.SCHEMA_NAME
+            if channel.schema_id in schemas and (channel.message_encoding, schemas[channel.schema_id].name) in DECODERS
         }
         if self._topic in pictures or (self._topic is None and len(pictures) == 1):
             return self._topic or next(iter(pictures))
-        accepted = ", ".join(sorted(pictures)) or f"none: the file has no {ros_image.SCHEMA_NAME}"
+        names = ", ".join(f"{name} in {encoding}" for encoding, name in DECODERS)
+        accepted = ", ".join(sorted(pictures)) or f"none: the file has no {names}"
         raise ConfigError("--topic", self._topic, f"a topic with pictures: {accepted}")
+
+    def _pixels(self, image: Image | CompressedImage) -> tuple[Array, str | None]:
+        """And what they mean. Raises SourceFailed."""
+        if isinstance(image, Image):
+            return image.array, image.pixel_format
+        array = decode_picture(image.data, f"{self._path}: a picture compressed as {image.format!r:.80}")
+        return array, pixel_formats.guess(array.shape, array.dtype)

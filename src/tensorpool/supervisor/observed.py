@@ -21,6 +21,7 @@ from tensorpool.wire.driver import Role
 
 FEWEST_FRAMES: Final = 8  # that every consumer may be behind
 PATIENCE_HZ: Final = 4  # a quarter of a second of frames
+UNREAD_NS: Final = 500_000_000  # so long after its attach a consumer that has read nothing has not begun yet (B31)
 
 
 class Stream:
@@ -84,12 +85,12 @@ class Stream:
         is_moving = self.seq_counter.value if rate_hz is None else rate_hz  # the first sample gives no rate yet
         return StreamState.LIVE if is_moving else StreamState.IDLE
 
-    def lag_limit(self, lag_frames: int) -> int:
-        """A consumer that is more frames behind lags."""
+    def lag_limit(self, lag_frames: int) -> int | None:
+        """A consumer that is more frames behind lags; None while the rate is not known."""
         if lag_frames:
             return lag_frames
-        nslots = self.announce.header_nslots if self.announce else 0
-        return max(FEWEST_FRAMES, nslots // 2, math.ceil((self.seq_counter.rate_hz() or 0.0) / PATIENCE_HZ))
+        nslots, rate_hz = self.announce.header_nslots if self.announce else 0, self.seq_counter.rate_hz()
+        return None if rate_hz is None else max(FEWEST_FRAMES, nslots // 2, math.ceil(rate_hz / PATIENCE_HZ))
 
     def status(self, now_ns: int, stale_ns: int, consumers: int) -> StreamStatus:
         rate_hz = self.rate_hz(now_ns, stale_ns)
@@ -141,6 +142,7 @@ class Consumer:
         self.last_seq: int | None = None
         self.drops_gap = 0
         self.drops_late = 0
+        self.unread_ns: int | None = None  # since when it reports that it has read nothing of this epoch
         self.received = SampledCounter()  # frames, up to a constant
         self.drops = SampledCounter()
         self.dropped_ns = 0
@@ -184,13 +186,15 @@ class Consumer:
         if stream is None or self.qos_ns is None or self.last_seq is None or self.epoch != stream.epoch:
             return None
         is_silent = self.is_stale or self.expired_ns is not None
+        if self.unread_ns is not None and self.qos_ns - self.unread_ns < UNREAD_NS and not is_silent:
+            return None
         produced = stream.seq_counter.value if is_silent else stream.seq_counter.at(self.qos_ns)
         return None if produced is None else max(0, produced - self.last_seq)
 
     def lag_limit(self, stream: Stream, lag_frames: int) -> int | None:
-        """None: it skips an unknown number of frames on purpose."""
+        """None: it skips an unknown number of frames on purpose, or the rate is not known."""
         limit = stream.lag_limit(lag_frames)
-        if self.mode is not Mode.RATE_LIMITED:
+        if limit is None or self.mode is not Mode.RATE_LIMITED:
             return limit
         if not self.max_rate_hz:
             return None

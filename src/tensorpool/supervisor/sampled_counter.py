@@ -60,7 +60,7 @@ class SampledCounter:
             points.append((now_ns, value))
 
     def at(self, when_ns: int) -> int | None:
-        """The value then: interpolated between points, the last one after them."""
+        """The value then: interpolated between points, the last one after them; None before the first."""
         points = self._points
         if not points:
             return None
@@ -71,7 +71,7 @@ class SampledCounter:
                     return later
                 return earlier + (later - earlier) * (when_ns - earlier_ns) // (later_ns - earlier_ns)
             later_ns, later = earlier_ns, earlier
-        return later
+        return None
 
     def rate_hz(self) -> float | None:
         """Steps a second lately; None while there is one sample only."""

@@ -418,6 +418,10 @@ class View:
         lost = 0 if is_first else total - consumer.drops_total
         if qos.epoch != consumer.epoch or lost < 0:
             consumer.received.clear()
+        if qos.last_seq_seen or qos.epoch != consumer.epoch:
+            consumer.unread_ns = None
+        if not qos.last_seq_seen and consumer.unread_ns is None:
+            consumer.unread_ns = now_ns
         consumer.qos_ns = now_ns
         consumer.epoch, consumer.last_seq, consumer.mode = qos.epoch, qos.last_seq_seen, qos.mode
         if lost > 0:

@@ -1,0 +1,155 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Frames of several streams, offered in any interleaving: what is joined, and what becomes of the rest."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tensorpool.client.join_barrier import KeyBarrier, LatestBarrier, Unjoined
+
+type Item = tuple[int, int]  # input, key
+
+keys = st.lists(st.integers(0, 60), unique=True, max_size=25).map(sorted)
+
+
+@st.composite
+def interleaved(draw: st.DrawFn, inputs: int) -> list[Item]:
+    """Growing keys of each input, in any order of arrival."""
+    waiting = [list(draw(keys)) for _ in range(inputs)]
+    order = []
+    while any(waiting):
+        index = draw(st.sampled_from([index for index, left in enumerate(waiting) if left]))
+        order.append((index, waiting[index].pop(0)))
+    return order
+
+
+def run(barrier: KeyBarrier[Item] | LatestBarrier[Item], order: list[Item]) -> list[tuple[Item, ...]]:
+    """Takes what there is after every frame."""
+    joined = []
+    for now_ns, (index, key) in enumerate(order):
+        barrier.offer(index, key, (index, key), now_ns)
+        barrier.expire(now_ns)
+        while (found := barrier.take()) is not None:
+            joined.append(found)
+    return joined
+
+
+def accounted(barrier: KeyBarrier[Item], order: list[Item], joined: list[tuple[Item, ...]]) -> None:
+    """Every frame once: joined, left, or waiting."""
+    seen = Counter(item for found in joined for item in found) + Counter(left.item for left in barrier.left)
+    assert all(count == 1 for count in seen.values())
+    waiting = Counter(index for index, _ in order) - Counter(index for index, _ in seen.elements())
+    assert [waiting[index] for index in range(len(barrier.waiting))] == barrier.waiting
+    assert all(left.input_index == left.item[0] for left in barrier.left)
+
+
+@given(interleaved(3))
+def test_equal_seqs_are_joined_in_whatever_order_they_come(order: list[Item]) -> None:
+    """Exactly the seqs that all inputs have, each once, in order; the rest is left or may still find a partner."""
+    barrier = KeyBarrier[Item](3, tolerance=0)
+    joined = run(barrier, order)
+    common = set.intersection(*({key for index, key in order if index == at} for at in range(3)))
+    assert joined == [tuple((at, key) for at in range(3)) for key in sorted(common)]
+    assert {left.why for left in barrier.left} <= {Unjoined.NO_PARTNER}
+    accounted(barrier, order, joined)
+
+
+@given(interleaved(2), st.integers(0, 8), st.integers(-10, 10))
+def test_times_within_the_tolerance_are_joined_as_often_as_possible(
+    order: list[Item], tolerance: int, offset: int
+) -> None:
+    """By an independent matching of the complete lists, oldest first."""
+    barrier = KeyBarrier[Item](2, tolerance=tolerance, offsets=(0, offset))
+    joined = run(barrier, order)
+    first, second = ([key for index, key in order if index == at] for at in range(2))
+    expected = []
+    while first and second:
+        distance = first[0] - (second[0] + offset)
+        if abs(distance) <= tolerance:
+            expected.append(((0, first.pop(0)), (1, second.pop(0))))
+        else:
+            (first if distance < 0 else second).pop(0)
+    assert joined == expected
+    accounted(barrier, order, joined)
+
+
+@given(interleaved(3), st.integers(0, 8))
+def test_no_tuple_is_wider_than_the_tolerance(order: list[Item], tolerance: int) -> None:
+    barrier = KeyBarrier[Item](3, tolerance=tolerance)
+    joined = run(barrier, order)
+    for found in joined:
+        of_tuple = [key for _, key in found]
+        assert max(of_tuple) - min(of_tuple) <= tolerance
+    accounted(barrier, order, joined)
+
+
+@given(interleaved(2), st.integers(1, 5), st.integers(1, 10))
+def test_few_frames_wait_and_not_for_long(order: list[Item], limit: int, timeout_ns: int) -> None:
+    """Limits and timeout hold at every moment; what they drop is reported as such."""
+    barrier = KeyBarrier[Item](2, tolerance=0, limits=(limit, limit), timeout_ns=timeout_ns)
+    for now_ns, (index, key) in enumerate(order):
+        barrier.offer(index, key, (index, key), now_ns)
+        barrier.expire(now_ns)
+        assert max(barrier.waiting) <= limit
+        expiry_ns = barrier.next_expiry_ns()
+        assert expiry_ns is None or now_ns < expiry_ns <= now_ns + timeout_ns
+    assert {left.why for left in barrier.left} <= {Unjoined.CROWDED_OUT, Unjoined.TIMED_OUT}
+
+
+def test_what_can_have_no_partner_leaves_at_once() -> None:
+    """A seq comes once; and who went past a seq will not have it. As many wait as may, and not one fewer."""
+    barrier = KeyBarrier[Item](2, tolerance=0, limits=(2, 2))
+    for item in ((0, 5), (0, 5), (1, 5), (1, 6), (1, 7)):
+        barrier.offer(*item, item, 0)
+    assert [(left.item, left.why) for left in barrier.left] == [
+        ((0, 5), Unjoined.OUT_OF_ORDER),
+        ((1, 5), Unjoined.CROWDED_OUT),
+    ]
+    assert barrier.waiting == [1, 2]
+    assert barrier.take() is None
+    assert (barrier.waiting, barrier.left[-1].item) == ([0, 2], (0, 5))
+    barrier.offer(0, 7, (0, 7), 0)
+    assert barrier.take() == ((0, 7), (1, 7))
+    barrier.offer(1, 8, (1, 8), 0)
+    barrier.offer(0, 9, (0, 9), 0)
+    assert barrier.take() is None
+    assert (barrier.waiting, barrier.left[-1]) == ([1, 0], (1, (1, 8), Unjoined.NO_PARTNER))
+
+
+@given(interleaved(2), st.integers(0, 1), st.integers(0, 20))
+def test_an_input_that_begins_again_is_joined_again(order: list[Item], restarted: int, at: int) -> None:
+    """A frame whose key went back is out of order, unless its input began again."""
+    barrier = KeyBarrier[Item](2, tolerance=0)
+    joined = run(barrier, order)
+    barrier.offer(restarted, -1, (restarted, -1), 99)
+    has_had_frames = any(index == restarted for index, _ in order)
+    assert ((restarted, -1) in [left.item for left in barrier.left]) == has_had_frames
+    for index in range(2):
+        barrier.restart(index)
+    assert barrier.waiting == [0, 0]
+    again = [(index, at) for index in (0, 1)]
+    assert run(barrier, again) == [((0, at), (1, at))]
+    assert all(left.why in (Unjoined.NO_PARTNER, Unjoined.OUT_OF_ORDER) for left in barrier.left)
+    assert len(joined) <= len(order) // 2
+
+
+@given(interleaved(3))
+def test_latest_joins_each_of_the_first_with_the_newest_of_the_others(order: list[Item]) -> None:
+    barrier = LatestBarrier[Item](3)
+    joined = run(barrier, order)
+    newest: dict[int, Item] = {}
+    expected = []
+    for item in order:
+        newest[item[0]] = item
+        if item[0] == 0 and len(newest) == 3:
+            expected.append(tuple(newest[at] for at in range(3)))
+    assert joined == expected
+    joined_items = {item for found in joined for item in found}
+    left = Counter(one.item for one in barrier.left)
+    assert all(count == 1 for count in left.values())
+    assert not joined_items & set(left)
+    still_new = {item for index, item in newest.items() if index and item not in joined_items}
+    assert set(order) == joined_items | set(left) | still_new
