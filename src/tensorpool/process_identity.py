@@ -36,7 +36,7 @@ class ProcessIdentity(msgspec.Struct, frozen=True, kw_only=True):
     def own(cls) -> Self | None:
         """Of this process; None where /proc does not say."""
         try:
-            with open(_BOOT_ID, encoding="ascii") as file:
+            with open(_BOOT_ID, encoding="utf-8") as file:
                 boot_id = file.read().strip()
             pid_namespace = os.stat("/proc/self/ns/pid").st_ino
         except (OSError, ValueError):
@@ -71,6 +71,19 @@ class ProcessIdentity(msgspec.Struct, frozen=True, kw_only=True):
             return False
         stat = process_stat(self.pid)
         return stat is not None and (stat.start_ticks != self.start_ticks or stat.has_ended)
+
+    def user_id(self) -> int | None:
+        """The account that runs it, as this process sees it; None where it cannot tell."""
+        here = ProcessIdentity.own()
+        if here is None or here._place != self._place or not _is_proc_of_own_namespace():
+            return None
+        stat = process_stat(self.pid)
+        if stat is None or stat.start_ticks != self.start_ticks:
+            return None
+        try:
+            return os.stat(f"/proc/{self.pid}").st_uid
+        except OSError:
+            return None
 
     @property
     def _place(self) -> tuple[str, int, int]:

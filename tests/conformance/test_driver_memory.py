@@ -223,7 +223,7 @@ def test_files_lie_where_the_canonical_layout_has_them(
 def test_files_are_regular_closed_to_others_and_backed_for_a_producer(
     client: DriverClient, deployment: Deployment, stream_id: int
 ) -> None:
-    """Mode 660 in setgid directories 770 by default; a producer's epoch has its memory, an idle one takes none."""
+    """Mode 660 in setgid directories 750 by default; a producer's epoch has its memory, an idle one takes none."""
     idle = client.next_announce(stream_id).message
     lease = client.attach(stream_id, Role.PRODUCER)
     announce = client.wait_for(ShmPoolAnnounce, stream_id=stream_id, epoch=lease.epoch).message
@@ -234,7 +234,7 @@ def test_files_are_regular_closed_to_others_and_backed_for_a_producer(
         assert status.st_nlink == 1
         assert status.st_blocks * 512 >= status.st_size
         for folder in path.relative_to(deployment.base_dir).parents[:-1]:
-            assert stat.S_IMODE((deployment.base_dir / folder).lstat().st_mode) == 0o2770
+            assert stat.S_IMODE((deployment.base_dir / folder).lstat().st_mode) == 0o2750
     sparse = region_paths(idle)[7].stat()
     assert sparse.st_blocks * 512 < sparse.st_size
     client.detach(lease)

@@ -131,7 +131,7 @@ def test_a_link_in_place_of_the_namespace_is_not_followed(make: Make, shm_dir: P
     (user_dir / "lab").symlink_to(shm_dir / "elsewhere")
     assert str(deployment.base_dir) in refusal_at_start(deployment.start())
     assert list((shm_dir / "elsewhere").iterdir()) == []
-    assert stat.S_IMODE((shm_dir / "elsewhere").stat().st_mode) != 0o2770
+    assert stat.S_IMODE((shm_dir / "elsewhere").stat().st_mode) != 0o2750
 
 
 @pytest.mark.spec("DRV-9-02", "DRV-9-03", "DRV-4.6-05", "DRV-17-03")

@@ -250,9 +250,9 @@ def test_pools_whose_nslots_differ_from_the_ring_are_rejected() -> None:
 
 
 @pytest.mark.spec("WIRE-15.10-01", "WIRE-15.21a.6-01")
-@pytest.mark.parametrize(("mode", "files", "directories"), [(0o660, "660", "2770"), (0o600, "600", "700")])
+@pytest.mark.parametrize(("mode", "files", "directories"), [(0o660, "660", "2750"), (0o600, "600", "700")])
 def test_modes_keep_other_users_out_whatever_the_umask(shm_dir: Path, mode: int, files: str, directories: str) -> None:
-    """0660 in 2770 for a group, 0600 in 0700 for one user, from the user's directory down."""
+    """0660 in 2750 for a group, 0600 in 0700 for one user, from the user's directory down."""
     before = os.umask(0)
     try:
         with EpochTree.open(str(shm_dir), clock=ManualClock(), file_mode=mode) as tree:

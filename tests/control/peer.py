@@ -10,11 +10,13 @@ from __future__ import annotations
 import itertools
 import secrets
 import struct
+import time
 from collections.abc import Callable
 from types import TracebackType
 from typing import Any, Final, Self
 
 from tensorpool import aeron
+from tensorpool.control import ControlConfig, authorisation
 from tensorpool.wire import event
 from tensorpool.wire.event import EventMessage, Format
 from tests.support.processes import wait_until
@@ -22,6 +24,7 @@ from tests.support.processes import wait_until
 IPC: Final = "aeron:ipc?term-length=4m"
 NULL_32: Final = 0xFFFFFFFF
 NULL_64: Final = 0xFFFFFFFFFFFFFFFF
+CHANGING: Final = ("drain", "log-level", "pause", "reload", "resume")
 
 _stream_ids = itertools.count(51_000, 10)  # many tests share a media driver
 
@@ -108,12 +111,12 @@ class EventPeer:
         correlation_id: int | None = None,
         **fields: Any,
     ) -> bytes:
-        """Publish a command; its bytes."""
+        """Publish a command; its bytes. Those that change one of our services are signed with this account's key."""
         number = secrets.randbits(62) if correlation_id is None else correlation_id
-        message = EventMessage(
-            timestamp_ns=7, correlation_id=number, format=format, tag=tag, key=key, value=value, **fields
-        )
-        return self.say(self._schema.encode(message))
+        fields.setdefault("timestamp_ns", time.time_ns() if key in CHANGING else 7)
+        message = EventMessage(correlation_id=number, format=format, tag=tag, key=key, value=value, **fields)
+        signer = authorisation.signer(ControlConfig()) if key in CHANGING else None
+        return self.say(self._schema.encode(message if signer is None else signer.sign(message)))
 
     # --- hearing
 

@@ -145,7 +145,7 @@ def test_the_lock_names_its_holder_and_is_not_touched(config: DriverConfig) -> N
 def test_directories_are_shown_with_owner_and_mode(config: DriverConfig, tree: shm.EpochTree, host: Path) -> None:
     """Base, user and namespace; what is in the way is named, with what to type."""
     assert [finding.level for finding in check_directories(config)] == [Level.OK] * 3
-    assert check_directories(config)[1].found == f"{os.path.dirname(tree.path)} 2770 root:root; root may write"
+    assert check_directories(config)[1].found == f"{os.path.dirname(tree.path)} 2750 root:root; root may write"
     absent = tp.DriverConfig.load(environ={}, overrides={"shm.base_dir": str(host / "later")})
     (finding,) = check_directories(absent)
     assert (finding.level, "does not exist yet" in finding.found) == (Level.OK, True)

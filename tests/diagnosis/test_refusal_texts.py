@@ -218,7 +218,7 @@ def test_every_rule_has_its_text_asserted() -> None:
     """Here or, for what takes another account to see, in the tests named below; a new rule needs a new sentence."""
     here = Path(__file__).read_text("utf-8")
     elsewhere = {
-        Check.PERMISSION: "tests/diagnosis/test_two_users.py",
+        Check.PERMISSION: "tests/shm/test_containment.py",
         Check.MLOCK: "tests/shm/test_region.py",
     }
     for check in Check:

@@ -6,8 +6,9 @@ from __future__ import annotations
 from typing import Any
 
 from tensorpool.driver.config import DriverConfig
+from tensorpool.driver.effects import Effect
 from tensorpool.driver.epoch_messages import Epoch
-from tensorpool.driver.lifecycle import Effect, Lifecycle
+from tensorpool.driver.lifecycle import Lifecycle
 from tensorpool.shm import LAYOUT_VERSION, PoolSpec, RingSpec
 from tensorpool.wire.driver import (
     HugepagesPolicy,

@@ -11,7 +11,8 @@ import pytest
 from tensorpool.clock import ManualClock
 from tensorpool.driver.authority import MAX_CLAIM_CHARS, MAX_CLAIMS, Authority, probe, probe_answer
 from tensorpool.driver.config import DriverConfig
-from tensorpool.driver.lifecycle import CreateEpoch, Lifecycle, Send
+from tensorpool.driver.effects import CreateEpoch, Send
+from tensorpool.driver.lifecycle import Lifecycle
 from tensorpool.driver.other_drivers import OtherDrivers
 from tensorpool.logs import get_logger
 from tensorpool.wire.control import ShmPoolAnnounce

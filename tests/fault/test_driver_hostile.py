@@ -170,7 +170,11 @@ def test_a_flood_of_attaches_is_answered_within_bounds(
         refused = [answer for answer in answers() if answer.code is not ResponseCode.OK]
         assert len(granted) == room
         assert {(answer.code, answer.error_message) for answer in refused} == {
-            (ResponseCode.REJECTED, f"{MAX_LEASES} leases are held (policies.max_leases); detach some, or raise it")
+            (
+                ResponseCode.REJECTED,
+                f"{MAX_LEASES} leases are held (policies.max_leases): not declared {MAX_LEASES}; detach some, or "
+                "raise it",
+            )
         }
         assert_kept(client, leases)
 

@@ -24,8 +24,9 @@ from tensorpool.clock import ManualClock
 from tensorpool.driver import outbox
 from tensorpool.driver.conductor import DriverConductor
 from tensorpool.driver.config import DriverConfig
+from tensorpool.driver.effects import CreateEpoch
 from tensorpool.driver.epoch_messages import Epoch
-from tensorpool.driver.lifecycle import MAX_PENDING_ATTACHES, CreateEpoch
+from tensorpool.driver.lifecycle import MAX_PENDING_ATTACHES
 from tensorpool.driver.memory import Created, Failed
 from tensorpool.wire import Message, decode
 from tensorpool.wire.control import ConsumerConfig, Mode, ShmPoolAnnounce
@@ -233,7 +234,7 @@ class Conversation:
         borrowers = {(lease.stream_id, lease.client_id) for lease in life.leases if lease.role is Role.CONSUMER}
         private = life.private_streams
         assert borrowers >= set(private._borrowers) | set(private._half_answered)
-        assert max(len(private._descriptor_ids), len(private._control_ids)) <= len(private)
+        assert max(len(private.descriptor_ids), len(private.control_ids)) <= len(private)
         overrides = [it.override for it in private._borrowers.values() if it.override is not None]
         assert all(len(override.payload_fallback_uri) <= URI_BYTES for override in overrides)
         producers = [lease.stream_id for lease in life.leases if lease.role is Role.PRODUCER]

@@ -16,8 +16,9 @@ import atheris
 from fuzz_wire import instrument  # type: ignore[import-not-found]  # run as a script: its folder is on the path
 
 from tensorpool.driver.config import DriverConfig
+from tensorpool.driver.effects import Announce, CreateEpoch, Effect, Send
 from tensorpool.driver.epoch_messages import Epoch
-from tensorpool.driver.lifecycle import Announce, CreateEpoch, Effect, Lifecycle, Phase, Send
+from tensorpool.driver.lifecycle import Lifecycle, Phase
 from tensorpool.errors import DecodeError
 from tensorpool.wire import Message, decode
 from tensorpool.wire.control import ConsumerConfig, ConsumerHello

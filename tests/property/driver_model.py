@@ -10,8 +10,9 @@ from __future__ import annotations
 import msgspec
 from hypothesis.stateful import RuleBasedStateMachine
 
+from tensorpool.driver.effects import Announce, CreateEpoch, DropStream, Effect, Exit, Report, Send
 from tensorpool.driver.epoch_messages import Epoch
-from tensorpool.driver.lifecycle import Announce, CreateEpoch, DropStream, Effect, Exit, Lifecycle, Report, Send
+from tensorpool.driver.lifecycle import Lifecycle
 from tensorpool.wire.control import ShmPoolAnnounce
 from tensorpool.wire.driver import (
     HugepagesPolicy,

@@ -20,7 +20,8 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import invariant, precondition, rule
 
-from tensorpool.driver.lifecycle import Announce, CreateEpoch, Exit, Phase, Send
+from tensorpool.driver.effects import Announce, CreateEpoch, Exit, Send
+from tensorpool.driver.lifecycle import Phase
 from tensorpool.wire.control import ConsumerConfig, ShmPoolAnnounce
 from tensorpool.wire.driver import (
     LeaseRevokeReason,

@@ -389,8 +389,8 @@ def test_a_process_that_may_not_read_learns_why_and_what_helps(inside: Path, shm
         0,
         [
             f"permission: this process may not read {inside}: {who}, mode 0660; {join}",
-            f"permission: this process may not read {inside}: {who}, mode 0600; have the driver create it "
-            'with shm.permissions_mode = "660", below a directory whose group is one of nobody\'s',
+            f"permission: this process may not read {inside}: {who}, mode 0600; have root set shm.group "
+            'to a group of root and nobody and shm.permissions_mode to "660", and restart the driver',
             f"permission: this process may not search {inside.parent}: {who}, mode 0750; {join}",
         ],
     )

@@ -86,7 +86,7 @@ def test_others_map_what_was_created(tree: EpochTree, bases: AllowedBases) -> No
     assert other.activity_timestamp_ns == 6_000
 
 
-@pytest.mark.parametrize(("file_mode", "files", "directories"), [(0o660, "660", "2770"), (0o600, "600", "700")])
+@pytest.mark.parametrize(("file_mode", "files", "directories"), [(0o660, "660", "2750"), (0o600, "600", "700")])
 def test_modes_are_exact_whatever_the_umask(shm_dir: Path, file_mode: int, files: str, directories: str) -> None:
     """Files get the mode, directories the one that suits it."""
     with umask(0o777), EpochTree.open(str(shm_dir), clock=ManualClock(), file_mode=file_mode) as tree:

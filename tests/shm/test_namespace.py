@@ -57,7 +57,7 @@ def test_a_base_must_fit_into_a_uri(base: str) -> None:
         namespace_path(base)
 
 
-@pytest.mark.parametrize(("file_mode", "expected"), [(0o660, "2770"), (0o600, "700"), (0o640, "750")])
+@pytest.mark.parametrize(("file_mode", "expected"), [(0o660, "2750"), (0o600, "700"), (0o640, "2750")])
 @pytest.mark.parametrize("mask", [0o000, 0o077, 0o777])
 def test_directories_get_exact_modes_whatever_the_umask(
     shm_dir: Path, file_mode: int, expected: str, mask: int
@@ -72,7 +72,7 @@ def test_directories_get_exact_modes_whatever_the_umask(
 def test_a_changed_mode_reaches_directories_of_an_earlier_run(shm_dir: Path) -> None:
     """From private to shared and back, without touching the base."""
     shm_dir.chmod(0o750)
-    for file_mode, expected in ((0o600, "700"), (0o660, "2770"), (0o600, "700")):
+    for file_mode, expected in ((0o600, "700"), (0o660, "2750"), (0o600, "700")):
         path = Path(make_namespace(str(shm_dir), file_mode=file_mode))
         assert [mode_of(shm_dir), mode_of(path.parent), mode_of(path)] == ["750", expected, expected]
 

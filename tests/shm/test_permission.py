@@ -6,15 +6,16 @@ from __future__ import annotations
 import pytest
 
 from tensorpool.errors import ConfigError
-from tensorpool.shm.permission import check_file_mode, directory_mode, group_name, user_name
+from tensorpool.file_access import directory_mode, group_name, user_name
+from tensorpool.shm.permission import check_file_mode
 
 
 @pytest.mark.parametrize(
     ("file_mode", "expected"),
-    [(0o600, 0o700), (0o640, 0o750), (0o660, 0o2770), (0o620, 0o2730)],
+    [(0o600, 0o700), (0o640, 0o2750), (0o660, 0o2750), (0o620, 0o2710)],
 )
-def test_directories_get_matching_search_bits_and_setgid_for_a_writing_group(file_mode: int, expected: int) -> None:
-    """x wherever there is r or w; setgid when the group may write."""
+def test_a_group_may_search_directories_and_never_write_them(file_mode: int, expected: int) -> None:
+    """x wherever there is r or w, and setgid: what is made inside is the group's. Only the owner replaces files."""
     assert directory_mode(file_mode) == expected
 
 

@@ -25,6 +25,7 @@ from tensorpool.aeron.transport import (
 )
 from tensorpool.closing import ClosesOnExit
 from tensorpool.errors import ConfigError, TransportError
+from tensorpool.file_access import FileAccess
 from tensorpool.logs import get_logger
 
 THREADING_DEDICATED, THREADING_SHARED_NETWORK, THREADING_SHARED = 0, 1, 2
@@ -155,10 +156,10 @@ class MediaDriver(ClosesOnExit):
     ...     client = connect(driver.aeron_dir)
 
     Raises `TransportError` when a live driver owns the directory or Aeron cannot start, `ConfigError` for a setting
-    that does not exist or has the wrong kind.
+    that does not exist or has the wrong kind. `access` is who may use it; without, the umask decides.
     """
 
-    def __init__(self, aeron_dir: str | None = None, **settings: Value) -> None:
+    def __init__(self, aeron_dir: str | None = None, access: FileAccess | None = None, /, **settings: Value) -> None:
         library.load()
         self.aeron_dir = aeron_dir or default_aeron_dir()
         chosen = DEFAULTS | _buffers() | {name: checked_setting(name, value) for name, value in settings.items()}
@@ -169,7 +170,10 @@ class MediaDriver(ClosesOnExit):
             pairs.append((name, value if isinstance(value, str) else int(value)))
         with alone_in(os.path.dirname(self.aeron_dir)):
             _refuse_live_driver(self.aeron_dir)
-            self._driver = _core.MediaDriver(pairs, _on_offload_refused if udp_offload == "auto" else None)
+            with _umask(None if access is None else 0o077) as umask:
+                self._driver = _core.MediaDriver(pairs, _on_offload_refused if udp_offload == "auto" else None)
+        if access is not None:
+            self._share(access, umask)
         library.close_at_exit(self._driver, library.ClosingTurn.MEDIA_DRIVER)
 
     def close(self) -> None:
@@ -179,6 +183,31 @@ class MediaDriver(ClosesOnExit):
     @property
     def is_closed(self) -> bool:
         return self._driver.is_closed
+
+    def _share(self, access: FileAccess, umask: int) -> None:
+        """Give the new files, ours alone until now, their group and mode. Raises TransportError.
+
+        The media driver makes files later on, on a thread of its own, by the umask of the process, which is not ours
+        to change: a default ACL of its directories takes the umask's place. A file system without is logged.
+        """
+        try:
+            for name in ("publications", "images", ""):  # the last one lets others in
+                folder = os.path.join(self.aeron_dir, name)
+                for entry in os.scandir(folder):
+                    if entry.is_file(follow_symlinks=False):
+                        access.set_file(entry.path)
+                fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+                try:
+                    is_set = access.set_default(fd)
+                    access.set_directory(fd)
+                finally:
+                    os.close(fd)
+        except OSError as error:
+            self._driver.close()
+            raise TransportError(f"the media driver's directory cannot be shared: {error}") from None
+        if not is_set and 0o666 & ~umask != access.file_mode:
+            remedy = f"start with umask {0o777 & ~access.file_mode & 0o077:04o}"
+            get_logger("aeron").warning("aeron_modes_by_umask", aeron_dir=self.aeron_dir, remedy=remedy)
 
 
 def _buffers() -> dict[str, Value]:
@@ -194,13 +223,13 @@ def _on_offload_refused(reason: str) -> None:
     log.warning("udp_offload_unavailable", reason=reason, effect="UDP as Aeron ships it, datagram by datagram")
 
 
-def embed(aeron_dir: str) -> MediaDriver | None:
+def embed(aeron_dir: str, access: FileAccess | None = None) -> MediaDriver | None:
     """A media driver in this process, or None where another one is alive.
 
     Only an attempt to start one distinguishes a live driver from one just killed: both have a recent heartbeat.
     """
     try:
-        return MediaDriver(aeron_dir)
+        return MediaDriver(aeron_dir, access)
     except TransportError:
         if is_driver_active(aeron_dir):
             return None
@@ -259,6 +288,18 @@ def alone_in(parent: str) -> Iterator[None]:
         yield
     finally:
         os.close(folder)
+
+
+@contextlib.contextmanager
+def _umask(mask: int | None) -> Iterator[int]:
+    """Another umask for a moment, unless it is None; gives the present one."""
+    before = os.umask(0o077)
+    try:
+        if mask is None:
+            os.umask(before)
+        yield before
+    finally:
+        os.umask(before)
 
 
 def _is_locked(folder: int) -> bool:

@@ -9,7 +9,6 @@ refuses everything, and Aeron's errors never end the process. Back pressure is a
 from __future__ import annotations
 
 import os
-import pwd
 import stat
 import struct
 
@@ -26,6 +25,7 @@ from tensorpool._core import (
 )
 from tensorpool.aeron import library
 from tensorpool.errors import TransportError
+from tensorpool.file_access import group_name, joining, user_name
 
 __all__ = [
     "Client",
@@ -69,14 +69,14 @@ def explain_denial(aeron_dir: str) -> str | None:
         except OSError:
             return None
         if not os.access(path, needed, effective_ids=True):
-            owner, me = _user(found.st_uid), _user(os.geteuid())
+            owner, me = user_name(found.st_uid), user_name(os.geteuid())
             pid = driver_pid(aeron_dir)
             state = "is alive" if pid is not None and os.path.exists(f"/proc/{pid}") else "may be alive"
             return (
-                f"the media driver at {aeron_dir} {state} and belongs to {owner}: {path} has mode "
-                f"{stat.S_IMODE(found.st_mode):04o}, and {me} (uid {os.geteuid()}) may not use it; run as {owner}, "
-                f"have {owner} start it with umask 0007 in a directory whose group is one of {me}'s, or use one of "
-                f"your own (AERON_DIR=/dev/shm/aeron-{me} tensorpool driver)"
+                f"the media driver at {aeron_dir} {state} and belongs to {owner}: {path} has group "
+                f"{group_name(found.st_gid)} and mode {stat.S_IMODE(found.st_mode):04o}, and {me} (uid {os.geteuid()}) "
+                f"may not use it; {joining(found, needed)}, or use one of your own (AERON_DIR=/dev/shm/aeron-{me} "
+                "tensorpool driver)"
             )
     return None
 
@@ -89,13 +89,6 @@ def driver_pid(aeron_dir: str) -> int | None:
     except OSError:
         return None
     return _CNC_PID.unpack(head)[0] if len(head) == _CNC_PID.size else None
-
-
-def _user(uid: int) -> str:
-    try:
-        return pwd.getpwuid(uid).pw_name
-    except KeyError:
-        return str(uid)
 
 
 def connect(

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import functools
 from pathlib import Path
 
 import click
@@ -23,9 +24,11 @@ def command(
 ) -> None:
     """Run a registry: it follows the announces of many drivers and answers queries about their streams.
 
-    Starts a media driver of its own unless one is running at the Aeron directory.
+    Starts a media driver of its own unless one is running at the Aeron directory. At SIGHUP it reads the file again and
+    follows the drivers that it names then.
     """
-    config = RegistryConfig.load(path, overrides=options.overrides(settings))
+    load = functools.partial(RegistryConfig.load, path, overrides=options.overrides(settings))
+    config = load()
     section = config.discovery
     if check:
         options.print_settings(config.dump(), as_json=as_json)
@@ -33,9 +36,11 @@ def command(
     from tensorpool.discovery.registry import Registry
 
     logs.configure(log_level)
-    stop = StopSignals()
-    with Registry(config, aeron_dir=aeron_dir) as registry:
+    stop = StopSignals(hangup=True)
+    with Registry(config, aeron_dir=aeron_dir, load=load) as registry:
         drivers = len(section.drivers)
         click.echo(f"registry answers at {section.channel} stream {section.stream_id}, for {drivers} drivers")
-        while registry.is_running and not stop.wait(0.5):
-            pass
+        while registry.is_running and not stop.count:
+            stop.wait(0.5)
+            if stop.take_hangup():
+                options.print_reload(registry.reload)

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import threading
 import time
@@ -15,7 +16,8 @@ import msgspec
 from tensorpool import logs, shm
 from tensorpool.cli import format, options
 from tensorpool.cli.signals import StopSignals
-from tensorpool.diagnosis.space import shortage
+from tensorpool.diagnosis.check_result import Level
+from tensorpool.diagnosis.space import check_space, shortage
 from tensorpool.driver import Driver, DriverConfig
 from tensorpool.logs import get_logger
 
@@ -40,22 +42,29 @@ def command(
     """Run the SHM driver: it owns the memory, grants leases and announces streams.
 
     Starts a media driver of its own unless one is running at the Aeron directory. At SIGTERM or Ctrl-C it notifies
-    clients, removes its memory and ends; a second signal ends it at once.
+    clients, removes its memory and ends; a second signal ends it at once. At SIGHUP it reads the file again and adds,
+    changes and retires streams, profiles, ranges and limits; what cannot change is printed, and then nothing changes.
     """
-    config = DriverConfig.load(path, overrides=options.overrides(settings))
+    load = functools.partial(DriverConfig.load, path, overrides=options.overrides(settings))
+    config = load()
     if check:
         _print_bill(config, as_json=as_json)
         return
     logs.configure(log_level)
     if missing_space := shortage(config):
         click.echo(f"warning: {missing_space}", err=True)
-    stop = StopSignals()
-    with Driver(config, aeron_dir=aeron_dir) as driver:
+    stop = StopSignals(hangup=True)
+    with Driver(config, aeron_dir=aeron_dir, load=load) as driver:
         click.echo(f"driver {config.driver.instance_id} serves {driver.aeron_dir}")
+        is_ending = False
         while driver.is_running and stop.count < 2:
-            if stop.wait(0.1) and stop.count == 1:
-                _end_in_time(driver, config.shutdown_timeout_ns / 1e9 + FORCE_AFTER_S)
+            stop.wait(0.1)
+            if stop.count == 1 and not is_ending:
+                is_ending = True
+                _end_in_time(driver, driver.config.shutdown_timeout_ns / 1e9 + FORCE_AFTER_S)
                 driver.shut_down(text=f"{stop.name} received")
+            elif stop.take_hangup():
+                options.print_reload(driver.reload)
 
 
 def _end_in_time(driver: Driver, seconds: float) -> None:
@@ -94,10 +103,15 @@ def _print_bill(config: DriverConfig, *, as_json: bool) -> None:
     if config.policies.allow_dynamic_streams:
         click.echo(f"rings that clients ask for: {_limit(config.policies.max_provisioned_bytes)} more at most")
     click.echo(f"in total at most {_limit(bill.total_bytes)}; {mount.mount_point} has {_limit(mount.free_bytes)} free")
-    if mount.free_bytes is not None and bill.epoch_bytes > mount.free_bytes:
+    room = check_space(config)
+    if room.level is not Level.OK:
+        click.echo(f"warning: {room.found}; {room.remedy}")
+    machine_bytes = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    most = config.policies.max_bytes or bill.total_bytes
+    if most is None or most > min(machine_bytes, mount.free_bytes or machine_bytes):
         click.echo(
-            f"warning: the configured streams need {_limit(bill.epoch_bytes)} for one epoch each; enlarge the mount "
-            "(a container: --shm-size) or use fewer or smaller slots"
+            f"note: this machine has {format.size(machine_bytes)} of memory; should all streams have producers, some "
+            "would be refused: policies.max_bytes and policies.max_streams limit what clients can take"
         )
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -18,7 +18,7 @@ import msgspec
 from tensorpool import logs
 from tensorpool._core import MAX_DIMS
 from tensorpool.driver import DriverConfig
-from tensorpool.errors import ConfigError
+from tensorpool.errors import ConfigError, TensorPoolError
 
 DTYPES: Final = (
     "uint8", "int8", "uint16", "int16", "uint32", "int32", "uint64", "int64", "float32", "float64", "bool",
@@ -159,6 +159,15 @@ def print_settings(values: Mapping[str, object], *, as_json: bool, warnings: Seq
         click.echo(f"{key} = {msgspec.json.encode(value).decode()}")
     for warning in warnings or ():
         click.echo(f"warning: {warning}")
+
+
+def print_reload(reload: Callable[[], Iterable[str]]) -> None:
+    """After SIGHUP: how the configuration differs, or why it stays as it is."""
+    try:
+        for line in tuple(reload()) or ("nothing differs",):
+            click.echo(line)
+    except TensorPoolError as error:
+        click.echo(f"error: {error}", err=True)
 
 
 def overrides(settings: tuple[str, ...], option: str = "--set") -> dict[str, str]:

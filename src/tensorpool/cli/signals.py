@@ -48,15 +48,19 @@ class StopSignals:
 
     The handler takes no lock and only writes to a pipe, because it may interrupt the main thread anywhere, also in
     `wait`. The constructor raises KeyboardInterrupt where a signal arrived inside `interruptible` and was swallowed.
+    With `hangup` SIGHUP is an event too, for a command that reads its configuration again; else it ends the process.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, hangup: bool = False) -> None:
         self.count = 0
         self.name = ""
+        self._is_hung_up = False
         self._read_end, self._write_end = os.pipe()
         for end in (self._read_end, self._write_end):
             os.set_blocking(end, False)
         before = [signal.signal(number, self._on_signal) for number in NUMBERS]
+        if hangup:
+            signal.signal(signal.SIGHUP, self._on_hangup)
         if any(isinstance(handler, _Interrupt) and handler.has_arrived for handler in before):
             raise KeyboardInterrupt
 
@@ -67,8 +71,20 @@ class StopSignals:
         os.read(self._read_end, 4096)
         return True
 
+    def take_hangup(self) -> bool:
+        """Whether a SIGHUP arrived since the last call."""
+        is_hung_up, self._is_hung_up = self._is_hung_up, False
+        return is_hung_up
+
+    def _on_hangup(self, number: int, _: object) -> None:
+        self._is_hung_up = True
+        self._wake()
+
     def _on_signal(self, number: int, _: object) -> None:
         self.count += 1
         self.name = signal.Signals(number).name
+        self._wake()
+
+    def _wake(self) -> None:
         with contextlib.suppress(BlockingIOError):  # a full pipe wakes the reader as well
             os.write(self._write_end, b"!")

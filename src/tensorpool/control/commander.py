@@ -17,7 +17,8 @@ import msgspec
 
 from tensorpool import aeron
 from tensorpool.aeron.adapter import MessageAdapter
-from tensorpool.control import events
+from tensorpool.control import authorisation, events
+from tensorpool.control.authorisation import UNAUTHORISED
 from tensorpool.control.config import ControlConfig, check_tag
 from tensorpool.control.errors import CommandFailed, CommandRejected, CommandUnanswered, CommandUnfinished
 from tensorpool.control.events import make_event, read_alive, read_value
@@ -111,18 +112,34 @@ class Commander:
         """Send a command and wait for its echo and its result, `timeout` seconds for all of it.
 
         Without a `timeout` it waits for `control.command_timeout_ms` (2 s).
+        A command that the service accepts from authorised senders only is sent again with a signature.
         Services that only echo, as the specification has it, are waited for until "echo". Raises CommandUnanswered,
         CommandRejected, CommandFailed or CommandUnfinished, and LocalProtocolError for a value that has no format.
         """
         check_tag("tag", tag)
         if not key.isascii():
             raise LocalProtocolError(f"key {key!r}: a key is ASCII")
-        correlation_id = secrets.randbits(63)
-        stamp_ns = time.time_ns()
-        message = make_event(tag, key, value, correlation_id=correlation_id, timestamp_ns=stamp_ns, format=format)
-        pending = _Pending(key, self._schema.encode(message))
         timeout = self.config.command_timeout_ms / 1e3 if timeout is None else timeout
         deadline_s = time.monotonic() + timeout
+        message = self._message(tag, key, value, format)
+        try:
+            return self._exchange(message, deadline_s, timeout, until)
+        except CommandRejected as error:
+            signer = authorisation.signer(self.config) if error.reason.startswith(UNAUTHORISED) else None
+            if signer is None:
+                raise
+        # Only the service knows which commands have to be signed, and a service that expects no signature would take it
+        # for a part of the value.
+        return self._exchange(signer.sign(self._message(tag, key, value, format)), deadline_s, timeout, until)
+
+    @staticmethod
+    def _message(tag: str, key: str, value: object, format: Format | None) -> EventMessage:
+        number, stamp_ns = secrets.randbits(63), time.time_ns()
+        return make_event(tag, key, value, correlation_id=number, timestamp_ns=stamp_ns, format=format)
+
+    def _exchange(self, message: EventMessage, deadline_s: float, timeout: float, until: Until) -> Outcome:
+        pending = _Pending(message.key, self._schema.encode(message))
+        correlation_id = message.correlation_id
         self._pending[correlation_id] = pending
         try:
             self._offer(message, pending.data, deadline_s, timeout)

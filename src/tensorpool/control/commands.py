@@ -61,7 +61,9 @@ class _Kind(msgspec.Struct, frozen=True):
 
 
 class Command:
-    """A key with its handler. `refuse` says why it cannot be done now, or None. A query changes no state.
+    """A key with its handler. `refuse` says why it cannot be done now, or None.
+
+    A query changes no state. What `is_authorised` has to be signed.
 
     Raises LocalProtocolError for a key or a signature that no command can have.
     """
@@ -73,6 +75,7 @@ class Command:
         refuse: Callable[[], str | None] | None = None,
         *,
         is_query: bool = False,
+        is_authorised: bool = False,
     ) -> None:
         if not KEY.fullmatch(key):
             what = "1 to 64 letters, digits, '.', '_' and '-', with a letter or digit first"
@@ -80,6 +83,7 @@ class Command:
         self.key = key
         self.handler = handler
         self.is_query = is_query
+        self.is_authorised = is_authorised
         self._refuse = refuse
         self._has_parameter = False
         self._is_optional = True

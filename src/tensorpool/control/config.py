@@ -14,10 +14,11 @@ from msgspec import Meta
 
 from tensorpool.channel import Endpoint, check_channel, check_endpoints
 from tensorpool.errors import ConfigError
-from tensorpool.settings import IPC, AeronStreamId, EndpointOf, PositiveU32, PublishableChannel
+from tensorpool.settings import HIDDEN, IPC, AeronStreamId, EndpointOf, PositiveU32, PublishableChannel, Secret
 from tensorpool.wire import bridge, control, discovery, driver, event, trace
 
 MAX_TAG_BYTES: Final = 255
+MIN_TOKEN: Final = 16  # characters
 TAKEN: Final = frozenset(module.schema.id for module in (control, driver, bridge, trace, discovery))
 
 Tag = Annotated[
@@ -66,12 +67,21 @@ class ControlConfig(msgspec.Struct, frozen=True, kw_only=True):
     drain: Literal["local", "never"] = "local"
     """Whether a command may end the service: "local" over IPC, and over the network where allow_remote lists it."""
 
+    token: Secret = Secret("")
+    """The secret with which commands that change the service are signed, at least 16 characters; "" for none."""
+    token_file: str = ""
+    """A file with the token instead; without either, services obey the account that runs them."""
+
     control = EndpointOf("control")
     status = EndpointOf("status")
 
     def __post_init__(self) -> None:
         for key in ("control_channel", "status_channel"):
             check_channel(f"control.{key}", getattr(self, key))
+        if self.token:
+            self.check_token("control.token", self.token)
+            if self.token_file:
+                raise ConfigError("control.token_file", self.token_file, "none beside control.token: leave one out")
         if self.control.place == self.status.place:
             accepted = "another id than control.control_stream_id: a service would take its own echo for a command"
             raise ConfigError("control.status_stream_id", self.status_stream_id, accepted)
@@ -79,6 +89,12 @@ class ControlConfig(msgspec.Struct, frozen=True, kw_only=True):
     def allows(self, key: str) -> bool:
         """Whether a command that changes something may come over the control channel."""
         return self.control.uri.is_ipc or key in self.allow_remote
+
+    @staticmethod
+    def check_token(key: str, token: Secret) -> None:
+        """Refuse a token that can be guessed: echoes of commands that it signed are broadcast. Raises ConfigError."""
+        if len(token) < MIN_TOKEN:
+            raise ConfigError(key, HIDDEN, f"at least {MIN_TOKEN} characters, such as those of `openssl rand -hex 32`")
 
     def check_beside(self, endpoints: dict[str, Endpoint]) -> None:
         """Refuse what meets other endpoints of the same service on one stream id and disagrees. Raises ConfigError."""

@@ -25,6 +25,7 @@ import msgspec
 from tensorpool import _core, aeron
 from tensorpool.clock import Clock, SystemClock
 from tensorpool.control import events
+from tensorpool.control.authorisation import authority
 from tensorpool.control.commands import KEY, Command, Unacceptable
 from tensorpool.control.config import ControlConfig, check_tag
 from tensorpool.control.events import Alive, State, make_event
@@ -86,6 +87,7 @@ class Service:
         self._schema = event.schema.with_id(self.config.schema_id)
         self._filter = _core.EventFilter(self.config.schema_id, [self.tag, *self.aliases])
         self._commands: dict[str, Command] = {}
+        self._authority = authority(self.config)
         self._counts: Counter[str] = Counter()
         self._client: aeron.Client | None = None
         self._is_patient = False
@@ -131,18 +133,24 @@ class Service:
         return {"over_rate": 0, **self._counts, **filtered, **before}
 
     def command[F: Callable[..., object]](
-        self, key: str, *, refuse: Callable[[], str | None] | None = None, is_query: bool = False
+        self,
+        key: str,
+        *,
+        refuse: Callable[[], str | None] | None = None,
+        is_query: bool = False,
+        authorised: bool = False,
     ) -> Callable[[F], F]:
         """A decorator: the function answers `key`. Its parameter's annotation says which values are accepted.
 
         `refuse` may say why the command cannot be accepted now. A query changes no state: it is accepted also from the
-        network, and runs although nobody reads the status stream. Raises LocalProtocolError.
+        network, and runs although nobody reads the status stream. With `authorised` it is accepted only from senders
+        that have the service's secret: see `control.authorisation`. Raises LocalProtocolError.
         """
 
         def register(handler: F) -> F:
             if key in self._commands:
                 raise LocalProtocolError(f"{self.tag}: {key} has a handler already")
-            self._commands[key] = Command(key, handler, refuse, is_query=is_query)
+            self._commands[key] = Command(key, handler, refuse, is_query=is_query, is_authorised=authorised)
             return handler
 
         return register
@@ -248,7 +256,8 @@ class Service:
                     f"{message.key} changes its state and may not come over the network; control.allow_remote lists "
                     "what may"
                 )
-            arguments = command.read(message)
+            bare = self._authority.checked(message, self._clock.realtime_ns()) if command.is_authorised else message
+            arguments = command.read(bare)
             if limit := self._echo_limit(data):
                 raise Unacceptable(f"too many bytes: its echo has {len(data)}, the status stream takes {limit}")
             self._spend_allowance(now_ns)

@@ -9,9 +9,10 @@ from typing import Final
 
 from tensorpool.diagnosis.check_result import CheckResult, fail, ok, warn
 from tensorpool.driver.config import DriverConfig
+from tensorpool.file_access import group_name, user_name
 from tensorpool.shm.epochs import scan_epochs
 from tensorpool.shm.namespace import find_namespaces, namespace_path
-from tensorpool.shm.permission import explain_denial, group_name, user_name
+from tensorpool.shm.permission import explain_denial
 
 CHECK: Final = "directories"
 REGIONS: Final = "region files"

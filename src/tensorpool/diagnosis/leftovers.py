@@ -30,6 +30,7 @@ from tensorpool.diagnosis.cnc import CNC_NAME, read_cnc
 from tensorpool.driver.config import DriverConfig
 from tensorpool.embedded import LOCK, PREFIX, ROOT
 from tensorpool.errors import TransportError
+from tensorpool.file_access import user_name
 from tensorpool.shm.epochs import scan_epochs
 from tensorpool.shm.leftovers import (
     GONE,
@@ -48,7 +49,6 @@ from tensorpool.shm.leftovers import (
 )
 from tensorpool.shm.liveness import liveness_of
 from tensorpool.shm.namespace import FOLDER_FLAGS, find_namespaces, lock_holder
-from tensorpool.shm.permission import user_name
 
 CHECK: Final = "leftovers"
 EMBEDDED: Final = "embedded driver"

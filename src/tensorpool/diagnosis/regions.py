@@ -16,11 +16,11 @@ import msgspec
 
 from tensorpool._core import SUPERBLOCK_BYTES
 from tensorpool.errors import RegionRejected
+from tensorpool.file_access import group_name, user_name
 from tensorpool.shm.containment import AllowedBases, Check, open_region
 from tensorpool.shm.layout import RegionSpec, parse_superblock
 from tensorpool.shm.leftovers import BLOCK_BYTES
 from tensorpool.shm.liveness import activity_age_ns, is_owner_alive
-from tensorpool.shm.permission import group_name, user_name
 from tensorpool.wire.control import RegionType, ShmRegionSuperblock
 from tensorpool.wire.region_uri import RegionUri
 

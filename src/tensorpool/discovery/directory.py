@@ -223,6 +223,24 @@ class Directory:
         for driver in self._drivers.values():
             self._expire(driver, now_ns)
 
+    def replace_drivers(self, drivers: Iterable[DriverIdentity]) -> None:
+        """Follow these drivers from now on: streams of one that is gone go, those that stay are named anew."""
+        known, self._drivers = self._drivers, {}
+        for identity in drivers:
+            driver = known.pop(identity.instance_id, None)
+            if driver is None or driver.identity.expiry_ns != identity.expiry_ns:
+                if driver is not None:
+                    known[identity.instance_id] = driver
+                driver = _DriverStreams(identity)
+            driver.identity = identity
+            self._drivers[identity.instance_id] = driver
+            for entry in driver.entries.values():
+                entry.driver = identity
+                self._renew(entry)
+        for driver in known.values():
+            for entry in driver.entries.values():
+                self._unindex(entry)
+
     # --- queries
 
     def answer(self, request: DiscoveryRequest, now_ns: int, max_message_bytes: int) -> bytes:

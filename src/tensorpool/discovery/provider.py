@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import struct
 import time
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Collection, Sequence
 from typing import Final
 
@@ -103,6 +103,7 @@ class Provider:
         self._requests: dict[bytes, None] = {}  # to be answered, in this order; one that is sent again is in it once
         self._expire_ns = self._log_ns = self._open_ns = 0
         self._now_ns = 0
+        self._reloads: deque[tuple[Sequence[Source], Sequence[Endpoint]]] = deque()
         self._read_ns = 0  # when the latest turn began that read every log to its end
 
     @property
@@ -114,6 +115,10 @@ class Provider:
     def size(self) -> int:
         """How many streams are known."""
         return len(self.directory)
+
+    def reload(self, sources: Sequence[Source], registries: Sequence[Endpoint] = ()) -> None:
+        """Follow these drivers and announce to these registries, from the next turn on; for other threads too."""
+        self._reloads.append((sources, registries))
 
     # --- the agent
 
@@ -128,6 +133,8 @@ class Provider:
         try:
             self._connection.maintain(now_ns)
             streams = self._connection.streams
+            while self._reloads:
+                self._reload(*self._reloads.popleft())
             if streams is not None:
                 self._open_tells(streams, now_ns)
                 work += self._read(streams, now_ns)
@@ -151,6 +158,17 @@ class Provider:
         self._log.info("discovery_stopped", counts=dict(self.counts))
 
     # --- inside: the connection
+
+    def _reload(self, sources: Sequence[Source], registries: Sequence[Endpoint]) -> None:
+        self._sources, self._announced, self._descriptions = sources, {}, {}
+        self.directory.replace_drivers(source.identity for source in sources)
+        streams = self._connection.streams
+        if streams is not None:
+            streams.subscribe(self._adapters())
+            if list(registries) != list(self._registries):
+                streams.close_registries()
+                self._unopened, self._open_ns = list(registries), 0
+        self._registries = registries
 
     def _open_streams(self, client: aeron.Client, now_ns: int) -> ProviderStreams:
         streams = ProviderStreams(client, self._settings, self._adapters(), self.counts, now_ns)
@@ -395,17 +413,33 @@ class ProviderStreams:
         self._client = client
         self.responder: Final = Responder(settings, client, counts, now_ns)
         self.registries: Final[list[aeron.Publication]] = []
-        self.polls: Final = [self._poll(endpoint, adapter) for endpoint, adapter in adapters]
+        self.polls: list[Callable[[], int]] = []
+        self._subscriptions: dict[Endpoint, aeron.Subscription] = {}
+        self.subscribe(adapters)
 
     def add_registry(self, endpoint: Endpoint) -> None:
         """Open the publication to a registry. Raises TransportError."""
         self.registries.append(self._client.add_publication(endpoint.channel, endpoint.stream_id, exclusive=True))
 
+    def close_registries(self) -> None:
+        for publication in self.registries:
+            publication.close()
+        self.registries.clear()
+
+    def subscribe(self, adapters: Collection[tuple[Endpoint, MessageAdapter]]) -> None:
+        """Receive at these endpoints only; nothing is missed where we did before. Raises TransportError."""
+        for endpoint, _ in adapters:
+            if endpoint not in self._subscriptions:
+                self._subscriptions[endpoint] = aeron.subscribe(self._client, endpoint)
+        for endpoint in self._subscriptions.keys() - {endpoint for endpoint, _ in adapters}:
+            self._subscriptions.pop(endpoint).close()
+        self.polls = [self._poll(self._subscriptions[endpoint], adapter) for endpoint, adapter in adapters]
+
     def close(self) -> None:
         self.responder.close()
 
-    def _poll(self, endpoint: Endpoint, adapter: MessageAdapter) -> Callable[[], int]:
-        subscription = aeron.subscribe(self._client, endpoint)
+    @staticmethod
+    def _poll(subscription: aeron.Subscription, adapter: MessageAdapter) -> Callable[[], int]:
         return lambda: subscription.poll(adapter.on_message, FRAGMENT_LIMIT)
 
 

@@ -6,14 +6,22 @@ Discovery §2.2, §8; Service Control §4.
 
 from __future__ import annotations
 
-from tensorpool import aeron
+import re
+from collections.abc import Callable
+from typing import Final
+
+from tensorpool import aeron, settings
 from tensorpool.clock import Clock, SystemClock
 from tensorpool.closing import ClosesOnExit
 from tensorpool.control import AgentWithService, Service, ServiceAgent, add_common_commands
 from tensorpool.discovery.config import RegistryConfig
 from tensorpool.discovery.directory import DriverIdentity
 from tensorpool.discovery.provider import Provider, Source, ThriftyIdle
+from tensorpool.errors import TensorPoolError
 from tensorpool.logs import get_logger
+from tensorpool.settings import ReloadRefused
+
+CHANGEABLE: Final = re.compile(r"discovery\.drivers\[.+")  # the rest needs a restart
 
 
 class Registry(ClosesOnExit):
@@ -23,22 +31,25 @@ class Registry(ClosesOnExit):
     ...     print(registry.provider.size)
 
     Uses the media driver at `aeron_dir` if one is alive there and embeds one otherwise. Raises `TransportError` when
-    Aeron cannot start or an endpoint cannot be subscribed to.
+    Aeron cannot start or an endpoint cannot be subscribed to. `load` returns the configuration as it is now, for
+    `reload`.
     """
 
-    def __init__(self, config: RegistryConfig, *, aeron_dir: str | None = None, clock: Clock | None = None) -> None:
+    def __init__(
+        self,
+        config: RegistryConfig,
+        *,
+        aeron_dir: str | None = None,
+        clock: Clock | None = None,
+        load: Callable[[], RegistryConfig] | None = None,
+    ) -> None:
         self.config = config
+        self._load = load
         section = config.discovery
         self.aeron_dir = aeron_dir or section.aeron_dir or aeron.default_aeron_dir()
         self._media_driver = aeron.embed(self.aeron_dir)
-        sources = [
-            Source(
-                DriverIdentity(driver.instance_id, driver.control, driver.expiry_ns), driver.announce, driver.metadata
-            )
-            for driver in section.drivers
-        ]
         try:
-            self.provider = Provider(section, sources, self.aeron_dir, clock or SystemClock())
+            self.provider = Provider(section, _sources(config), self.aeron_dir, clock or SystemClock())
             self._runner = aeron.AgentRunner(self._agent(), ThriftyIdle(share=0.9), on_error=log_failed_turn).start()
         except BaseException:
             self._close_media_driver()
@@ -47,6 +58,27 @@ class Registry(ClosesOnExit):
     @property
     def is_running(self) -> bool:
         return self._runner.is_running
+
+    def reload(self) -> tuple[str, ...]:
+        """Read the configuration again and follow the drivers that it names now; all or nothing.
+
+        Returns how it differs, key by key, or raises ReloadRefused with every reason.
+        """
+        log = get_logger("discovery")
+        try:
+            if self._load is None:
+                raise ReloadRefused("this registry was started by a program, and has no file to read again")
+            config = self._load()
+            lines = settings.differences(self.config, config)
+            if refused := settings.fixed(lines, CHANGEABLE):
+                raise ReloadRefused("; ".join(refused))
+        except TensorPoolError as error:
+            log.warning("reload_refused", error=str(error))
+            raise error if isinstance(error, ReloadRefused) else ReloadRefused(str(error)) from None
+        self.config = config
+        self.provider.reload(_sources(config))
+        log.info("reloaded", changes=list(lines.values()))
+        return tuple(lines.values())
 
     def close(self) -> None:
         """Stop answering."""
@@ -60,7 +92,7 @@ class Registry(ClosesOnExit):
         if not self.config.control.enabled:
             return self.provider
         service = Service("discovery", self.config.discovery.instance_id or None, config=self.config.control)
-        add_common_commands(service, status=self._status, drain=_end)
+        add_common_commands(service, status=self._status, drain=_end, reload=self.reload)
         return AgentWithService(self.provider, ServiceAgent(service, self.aeron_dir))
 
     def _status(self) -> dict[str, object]:
@@ -70,6 +102,13 @@ class Registry(ClosesOnExit):
     def _close_media_driver(self) -> None:
         if self._media_driver is not None:
             self._media_driver.close()
+
+
+def _sources(config: RegistryConfig) -> list[Source]:
+    return [
+        Source(DriverIdentity(driver.instance_id, driver.control, driver.expiry_ns), driver.announce, driver.metadata)
+        for driver in config.discovery.drivers
+    ]
 
 
 def _end() -> None:

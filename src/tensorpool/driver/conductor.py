@@ -11,6 +11,7 @@ import struct
 import time
 from collections import deque
 from collections.abc import Callable, Iterable
+from concurrent.futures import Future
 from typing import Final
 
 import msgspec
@@ -24,15 +25,27 @@ from tensorpool.control.events import MAKING, Making
 from tensorpool.control.identification import LeaseOwner
 from tensorpool.control.provisioning import Provisioned, ProvisionRequest
 from tensorpool.driver.config import DriverConfig
+from tensorpool.driver.effects import Announce, CreateEpoch, DropStream, Effect, Exit, Report, Send
 from tensorpool.driver.failures import Failures
-from tensorpool.driver.lifecycle import Announce, CreateEpoch, DropStream, Effect, Exit, Lifecycle, Phase, Report, Send
+from tensorpool.driver.lifecycle import Lifecycle, Phase
 from tensorpool.driver.memory import Created, Failed, Memory
 from tensorpool.driver.message_sizes import check_message_sizes
 from tensorpool.driver.other_drivers import LISTEN_NS, OtherDrivers
 from tensorpool.driver.outbox import Outbox
+from tensorpool.driver.reload import Plan, plan
 from tensorpool.driver.streams import NoStream
-from tensorpool.errors import Closed, DecodeError, DecodeFault, LocalProtocolError, TensorPoolError, TransportError
+from tensorpool.errors import (
+    Closed,
+    ConfigError,
+    DecodeError,
+    DecodeFault,
+    LocalProtocolError,
+    TensorPoolError,
+    TransportError,
+)
+from tensorpool.file_access import user_name
 from tensorpool.logs import get_logger
+from tensorpool.settings import ReloadRefused
 from tensorpool.wire import Message
 from tensorpool.wire.control import ConsumerConfig, ConsumerHello, ShmPoolAnnounce
 from tensorpool.wire.driver import (
@@ -61,8 +74,18 @@ class DriverConductor:
 
     role_name = "tensorpool-driver"
 
-    def __init__(self, config: DriverConfig, clock: Clock, aeron_dir: str) -> None:
+    def __init__(
+        self,
+        config: DriverConfig,
+        clock: Clock,
+        aeron_dir: str,
+        *,
+        load: Callable[[], DriverConfig] | None = None,
+        on_reloaded: Callable[[DriverConfig], object] | None = None,
+    ) -> None:
         self._config = config
+        self._load = load
+        self._on_reloaded = on_reloaded
         self._clock = clock
         self._aeron_dir = aeron_dir
         self._log = get_logger("driver", instance_id=config.driver.instance_id)
@@ -104,6 +127,20 @@ class DriverConductor:
     def revoke(self, lease_id: int, text: str = "revoked by the operator") -> None:
         """End a lease administratively."""
         self._orders.append(lambda now_ns: self.lifecycle.revoke(lease_id, text, now_ns))
+
+    def reload(self) -> Future[tuple[str, ...]]:
+        """Read the configuration again and go on with it: how it differs, or ReloadRefused and nothing changes."""
+        reloaded: Future[tuple[str, ...]] = Future()
+
+        def order(now_ns: int) -> list[Effect]:
+            try:
+                reloaded.set_result(self._reload())
+            except Exception as error:
+                reloaded.set_exception(error)
+            return []
+
+        self._orders.append(order)
+        return reloaded
 
     def remove_regions(self) -> None:
         """Remove the files of every epoch; for a process that cannot wait for `on_close`."""
@@ -191,6 +228,34 @@ class DriverConductor:
     def _obey(self, order: Callable[[int], list[Effect]], now_ns: int) -> int:
         return self._perform(order(now_ns))
 
+    def _reload(self) -> tuple[str, ...]:
+        """Load, compare, apply. Raises TensorPoolError, and nothing has changed."""
+        try:
+            plan = self._plan_reload()
+        except TensorPoolError as error:
+            self._log.warning("reload_refused", error=str(error))
+            raise
+        self._config = plan.config
+        self._memory.reload(plan.config)
+        self._perform(self.lifecycle.reload(plan))
+        self._log.info("reloaded", changes=list(plan.lines))
+        if self._on_reloaded is not None:
+            self._on_reloaded(plan.config)
+        return plan.lines
+
+    def _plan_reload(self) -> Plan:
+        if self._load is None:
+            raise ReloadRefused("this driver was started by a program, and has no file to read again")
+        if self.lifecycle.phase is not Phase.SERVING:
+            raise ReloadRefused("the driver is shutting down")
+        try:
+            config, streams = self._load(), self._streams
+            if streams is not None:
+                check_message_sizes(config, streams.answers.max_message_length, streams.announces.max_message_length)
+        except ConfigError as error:
+            raise ReloadRefused(str(error)) from None
+        return plan(self._config, config, self.lifecycle.in_use())
+
     def _take_outcomes(self, now_ns: int) -> int:
         work = 0
         while (outcome := self._memory.take_finished()) is not None:
@@ -262,14 +327,24 @@ class DriverConductor:
         endpoints, settings = self._config.driver, self._config.control
         tags = (identification.driver_tag(endpoints.control),)
         service = Service("driver", endpoints.instance_id, config=settings, aliases=tags, clock=self._clock)
-        add_common_commands(service, status=self._status, drain=lambda: self.shut_down(text="drained by an event"))
+        add_common_commands(
+            service,
+            status=self._status,
+            drain=lambda: self.shut_down(text="drained by an event"),
+            reload=self._reload,
+        )
         service.command(provisioning.KEY)(self._on_provision)
         service.command(identification.KEY)(self._on_identify)
         return service
 
     def _on_identify(self, declaration: str) -> bool:
         """A client declares which process holds its lease. Raises LocalProtocolError."""
-        return self.lifecycle.on_identify(_read_json(identification.KEY, declaration, LeaseOwner))
+        owner = _read_json(identification.KEY, declaration, LeaseOwner)
+        is_noted = self.lifecycle.on_identify(owner)
+        lease, uid = self.lifecycle.leases.get(owner.lease_id), owner.process.user_id()
+        if is_noted and lease is not None and uid is not None:
+            lease.user = user_name(uid)
+        return is_noted
 
     def _end_lease_of_ended_process(self, stream_id: int) -> None:
         """Before another producer is refused: the process of the present one may have been killed."""

@@ -32,6 +32,7 @@ from tensorpool.discovery.config import DiscoverySection, check_provider
 from tensorpool.driver.memory_bill import Bill, BillLine
 from tensorpool.driver.message_sizes import check_message_sizes
 from tensorpool.errors import ConfigError, LocalProtocolError, RegionRejected
+from tensorpool.file_access import FileAccess, group_id
 from tensorpool.settings import (
     IPC,
     MS,
@@ -143,6 +144,7 @@ Mode = Annotated[
         extra={"check": _check_mode},
     ),
 ]
+Group = Annotated[str, Meta(pattern=r"\A[A-Za-z0-9_.-]*\Z", description='a group by name or number, or "" for none')]
 Bytes = Annotated[int, Meta(ge=0, le=2**63 - 1)]
 Nanoseconds = Annotated[int, Meta(ge=0, le=2**63 - 1)]
 Nslots = Annotated[int, Meta(ge=1, le=2**31, description=_POWER_OF_TWO, extra={"check": _check_nslots})]
@@ -213,7 +215,11 @@ class ShmSection(msgspec.Struct, frozen=True, kw_only=True):
     page_size_bytes: PageSize = 4096
     """The least page size that base_dir must have; checked at start."""
     permissions_mode: Mode = "660"
-    """The mode of region files, in octal; directories get the matching search bits."""
+    """The mode of region files, in octal: 660, 640 (only the driver's account may write) or 600; the files of a media
+    driver that the driver starts get 660, or 600 with 600."""
+    group: Group = ""
+    """The group of region files and of the media driver's files, by name or number, of which the driver's account is a
+    member; "" leaves them the group that the system gives."""
     allowed_base_dirs: Annotated[Directories, Derived("[shm.base_dir]", lambda table, _: (table.base_dir,))]
     """The directories inside which a region may be mapped."""
 
@@ -221,7 +227,7 @@ class ShmSection(msgspec.Struct, frozen=True, kw_only=True):
 class PoliciesSection(msgspec.Struct, frozen=True, kw_only=True):
     """`[policies]`: leases, announces, removal of old epochs, limits.
 
-    Ours: `recreate_on_startup` (Driver Model §14 has the mode, no key), `max_leases` and `max_streams`,
+    Ours: `recreate_on_startup` (Driver Model §14 has the mode, no key), `max_leases`, `max_streams` and `max_bytes`,
     `max_provisioned_stream_bytes` and `max_provisioned_bytes`, `dynamic_stream_linger_ms`, and
     `rate_limited_default_hz` (E26).
     """
@@ -258,6 +264,8 @@ class PoliciesSection(msgspec.Struct, frozen=True, kw_only=True):
     """The largest ring, one epoch of it, that a client may ask for; 0: none."""
     max_provisioned_bytes: Bytes = 8 << 30
     """What all rings that clients asked for may take together, with the epochs of each that are kept."""
+    max_bytes: Bytes = 0
+    """What the rings of streams with a producer may take together, with the epochs that are kept; 0: no limit."""
     max_leases: PositiveU32 = 10_000
     """How many leases may exist at a time."""
     max_streams: PositiveU32 = 1_000
@@ -367,6 +375,11 @@ class DriverConfig(Configuration, frozen=True, kw_only=True):
     @property
     def file_mode(self) -> int:
         return int(self.shm.permissions_mode, 8)
+
+    def aeron_access(self) -> FileAccess:
+        """Who may use a media driver of this driver: whoever may read regions. Raises ConfigError for no such group."""
+        has_group = self.file_mode & 0o060 != 0
+        return FileAccess(0o660 if has_group else 0o600, group_id("shm.group", self.shm.group))
 
     @property
     def default_ring(self) -> RingSpec:

@@ -12,9 +12,11 @@ import os
 import shutil
 import time
 from collections import Counter
+from collections.abc import Callable
 from typing import Final
 
 from tensorpool import aeron
+from tensorpool.channel import Endpoint
 from tensorpool.clock import Clock, SystemClock
 from tensorpool.closing import ClosesOnExit
 from tensorpool.discovery.directory import DriverIdentity
@@ -38,24 +40,31 @@ class Driver(ClosesOnExit):
 
     Uses the media driver at `aeron_dir` if one is alive there and embeds one otherwise. Raises `ConfigError` for a
     configuration that cannot be served, also when another driver owns the namespace, and `TransportError` when Aeron
-    cannot start.
+    cannot start. `load` returns the configuration as it is now, for `reload`.
     """
 
     def __init__(
-        self, config: DriverConfig | None = None, *, aeron_dir: str | None = None, clock: Clock | None = None
+        self,
+        config: DriverConfig | None = None,
+        *,
+        aeron_dir: str | None = None,
+        clock: Clock | None = None,
+        load: Callable[[], DriverConfig] | None = None,
     ) -> None:
         self.config = config or DriverConfig.load()
         for name, key in lookalikes(self.config, os.environ).items():
             get_logger("driver").warning("variable_ignored", name=name, perhaps_meant=key)
         self.aeron_dir = aeron_dir or self.config.driver.aeron_dir or aeron.default_aeron_dir()
-        self._media_driver = aeron.embed(self.aeron_dir)
+        self.discovery: Provider | None = None  # that answers for this driver
+        self._media_driver = aeron.embed(self.aeron_dir, self.config.aeron_access())
         try:
-            self.conductor = DriverConductor(self.config, clock or SystemClock(), self.aeron_dir)
+            self.conductor = DriverConductor(
+                self.config, clock or SystemClock(), self.aeron_dir, load=load, on_reloaded=self._on_reloaded
+            )
             self._runner = aeron.AgentRunner(self.conductor, on_error=self._on_error).start()
         except BaseException:
             self._close_media_driver()
             raise
-        self.discovery: Provider | None = None  # that answers for this driver
         self._discovery_runner: aeron.AgentRunner | None = None
         if self.config.discovery.enabled:
             try:
@@ -77,6 +86,13 @@ class Driver(ClosesOnExit):
     def shut_down(self, reason: ShutdownReason = ShutdownReason.NORMAL, text: str = "") -> None:
         """Drain: refuse new attaches, announce a last time, notify the clients after the shutdown timeout, then end."""
         self.conductor.shut_down(reason, text)
+
+    def reload(self, timeout_s: float | None = None) -> tuple[str, ...]:
+        """Read the configuration again and go on with it: streams, profiles, ranges, registries and limits.
+
+        All or nothing: returns how it differs, key by key, or raises ReloadRefused with every reason.
+        """
+        return self.conductor.reload().result(timeout_s)
 
     def close(self) -> None:
         """End at once: regions are removed, the media driver goes if it is ours. Clients fail closed.
@@ -109,17 +125,20 @@ class Driver(ClosesOnExit):
         return f"<{type(self).__name__} {self.config.driver.instance_id} at {self.aeron_dir}: {phase}>"
 
     def _start_discovery(self, clock: Clock) -> None:
-        settings, endpoints = self.config.discovery, self.config.driver
-        names = {stream.stream_id: name for name, stream in self.config.streams.items()}
-        identity = DriverIdentity(endpoints.instance_id, endpoints.control, settings.expiry_ms * 1_000_000, names)
-        source = Source(identity, endpoints.announce, endpoints.metadata)
-        registries = [registry.announce for registry in settings.registries if registry.announce is not None]
-        self.discovery = Provider(settings, [source], self.aeron_dir, clock, registries=registries)
+        settings = self.config.discovery
+        self.discovery = Provider(
+            settings, [_source(self.config)], self.aeron_dir, clock, registries=_registries(self.config)
+        )
         idle = ThriftyIdle(share=DISCOVERY_SHARE)
         failures = Failures(get_logger("driver"), clock, Counter())
         self._discovery_runner = aeron.AgentRunner(
             self.discovery, idle, on_error=lambda error: failures.report("discovery", error)
         ).start()
+
+    def _on_reloaded(self, config: DriverConfig) -> None:
+        self.config = config
+        if self.discovery is not None:
+            self.discovery.reload([_source(config)], _registries(config))
 
     def _on_error(self, error: Exception) -> None:
         """A whole turn failed; the driver goes on, since clients depend on the leases that it keeps."""
@@ -128,3 +147,16 @@ class Driver(ClosesOnExit):
     def _close_media_driver(self) -> None:
         if self._media_driver is not None:
             self._media_driver.close()
+
+
+def _source(config: DriverConfig) -> Source:
+    """The driver itself, as its discovery provider follows it."""
+    endpoints = config.driver
+    names = {stream.stream_id: name for name, stream in config.streams.items()}
+    identity = DriverIdentity(endpoints.instance_id, endpoints.control, config.discovery.expiry_ms * 1_000_000, names)
+    return Source(identity, endpoints.announce, endpoints.metadata)
+
+
+def _registries(config: DriverConfig) -> list[Endpoint]:
+    """Where its announces are sent on to."""
+    return [registry.announce for registry in config.discovery.registries if registry.announce is not None]

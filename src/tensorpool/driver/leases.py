@@ -14,7 +14,7 @@ Driver Model §4.1, §4.4, §4.7, §4.8, §4.9; decisions E1, E2, E5, E6, E10, E
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from enum import Enum, auto
 
 import msgspec
@@ -61,6 +61,16 @@ class Lease(msgspec.Struct):
     is_owed_answer: bool = False  # to such a retry, once its stream has an epoch again
     is_forgiven: bool = False  # since its last keepalive
     process: ProcessIdentity | None = None  # that holds it, as its client declared
+    user: str | None = None  # the account of that process, where the driver can see it
+
+    def __str__(self) -> str:
+        return f"{self.role.name.lower()} client {self.client_id} ({self.holder})"
+
+    @property
+    def holder(self) -> str:
+        """The lease, and what is known of the process that holds it."""
+        pid = "" if self.process is None else f", pid {self.process.pid}"
+        return f"lease {self.lease_id}{pid}" + ("" if self.user is None else f", user {self.user}")
 
 
 class LeaseTable:
@@ -177,3 +187,21 @@ class LeaseTable:
         del self._leases[lease.lease_id]
         del self._by_client[lease.client_id]
         return lease
+
+
+def holders(leases: Iterable[Lease], most: int = 8) -> str:
+    """How many of these leases each account holds, with the processes; those that hold most come first.
+
+    >>> holders(table)                                                  # doctest: +SKIP
+    'user lab 3 (pids 8812, 9001), not declared 2'
+    """
+    by_user: dict[str | None, list[Lease]] = {}
+    for lease in leases:
+        by_user.setdefault(lease.user, []).append(lease)
+    found = []
+    for user, held in sorted(by_user.items(), key=lambda item: -len(item[1]))[:most]:
+        pids = sorted({lease.process.pid for lease in held if lease.process is not None})
+        shown = ", ".join(map(str, pids[:most])) + ("…" if len(pids) > most else "")
+        word = "" if not pids else f" (pid {shown})" if len(pids) == 1 else f" (pids {shown})"
+        found.append(f"{'not declared' if user is None else f'user {user}'} {len(held)}{word}")
+    return ", ".join(found) + ("…" if len(by_user) > most else "")

@@ -25,13 +25,14 @@ from tensorpool.control.provisioning import ProvisionRequest
 from tensorpool.driver import epoch_messages
 from tensorpool.driver.authority import Authority
 from tensorpool.driver.config import DriverConfig
+from tensorpool.driver.effects import Announce, CreateEpoch, DropStream, Effect, Exit, Report, Send
 from tensorpool.driver.epoch_messages import Epoch
-from tensorpool.driver.leases import Keepalive, Lease, LeaseTable
+from tensorpool.driver.leases import Keepalive, Lease, LeaseTable, holders
 from tensorpool.driver.message_sizes import ERROR_MESSAGE_BYTES
 from tensorpool.driver.private_streams import PrivateStreams
+from tensorpool.driver.reload import InUse, Plan
 from tensorpool.driver.streams import NoStream, Stream, StreamTable
-from tensorpool.shm.layout import LAYOUT_VERSION, RingSpec
-from tensorpool.wire import Message
+from tensorpool.shm.layout import LAYOUT_VERSION
 from tensorpool.wire.control import ClockDomain, ConsumerConfig, ConsumerHello, ShmPoolAnnounce
 from tensorpool.wire.driver import (
     HugepagesPolicy,
@@ -57,48 +58,6 @@ FIRST_REPORT_NS = 200_000_000  # an attach that takes longer is reported, and ag
 REPORT_EVERY_NS = 1_000_000_000
 NEVER_NS = 2**63
 _NOTHING: list[Effect] = []
-
-
-class Send(msgspec.Struct, frozen=True):
-    """Publish on the control stream."""
-
-    message: Message
-
-
-class Announce(msgspec.Struct, frozen=True):
-    """Publish the announce of this stream's current epoch, stamped when it leaves."""
-
-    stream_id: int
-
-
-class CreateEpoch(msgspec.Struct, frozen=True):
-    """Make a new epoch; answer with `on_epoch_created` or `on_epoch_failed`. `reserve`: a producer will write it."""
-
-    stream_id: int
-    ring: RingSpec
-    reserve: bool
-
-
-class Report(msgspec.Struct, frozen=True):
-    """Publish on the status stream that the attach of this correlation id is being worked on."""
-
-    correlation_id: int
-    stream_id: int
-    size_bytes: int
-    elapsed_ns: int
-
-
-class DropStream(msgspec.Struct, frozen=True):
-    """No client uses this dynamic stream any more: its memory can be removed."""
-
-    stream_id: int
-
-
-class Exit(msgspec.Struct, frozen=True):
-    """All messages are sent: the driver ends."""
-
-
-type Effect = Send | Announce | CreateEpoch | Report | DropStream | Exit
 
 
 class Phase(Enum):
@@ -307,13 +266,42 @@ class Lifecycle:
         self._pending.clear()
         return effects + [Announce(stream.stream_id) for stream in self.streams if stream.current is not None]
 
+    def in_use(self) -> InUse:
+        """What a change of the configuration has to leave alone."""
+        in_use: dict[int, list[str]] = {}
+        for lease in self.leases:
+            in_use.setdefault(lease.stream_id, []).append(str(lease))
+        for pending in self._pending:
+            role, client_id = pending.request.role.name.lower(), pending.request.client_id
+            in_use.setdefault(pending.stream.stream_id, []).append(f"{role} client {client_id}, which is attaching")
+        return InUse(
+            holders=in_use,
+            dynamic_ids=frozenset(stream.stream_id for stream in self.streams if stream.is_dynamic),
+            descriptor_ids=self.private_streams.descriptor_ids.lent,
+            control_ids=self.private_streams.control_ids.lent,
+        )
+
+    def reload(self, plan: Plan) -> list[Effect]:
+        """Go on with another configuration: streams come, change and go as planned."""
+        self.counts["reloads"] += 1
+        self.config = self.streams.config = plan.config
+        self.private_streams.descriptor_ids.replace(plan.config.driver.descriptor_stream_id_range)
+        self.private_streams.control_ids.replace(plan.config.driver.control_stream_id_range)
+        effects: list[Effect] = []
+        for stream_id in plan.retired:
+            self.streams.forget(stream_id)
+            effects.append(DropStream(stream_id))
+        for name, entry in (*plan.added, *plan.changed):
+            effects += self._renew(self.streams.configure(name, entry))
+        return effects
+
     # --- memory
 
     def on_epoch_created(self, epoch: Epoch, reserved: bool, now_ns: int) -> list[Effect]:
         """The memory is there: it becomes the stream's epoch, and clients that waited for it are answered (E45)."""
         stream = self.streams.get(epoch.stream_id)
-        if stream is None:
-            return []
+        if stream is None:  # it was retired meanwhile
+            return [DropStream(epoch.stream_id)]
         stream.is_creating = False
         stream.was_ready = True
         stream.current = epoch
@@ -327,6 +315,8 @@ class Lifecycle:
         effects += [self._answer(lease, epoch) for lease in owed]
         if stream.producer is None and self._has_pending(stream, Role.PRODUCER):
             effects += self._create(stream, reserve=True)
+        elif not stream.is_provisioned:
+            effects += self._renew(stream)
         return effects
 
     def on_epoch_failed(self, stream_id: int, reserved: bool, text: str, now_ns: int) -> list[Effect]:
@@ -380,7 +370,7 @@ class Lifecycle:
             raise _Refusal(ResponseCode.REJECTED, _describe_holder(request.client_id, holder))
         promised = len(self.leases) + len(self._pending)
         if promised >= self.config.policies.max_leases:
-            text = f"{promised} leases are held (policies.max_leases); detach some, or raise it"
+            text = f"{promised} leases are held (policies.max_leases): {holders(self.leases)}; detach some, or raise it"
             raise _Refusal(ResponseCode.REJECTED, text)
         if len(self._pending) >= MAX_PENDING_ATTACHES:
             raise _Refusal(ResponseCode.REJECTED, f"{len(self._pending)} attaches wait for memory; try again later")
@@ -393,12 +383,14 @@ class Lifecycle:
         self._check_pages(request.require_hugepages)
         if (claimed := self._claim_on(request.stream_id, now_ns)) is not None:
             raise claimed
-        stream = self.streams.get(request.stream_id) or self._make_stream(request)
+        known = self.streams.get(request.stream_id)
+        stream = known or self._make_stream(request)
         if stream.ring is None:
             text = f"stream {stream.stream_id} has no payload pools; give its profile one"
             raise _Refusal(ResponseCode.INVALID_PARAMS, text)
         if request.role is Role.PRODUCER:
             self._check_exclusive(stream)
+            self._check_bytes(stream, is_new=known is None)
         return stream
 
     def _make_stream(self, request: ShmAttachRequest) -> Stream:
@@ -431,12 +423,31 @@ class Lifecycle:
             lease = stream.producer
             raise _Refusal(
                 ResponseCode.REJECTED,
-                f"stream {stream.stream_id} already has a producer (client {lease.client_id}, lease "
-                f"{lease.lease_id}); detach it or use another stream",
+                f"stream {stream.stream_id} already has a producer (client {lease.client_id}, {lease.holder}); detach "
+                "it or use another stream",
             )
         if self._has_pending(stream, Role.PRODUCER):
             text = f"stream {stream.stream_id}: another producer is attaching; use another stream"
             raise _Refusal(ResponseCode.REJECTED, text)
+
+    def _check_bytes(self, stream: Stream, *, is_new: bool) -> None:
+        """What producers write is reserved: all of it together stays within the limit."""
+        policies = self.config.policies
+        producing = [each for each in self.streams if each.producer or self._has_pending(each, Role.PRODUCER)]
+        epochs = policies.epoch_gc_keep if policies.epoch_gc_enabled else 1
+        size, taken = (
+            epochs * sum(each.ring.size_bytes for each in some if each.ring) for some in ([stream], producing)
+        )
+        if policies.max_bytes and taken + size > policies.max_bytes:
+            if is_new:
+                self.streams.forget(stream.stream_id)
+            leases = [each.producer for each in producing if each.producer]
+            raise _Refusal(
+                ResponseCode.REJECTED,
+                f"stream {stream.stream_id} takes {size} bytes in {epochs} epochs, and the streams of "
+                f"{len(producing)} producers take {taken}; policies.max_bytes is {policies.max_bytes}. Producers: "
+                f"{holders(leases) or 'none'}; end some, or raise it",
+            )
 
     def _granted(self, request: ShmAttachRequest, stream: Stream, now_ns: int) -> Send:
         lease = self.leases.grant(stream.stream_id, request, now_ns)
@@ -519,6 +530,12 @@ class Lifecycle:
             return []
         stream.is_creating = True
         return [CreateEpoch(stream.stream_id, stream.ring, reserve)]
+
+    def _renew(self, stream: Stream) -> list[Effect]:
+        """A new epoch where the present one has another ring than the stream, and no producer writes it."""
+        if stream.producer is not None or (stream.current is not None and stream.current.ring == stream.ring):
+            return []
+        return self._create(stream, reserve=False)
 
     def _has_pending(self, stream: Stream, role: Role) -> bool:
         return any(p.stream is stream and p.request.role is role for p in self._pending)

@@ -20,8 +20,8 @@ import msgspec
 from tensorpool import shm
 from tensorpool.clock import Clock
 from tensorpool.driver.config import DriverConfig
+from tensorpool.driver.effects import CreateEpoch
 from tensorpool.driver.epoch_messages import Epoch
-from tensorpool.driver.lifecycle import CreateEpoch
 from tensorpool.errors import ConfigError, RegionRejected, TensorPoolError
 from tensorpool.logs import get_logger
 from tensorpool.shm.containment import huge_page_bytes
@@ -67,7 +67,11 @@ class Memory:
         self._log = get_logger("driver", namespace=config.shm.namespace)
         self._is_locked = _is_lockable(config)
         self._tree = shm.EpochTree.open(
-            config.shm.base_dir, config.shm.namespace, clock=clock, file_mode=config.file_mode
+            config.shm.base_dir,
+            config.shm.namespace,
+            clock=clock,
+            file_mode=config.file_mode,
+            gid=config.aeron_access().gid,
         )
         huge_bytes = _huge_page_bytes(self._tree.path)
         self.is_hugepages = huge_bytes is not None
@@ -91,6 +95,10 @@ class Memory:
     def path(self) -> str:
         """The namespace's directory."""
         return self._tree.path
+
+    def reload(self, config: DriverConfig) -> None:
+        """Go on by other policies; where the memory lies has not changed."""
+        self._config = config
 
     def submit(self, order: CreateEpoch) -> None:
         """Have an epoch made; its outcome appears in `finished`.

@@ -13,7 +13,8 @@ from typing import Final
 from tensorpool.clock import Clock
 from tensorpool.driver.authority import probe_answer
 from tensorpool.driver.config import DriverConfig
-from tensorpool.driver.lifecycle import Effect, Lifecycle, Send
+from tensorpool.driver.effects import Effect, Send
+from tensorpool.driver.lifecycle import Lifecycle
 from tensorpool.errors import ConfigError
 from tensorpool.logs import Logger
 from tensorpool.shm.announced import is_fresh

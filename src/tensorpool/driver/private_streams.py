@@ -34,8 +34,8 @@ class PrivateStreams:
     def __init__(self, config: DriverConfig, counts: Counter[str]) -> None:
         self._shared_channel = config.driver.descriptor.channel
         self._counts = counts
-        self._descriptor_ids = IdPool(config.driver.descriptor_stream_id_range)
-        self._control_ids = IdPool(config.driver.control_stream_id_range)
+        self.descriptor_ids: Final = IdPool(config.driver.descriptor_stream_id_range)
+        self.control_ids: Final = IdPool(config.driver.control_stream_id_range)
         self._borrowers = SoftStateTable[Owner, ConsumerTerms](STALE_PERIODS * config.announce_period_ns)
         self._half_answered: dict[Owner, tuple[ConsumerHello, int]] = {}  # the producer answers first; since when
 
@@ -44,7 +44,7 @@ class PrivateStreams:
 
     @property
     def ids_lent(self) -> int:
-        return len(self._descriptor_ids) + len(self._control_ids)
+        return len(self.descriptor_ids) + len(self.control_ids)
 
     def on_hello(self, hello: ConsumerHello, is_leased: bool, now_ns: int) -> ConsumerConfig | None:
         """The answer, where it is the driver's alone. `is_leased`: the consumer has a lease on the stream."""
@@ -88,8 +88,8 @@ class PrivateStreams:
         """Its lease ended, or it is silent: others may have its ids."""
         self._borrowers.pop(owner)
         self._half_answered.pop(owner, None)
-        self._descriptor_ids.give_back(owner)
-        self._control_ids.give_back(owner)
+        self.descriptor_ids.give_back(owner)
+        self.control_ids.give_back(owner)
 
     def on_stall(self, now_ns: int) -> None:
         """The driver did not run for a while, and could not receive hellos."""
@@ -111,7 +111,7 @@ class PrivateStreams:
         """The answer with an id for each channel that came with id 0, as far as there are some."""
         owner = hello.stream_id, hello.consumer_id
         for kind, ids, asked in zip(
-            ("descriptor", "control"), (self._descriptor_ids, self._control_ids), requested_streams(hello), strict=True
+            ("descriptor", "control"), (self.descriptor_ids, self.control_ids), requested_streams(hello), strict=True
         ):
             if not asks_for_id(asked):
                 continue

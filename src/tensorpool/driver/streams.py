@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator
 import msgspec
 
 from tensorpool.control.provisioning import ProvisionRequest, describe
-from tensorpool.driver.config import DriverConfig
+from tensorpool.driver.config import DriverConfig, StreamConfig
 from tensorpool.driver.epoch_messages import Epoch
 from tensorpool.driver.leases import Lease
 from tensorpool.settings import Range
@@ -51,11 +51,10 @@ class StreamTable:
     """The streams of the configuration, and those made on demand."""
 
     def __init__(self, config: DriverConfig) -> None:
-        self._config = config
+        self.config = config
         self._streams: dict[int, Stream] = {}
         for name, entry in config.streams.items():
-            ring = config.profiles[entry.profile].ring
-            self._streams[entry.stream_id] = Stream(entry.stream_id, name, ring)
+            self.configure(name, entry)
 
     def __len__(self) -> int:
         return len(self._streams)
@@ -66,12 +65,20 @@ class StreamTable:
     def get(self, stream_id: int) -> Stream | None:
         return self._streams.get(stream_id)
 
+    def configure(self, name: str, entry: StreamConfig) -> Stream:
+        """The stream of `[streams.<name>]`, new or as it is with that name and that ring for its next epoch."""
+        ring = self.config.profiles[entry.profile].ring
+        stream = self._streams.setdefault(entry.stream_id, Stream(entry.stream_id, name, ring))
+        stream.name, stream.ring = name, ring
+        stream.is_dynamic = stream.is_provisioned = False
+        return stream
+
     def create(self, stream_id: int) -> Stream:
         """A dynamic stream with the default profile; id 0 takes the lowest free one (E14).
 
         Raises NoStream.
         """
-        policies, ids = self._config.policies, self._config.driver.stream_id_range
+        policies, ids = self.config.policies, self.config.driver.stream_id_range
         if not policies.allow_dynamic_streams:
             raise NoStream(
                 f"stream {stream_id} is not configured and policies.allow_dynamic_streams is false; configure it, or "
@@ -90,7 +97,7 @@ class StreamTable:
         if len(self._streams) >= policies.max_streams:
             text = f"there are already {len(self._streams)} streams (policies.max_streams); raise it, or end some"
             raise NoStream(text, invalid=False)
-        ring = self._config.default_ring
+        ring = self.config.default_ring
         stream = Stream(stream_id, f"dynamic-{stream_id}", ring, is_dynamic=True)
         self._streams[stream_id] = stream
         return stream
@@ -120,7 +127,7 @@ class StreamTable:
         return stream
 
     def _check_budget(self, ring: RingSpec, stream: Stream | None) -> None:
-        policies = self._config.policies
+        policies = self.config.policies
         size, most = ring.size_bytes, policies.max_provisioned_stream_bytes
         wanted = f"a ring of {describe(ring)} takes {size} bytes"
         if size > most:
@@ -144,9 +151,19 @@ class IdPool:
     """Aeron stream ids of a range, lent to consumers that ask for streams of their own (§11); the lowest free first."""
 
     def __init__(self, ids: Range) -> None:
-        self._never_lent = iter(ids)
-        self._returned: list[int] = []  # a heap
         self._owners: dict[tuple[int, int], int] = {}
+        self.replace(ids)
+
+    def replace(self, ids: Range) -> None:
+        """Lend from another range from now on; ids that are lent stay so, and come back if the range holds them."""
+        self._ids = ids
+        lent = self.lent
+        self._never_lent = (number for number in ids if number not in lent)
+        self._returned: list[int] = []  # a heap
+
+    @property
+    def lent(self) -> frozenset[int]:
+        return frozenset(self._owners.values())
 
     def lend(self, owner: tuple[int, int]) -> int | None:
         """The owner's id, the same at every call until it is given back; None when there is none to give."""
@@ -159,7 +176,7 @@ class IdPool:
 
     def give_back(self, owner: tuple[int, int]) -> None:
         number = self._owners.pop(owner, None)
-        if number is not None:
+        if number is not None and number in self._ids:
             heapq.heappush(self._returned, number)
 
     def __len__(self) -> int:

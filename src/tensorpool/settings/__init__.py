@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Settings: `values` are their types, `schema` is what a settings struct accepts, `loader` reads them.
+"""Settings: `values` are their types, `schema` is what a settings struct accepts, `loader` reads them,
+`difference` compares them.
 
     class Relay(msgspec.Struct, frozen=True, kw_only=True):
         port: Annotated[int, Meta(ge=1, le=65535)] = 4000
@@ -9,6 +10,9 @@ Every key is declared once, with its type, its range, its default or how it is d
 variables, flags, errors and `docs/configuration.md` follow from that.
 """
 
+from tensorpool.settings.difference import ReloadRefused as ReloadRefused
+from tensorpool.settings.difference import differences as differences
+from tensorpool.settings.difference import fixed as fixed
 from tensorpool.settings.loader import Configuration as Configuration
 from tensorpool.settings.loader import check as check
 from tensorpool.settings.loader import dump as dump
@@ -16,6 +20,7 @@ from tensorpool.settings.loader import env_name as env_name
 from tensorpool.settings.loader import known_keys as known_keys
 from tensorpool.settings.loader import load as load
 from tensorpool.settings.loader import lookalikes as lookalikes
+from tensorpool.settings.schema import HIDDEN as HIDDEN
 from tensorpool.settings.schema import Derived as Derived
 from tensorpool.settings.schema import Key as Key
 from tensorpool.settings.schema import describe as describe

@@ -32,6 +32,7 @@ from tensorpool._core import SUPERBLOCK_BYTES
 from tensorpool.clock import Clock
 from tensorpool.closing import ClosesOnExit
 from tensorpool.errors import Closed, ConfigError, LocalProtocolError
+from tensorpool.file_access import FileAccess
 from tensorpool.shm.containment import directory
 from tensorpool.shm.layout import LAYOUT_VERSION, MAX_EPOCH, RegionSpec, RingSpec, parse_superblock
 from tensorpool.shm.namespace import (
@@ -41,7 +42,7 @@ from tensorpool.shm.namespace import (
     ensure_directory,
     make_namespace,
 )
-from tensorpool.shm.permission import FILE_MODE, directory_mode
+from tensorpool.shm.permission import FILE_MODE
 from tensorpool.shm.region import Backing, Region, create_refused, create_region
 from tensorpool.shm.ring import MappedRing
 from tensorpool.shm.space import require_space
@@ -106,7 +107,7 @@ class EpochTree(ClosesOnExit):
     def __init__(self, namespace_path: str, *, clock: Clock, file_mode: int = FILE_MODE) -> None:
         self.path: Final = namespace_path
         self._clock = clock
-        self._file_mode = file_mode
+        self._access = FileAccess(file_mode)  # the group is that of the namespace's directory
         self._stop = threading.Event()
         with contextlib.ExitStack() as undo:
             with directory(namespace_path) as folder:
@@ -131,9 +132,10 @@ class EpochTree(ClosesOnExit):
         *,
         clock: Clock,
         file_mode: int = FILE_MODE,
+        gid: int | None = None,
     ) -> EpochTree:
         """The tree of this user's namespace, made where it is missing. Raises ConfigError."""
-        path = make_namespace(base_dir, namespace, file_mode=file_mode)
+        path = make_namespace(base_dir, namespace, file_mode=file_mode, gid=gid)
         return cls(path, clock=clock, file_mode=file_mode)
 
     def scan(self) -> list[FoundEpoch]:
@@ -181,7 +183,7 @@ class EpochTree(ClosesOnExit):
             require_space(str(uris[0]), streams, self.path, specs)
         try:
             self._record(epoch)
-            ensure_directory(str(stream_id), streams, directory_mode(self._file_mode))
+            ensure_directory(str(stream_id), streams, self._access)
             with _folder(str(stream_id), streams) as stream:
                 os.mkdir(str(epoch), 0o700, dir_fd=stream)
                 return self._fill(stream, ring, specs, uris, now_ns, backing)
@@ -232,9 +234,9 @@ class EpochTree(ClosesOnExit):
         regions: list[Region] = []
         try:
             with _folder(str(epoch), stream) as folder:
-                os.fchmod(folder, directory_mode(self._file_mode))
+                self._access.set_directory(folder)
                 regions += (
-                    create_region(uri, spec, now_ns, dir_fd=folder, backing=backing, mode=self._file_mode)
+                    create_region(uri, spec, now_ns, dir_fd=folder, backing=backing, mode=self._access.file_mode)
                     for uri, spec in reversed(list(zip(uris, specs, strict=True)))
                 )
             header, *pools = reversed(regions)

@@ -23,11 +23,11 @@ import msgspec
 
 from tensorpool.clock import Clock
 from tensorpool.errors import ConfigError
+from tensorpool.file_access import user_name
 from tensorpool.shm.containment import directory
 from tensorpool.shm.epochs import FoundEpoch, scan_epochs
 from tensorpool.shm.liveness import activity_age_ns, is_process_alive, liveness_of
 from tensorpool.shm.namespace import FOLDER_FLAGS, LOCK_NAME, NamespaceLock, find_namespaces, lock_holder
-from tensorpool.shm.permission import user_name
 
 REGION_FILES: Final = re.compile(r"header\.ring|(0|[1-9][0-9]{0,4})\.pool")
 GONE: Final = "another process removed it meanwhile"

@@ -21,7 +21,8 @@ import time
 from typing import Final
 
 from tensorpool.errors import ConfigError, RegionRejected
-from tensorpool.shm.permission import FILE_MODE, check_file_mode, directory_mode, explain_denial, user_name
+from tensorpool.file_access import FileAccess, user_name
+from tensorpool.shm.permission import FILE_MODE, check_file_mode, explain_denial
 from tensorpool.wire.region_uri import RegionUri
 
 DEFAULT_NAMESPACE: Final = "default"
@@ -60,22 +61,24 @@ def user_component(uid: int) -> str:
     return name if _is_component(name) else str(uid)
 
 
-def make_namespace(base_dir: str, namespace: str = DEFAULT_NAMESPACE, *, file_mode: int = FILE_MODE) -> str:
+def make_namespace(
+    base_dir: str, namespace: str = DEFAULT_NAMESPACE, *, file_mode: int = FILE_MODE, gid: int | None = None
+) -> str:
     """Create what is missing of a namespace's directories and return its path.
 
-    Our own directories get the mode that suits `file_mode`; those that root prepared keep theirs, and all
-    keep their group. Raises ConfigError.
+    Our own directories get the mode that suits `file_mode`, and the group if one is given; those that root prepared
+    keep theirs. Raises ConfigError.
     """
-    mode = directory_mode(check_file_mode(file_mode))
+    access = FileAccess(check_file_mode(file_mode), gid)
     path = namespace_path(base_dir, namespace)
     user_dir = os.path.dirname(path)
     base = os.path.dirname(user_dir)
     try:
         if not os.path.isdir(base):
             os.makedirs(os.path.dirname(base), exist_ok=True)
-            _ensure_at(base, _BASE_MODE)
-        _ensure_at(user_dir, mode)
-        _ensure_at(path, mode)
+            _ensure_at(base, None)
+        _ensure_at(user_dir, access)
+        _ensure_at(path, access)
     except OSError as error:
         accepted = f"a directory below which this user may create its own; {error.strerror}"
         raise ConfigError("shm.base_dir", base_dir, accepted) from error
@@ -92,8 +95,10 @@ def find_namespaces(base_dir: str) -> list[str]:
     return sorted(os.path.join(user_dir, name) for user_dir in users for name in _directories(user_dir))
 
 
-def ensure_directory(name: str, dir_fd: int, mode: int) -> None:
-    """Make sure that `name` is a directory of ours with exactly `mode`, or one of root's as root left it.
+def ensure_directory(name: str, dir_fd: int, access: FileAccess | None) -> None:
+    """Make sure that `name` is a directory of ours with exactly this access, or one of root's as root left it.
+
+    None: all users may add a directory of their own.
 
     Raises OSError where another user's directory, a link or a file is in its place.
     """
@@ -103,7 +108,10 @@ def ensure_directory(name: str, dir_fd: int, mode: int) -> None:
     try:
         owner = os.fstat(fd).st_uid
         if owner == os.geteuid():
-            os.fchmod(fd, mode)
+            if access is None:
+                os.fchmod(fd, _BASE_MODE)
+            else:
+                access.set_directory(fd)
         elif owner != 0:
             text = f"it belongs to {user_name(owner)}, who could replace our files; have it removed"
             raise FileExistsError(errno.EEXIST, text, name)
@@ -194,12 +202,12 @@ def _is_at_its_path(fd: int, folder_fd: int) -> bool:
     return os.path.samestat(found, os.fstat(fd))
 
 
-def _ensure_at(path: str, mode: int) -> None:
+def _ensure_at(path: str, access: FileAccess | None) -> None:
     parent, name = os.path.split(path)
     try:
         fd = os.open(parent, FOLDER_FLAGS)
         try:
-            ensure_directory(name, fd, mode)
+            ensure_directory(name, fd, access)
         finally:
             os.close(fd)
     except PermissionError as error:

@@ -1,18 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Who may touch the memory: modes for files and directories, and words for the one who may not.
+"""Who may touch the memory: which modes region files can have, and words for the process that may not.
 
 Modes are set with fchmod, so that no umask changes them (D9). Wire §15.10, §15.21a.6; decisions D9, J.
 """
 
 from __future__ import annotations
 
-import grp
 import os
-import pwd
 import stat
 from typing import Final
 
 from tensorpool.errors import ConfigError
+from tensorpool.file_access import group_name, joining, own_groups, user_name
 
 FILE_MODE: Final = 0o660
 _FILE_BITS: Final = 0o660
@@ -28,33 +27,6 @@ def check_file_mode(mode: int) -> int:
     return mode
 
 
-def directory_mode(file_mode: int) -> int:
-    """The mode of the directories around files of `file_mode`.
-
-    >>> f"{directory_mode(0o660):o} {directory_mode(0o600):o}"
-    '2770 700'
-    """
-    search = (file_mode & 0o444) >> 2 | (file_mode & 0o222) >> 1
-    # setgid: what one member of the group creates belongs to the group, not to the member's own.
-    return file_mode | search | (stat.S_ISGID if file_mode & stat.S_IWGRP else 0)
-
-
-def user_name(uid: int) -> str:
-    """The account's name, or its number where it has none."""
-    try:
-        return pwd.getpwuid(uid).pw_name
-    except KeyError:
-        return str(uid)
-
-
-def group_name(gid: int) -> str:
-    """The group's name, or its number where it has none."""
-    try:
-        return grp.getgrgid(gid).gr_name
-    except KeyError:
-        return str(gid)
-
-
 def explain_denial(path: str, *, writable: bool) -> str:
     """Who we are, whose the file or the directory in the way is, and what would help."""
     obstacle, found = path, _stat(path)
@@ -67,23 +39,10 @@ def explain_denial(path: str, *, writable: bool) -> str:
         needed, what = 0o1, "search"
     else:
         needed, what = (0o6, "read and write") if writable else (0o4, "read")
-    user, group = user_name(os.geteuid()), group_name(found.st_gid)
-    if found.st_gid == 0:
-        fix = (
-            f"have {user_name(found.st_uid)} run the driver in a group of both, below a directory of that group (group "
-            "root is no group to join)"
-        )
-    elif found.st_mode >> 3 & needed == needed:
-        fix = f"add {user} to group {group} (usermod -aG {group} {user}) and start anew"
-    else:
-        fix = (
-            'have the driver create it with shm.permissions_mode = "660", below a directory whose group is '
-            f"one of {user}'s"
-        )
-    groups = ", ".join(group_name(gid) for gid in sorted({os.getegid(), *os.getgroups()}))
     return (
-        f"this process may not {what} {obstacle}: it runs as {user} (uid {os.geteuid()}), groups {groups}; "
-        f"found owner {user_name(found.st_uid)}:{group}, mode {stat.S_IMODE(found.st_mode):04o}; {fix}"
+        f"this process may not {what} {obstacle}: it runs as {user_name(os.geteuid())} (uid {os.geteuid()}), groups "
+        f"{own_groups()}; found owner {user_name(found.st_uid)}:{group_name(found.st_gid)}, mode "
+        f"{stat.S_IMODE(found.st_mode):04o}; {joining(found, needed)}"
     )
 
 

@@ -60,6 +60,7 @@ KEYS = [
     switch("shm.require_hugepages", "SHM_REQUIRE_HUGEPAGES", False),
     Key("shm.page_size_bytes", "SHM_PAGE_SIZE_BYTES", 4096, "8192", "16384", 2097152, (8192, 16384)),
     Key("shm.permissions_mode", "SHM_PERMISSIONS_MODE", "660", '"600"', "640", "0660", ("600", "640")),
+    Key("shm.group", "SHM_GROUP", "", '"users"', "lab", "100", ("users", "lab")),
     Key(
         "shm.allowed_base_dirs",
         "SHM_ALLOWED_BASE_DIRS",
@@ -87,6 +88,7 @@ KEYS = [
     number("policies.max_streams", "POLICIES_MAX_STREAMS", 1_000),
     number("policies.max_provisioned_stream_bytes", "POLICIES_MAX_PROVISIONED_STREAM_BYTES", 2 << 30),
     number("policies.max_provisioned_bytes", "POLICIES_MAX_PROVISIONED_BYTES", 8 << 30),
+    number("policies.max_bytes", "POLICIES_MAX_BYTES", 0),
     number("policies.dynamic_stream_linger_ms", "POLICIES_DYNAMIC_STREAM_LINGER_MS", 30_000),
     number("policies.rate_limited_default_hz", "POLICIES_RATE_LIMITED_DEFAULT_HZ", 10),
     number("client.attach_timeout_ms", "CLIENT_ATTACH_TIMEOUT_MS", 5000),

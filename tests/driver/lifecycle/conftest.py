@@ -5,7 +5,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from tensorpool.driver.lifecycle import Announce, CreateEpoch, DropStream, Effect, Exit, Lifecycle, Report, Send
+from tensorpool.driver.effects import Announce, CreateEpoch, DropStream, Effect, Exit, Report, Send
+from tensorpool.driver.lifecycle import Lifecycle
 from tensorpool.wire.control import ConsumerConfig
 from tensorpool.wire.driver import (
     PublishMode,

@@ -5,7 +5,8 @@ from __future__ import annotations
 
 import pytest
 
-from tensorpool.driver.lifecycle import FIRST_REPORT_NS, REPORT_EVERY_NS, CreateEpoch, Effect, Lifecycle, Report, Send
+from tensorpool.driver.effects import CreateEpoch, Effect, Report, Send
+from tensorpool.driver.lifecycle import FIRST_REPORT_NS, REPORT_EVERY_NS, Lifecycle
 from tensorpool.wire.driver import PublishMode, ResponseCode, Role, ShmAttachRequest, ShmAttachResponse
 from tests.driver.conftest import (
     DYNAMIC,

@@ -5,7 +5,8 @@ from __future__ import annotations
 
 import pytest
 
-from tensorpool.driver.lifecycle import RETRY_CREATION_NS, CreateEpoch, Lifecycle
+from tensorpool.driver.effects import CreateEpoch, DropStream
+from tensorpool.driver.lifecycle import RETRY_CREATION_NS, Lifecycle
 from tensorpool.wire.driver import ResponseCode, Role
 from tests.driver.conftest import (
     DYNAMIC,
@@ -103,8 +104,8 @@ def _tries(lifecycle: Lifecycle, now_ns: int) -> bool:
 
 
 def test_an_outcome_for_a_stream_that_is_unknown_changes_nothing() -> None:
-    """Neither memory nor failure of what is not there."""
+    """Neither failure nor memory of what is not there; that is removed."""
     lifecycle = serving()
-    assert created(lifecycle, 4711, 1) == []
+    assert created(lifecycle, 4711, 1) == [DropStream(4711)]
     assert lifecycle.on_epoch_failed(4711, True, "full", 0) == []
     assert len(lifecycle.streams) == 2

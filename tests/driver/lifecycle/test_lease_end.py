@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tensorpool.driver.lifecycle import Announce, Send
+from tensorpool.driver.effects import Announce, Send
 from tensorpool.wire.driver import (
     LeaseRevokeReason,
     ResponseCode,

@@ -6,8 +6,10 @@ from __future__ import annotations
 import pytest
 
 from tensorpool.driver import lifecycle as module
-from tensorpool.driver.lifecycle import CreateEpoch, Lifecycle
+from tensorpool.driver.effects import CreateEpoch
+from tensorpool.driver.lifecycle import Lifecycle
 from tensorpool.driver.streams import Stream
+from tensorpool.process_identity import ProcessIdentity
 from tensorpool.wire.driver import (
     HugepagesPolicy,
     PublishMode,
@@ -22,6 +24,7 @@ from tests.driver.conftest import (
     FRONT,
     PERIOD_NS,
     REAR,
+    RING,
     SECOND_NS,
     attach,
     created,
@@ -190,6 +193,43 @@ def test_max_leases_counts_the_promised_ones_too() -> None:
     assert "policies.max_leases" in text
     lifecycle.on_detach(detach(500, 1), 0)
     assert outline(lifecycle.on_attach(attach(3), 0)) == ["attach OK"]
+
+
+def test_a_refusal_by_a_limit_names_who_holds_what() -> None:
+    """The account and its processes where they are known; others are counted."""
+    lifecycle = serving({"policies.max_leases": 3})
+    for client_id in (1, 2, 3):
+        lifecycle.on_attach(attach(client_id), 0)
+    for lease, pid in zip(lifecycle.leases, (8812, 9001), strict=False):
+        process = ProcessIdentity(pid=pid, start_ticks=5, pid_namespace=1, time_namespace=2, boot_id="boot")
+        lease.process, lease.user = process, "lab"
+    code, text = refusal(lifecycle.on_attach(attach(4), 0))
+    assert (code, text) == (
+        ResponseCode.REJECTED,
+        "3 leases are held (policies.max_leases): user lab 2 (pids 8812, 9001), not declared 1; detach some, or raise "
+        "it",
+    )
+
+
+def test_max_bytes_bounds_what_producers_reserve() -> None:
+    """With the epochs that are kept, and with producers whose memory is being made; a new stream is not left behind."""
+    both = 2 * 2 * RING.size_bytes
+    lifecycle = serving({"policies.max_bytes": both})
+    for client_id, stream_id in ((1, FRONT), (2, REAR)):
+        lifecycle.on_attach(attach(client_id, stream_id, Role.PRODUCER), 0)
+    created(lifecycle, FRONT, 2, 0, reserved=True)
+    code, text = refusal(lifecycle.on_attach(attach(3, 0, Role.PRODUCER, publish_mode=CREATE), 0))
+    assert (code, text) == (
+        ResponseCode.REJECTED,
+        f"stream 20000 takes {both // 2} bytes in 2 epochs, and the streams of 2 producers take {both}; "
+        f"policies.max_bytes is {both}. Producers: not declared 1; end some, or raise it",
+    )
+    assert lifecycle.streams.get(DYNAMIC[0]) is None
+    assert outline(lifecycle.on_attach(attach(4, FRONT), 0)) == ["attach OK"]
+    lifecycle.on_detach(detach(500, 1, role=Role.PRODUCER), 0)
+    assert outline(lifecycle.on_attach(attach(3, 0, Role.PRODUCER, publish_mode=CREATE), 0)) == [
+        f"create {DYNAMIC[0]} for a producer"
+    ]
 
 
 def test_max_streams_bounds_what_clients_create() -> None:

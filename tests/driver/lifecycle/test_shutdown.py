@@ -5,7 +5,8 @@ from __future__ import annotations
 
 import pytest
 
-from tensorpool.driver.lifecycle import Exit, Phase, Send
+from tensorpool.driver.effects import Exit, Send
+from tensorpool.driver.lifecycle import Phase
 from tensorpool.wire.driver import (
     ResponseCode,
     Role,

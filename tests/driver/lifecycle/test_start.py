@@ -7,7 +7,8 @@ import sys
 
 import pytest
 
-from tensorpool.driver.lifecycle import Announce, CreateEpoch, Lifecycle
+from tensorpool.driver.effects import Announce, CreateEpoch
+from tensorpool.driver.lifecycle import Lifecycle
 from tensorpool.wire.control import ClockDomain
 from tests.driver.conftest import FRONT, PERIOD_NS, REAR, RING, attach, created, driver_config, epoch_of, serving
 from tests.driver.lifecycle.conftest import outline, with_producer

@@ -6,7 +6,8 @@ from __future__ import annotations
 import pytest
 
 from tensorpool.control.provisioning import ProvisionRequest
-from tensorpool.driver.lifecycle import CreateEpoch, DropStream, Lifecycle
+from tensorpool.driver.effects import CreateEpoch, DropStream
+from tensorpool.driver.lifecycle import Lifecycle
 from tensorpool.driver.streams import NoStream
 from tensorpool.wire.driver import Role, ShutdownReason
 from tests.driver.conftest import (

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from tensorpool.clock import Clock, ManualClock
-from tensorpool.driver.lifecycle import CreateEpoch
+from tensorpool.driver.effects import CreateEpoch
 from tensorpool.driver.memory import Created, Failed, Memory
 from tensorpool.shm import PoolSpec, RingSpec
 from tests.driver.conftest import FRONT, RING, driver_config

@@ -14,7 +14,7 @@ import pytest
 
 from tensorpool import shm
 from tensorpool.clock import ManualClock, SystemClock
-from tensorpool.driver.lifecycle import CreateEpoch
+from tensorpool.driver.effects import CreateEpoch
 from tensorpool.driver.memory import Created, Failed
 from tensorpool.shm import AllowedBases, PoolSpec, RingSpec, map_ring
 from tests.driver.conftest import FRONT, REAR, RING

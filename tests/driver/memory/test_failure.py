@@ -11,7 +11,7 @@ import pytest
 
 from tensorpool.clock import ManualClock
 from tensorpool.driver import memory as driver_memory
-from tensorpool.driver.lifecycle import CreateEpoch
+from tensorpool.driver.effects import CreateEpoch
 from tensorpool.driver.memory import Failed, Memory
 from tensorpool.errors import ConfigError
 from tensorpool.shm import PoolSpec, RingSpec

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tensorpool.clock import ManualClock
-from tensorpool.driver.lifecycle import CreateEpoch
+from tensorpool.driver.effects import CreateEpoch
 from tensorpool.driver.memory import Created, Memory
 from tensorpool.shm import AllowedBases, map_ring
 from tests.driver.conftest import FRONT, REAR, RING, driver_config

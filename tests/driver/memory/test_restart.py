@@ -13,7 +13,7 @@ import pytest
 
 from tensorpool import shm
 from tensorpool.clock import ManualClock
-from tensorpool.driver.lifecycle import CreateEpoch
+from tensorpool.driver.effects import CreateEpoch
 from tensorpool.driver.memory import CREATORS, SWEEP_EVERY_NS, Memory
 from tensorpool.errors import ConfigError
 from tests.driver.conftest import FRONT, REAR, RING, SECOND_NS, driver_config

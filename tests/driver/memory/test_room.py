@@ -12,7 +12,7 @@ import pytest
 
 from tensorpool import shm
 from tensorpool.clock import ManualClock
-from tensorpool.driver.lifecycle import CreateEpoch
+from tensorpool.driver.effects import CreateEpoch
 from tensorpool.driver.memory import CREATORS, Created, Failed, Memory
 from tensorpool.shm import AllowedBases, PoolSpec, RingSpec, map_ring
 from tests.driver.conftest import FRONT, REAR
