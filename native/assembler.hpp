@@ -126,7 +126,7 @@ public:
         if (drop != ChunkDrop::NONE) return drop_chunk(drop, chunk);
         if (last_ == nullptr || last_->seq != chunk.seq) last_ = find(chunk.seq);
         if (last_ != nullptr && is_expired(*last_, now_ns))
-            lose(*last_, FrameLoss::TIMEOUT, now_ns);  // not expired yet
+            lose(*last_, FrameLoss::TIMEOUT, now_ns);  // expire() has not been called since
         if (last_ == nullptr) {
             if (is_tomb(chunk.seq)) return drop_chunk(ChunkDrop::DROPPED_FRAME, chunk);
             last_ = begin(chunk);
