@@ -138,4 +138,4 @@ def check(view: View, now_ns: int) -> None:
         if consumer.state is ConsumerState.OK:
             assert consumer.age_ns <= STALE_NS
     for service in snapshot.services:
-        assert service.is_stale == (service.age_ns > STALE_NS)
+        assert service.is_stale == (service.age_ns >= STALE_NS)

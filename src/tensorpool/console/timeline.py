@@ -103,8 +103,10 @@ def _gap_span(gap: Gap, files: Sequence[LakeFile]) -> _Span:
         span = _span(file)
         seqs += [_first_seq(file), _last_seq(file)]
         times += [span.first_ns, span.last_ns]
-    first, last = np.interp([gap.lo, max(gap.lo, gap.hi - 1)], seqs, np.array(times) - times[0])
-    return _Span(times[0] + round(first), times[0] + round(last), gap.hi - gap.lo)
+    between = np.interp([gap.lo, max(gap.lo, gap.hi - 1)], seqs, np.array(times) - times[0])
+    # Nanoseconds of a long recording are more digits than a float has.
+    first_ns, last_ns = (min(max(times[0] + round(at), min(times)), max(times)) for at in between)
+    return _Span(first_ns, last_ns, gap.hi - gap.lo)
 
 
 def _by_epoch(files: Sequence[LakeFile]) -> dict[int, list[LakeFile]]:
