@@ -213,7 +213,7 @@ class MediaDriver(ClosesOnExit):
 def _buffers() -> dict[str, Value]:
     """As large as this kernel allows: Aeron complains where it grants less than asked for."""
     try:
-        with open("/proc/sys/net/core/wmem_max", encoding="ascii") as limit:
+        with open("/proc/sys/net/core/wmem_max", "rb") as limit:
             return {"socket_so_sndbuf": min(SEND_BUFFER_BYTES, int(limit.read()))}
     except (OSError, ValueError):
         return {}

@@ -334,8 +334,14 @@ class DriverConductor:
             reload=self._reload,
         )
         service.command(provisioning.KEY)(self._on_provision)
-        service.command(identification.KEY)(self._on_identify)
+        # What it changes is a note: it needs no record, so that clients need no subscription to the status stream.
+        service.command(identification.KEY, is_query=True, refuse=self._refuse_identity)(self._on_identify)
         return service
+
+    def _refuse_identity(self) -> str | None:
+        if self._config.control.control.uri.is_ipc:
+            return None
+        return "control_channel is on the network, where anybody could declare any process"
 
     def _on_identify(self, declaration: str) -> bool:
         """A client declares which process holds its lease. Raises LocalProtocolError."""
