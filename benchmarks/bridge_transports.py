@@ -31,7 +31,7 @@ PATIENCE_S = 20.0
 
 
 class Settings(msgspec.Struct, frozen=True, kw_only=True):
-    """What the channels and the media drivers are told beyond their defaults."""
+    """What the channels and the media drivers are set to beyond their defaults."""
 
     sending: str = ""
     receiving: str = ""

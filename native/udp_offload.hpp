@@ -398,7 +398,7 @@ private:
         if (has_refused_.exchange(true)) return;
         try {
             const std::lock_guard lock(mutex_);
-            // Not on the media driver's thread: a listener may wait for locks, and for whoever reads the log.
+            // Not on the media driver's thread: a listener may wait for locks, and for the reader of the log.
             if (on_refusal_) reporter_ = std::thread([listener = on_refusal_, reason] { listener(reason); });
         } catch (...) {
             return;  // no thread to be had: the fallback works without a line in the log

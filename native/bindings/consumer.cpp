@@ -12,7 +12,7 @@ namespace tensorpool::bindings {
 
 namespace {
 
-// Held by the thread that reads or waits, and by whoever makes a change to what is read.
+// Held by the thread that reads or waits, and by the thread that changes what is read.
 class ReceptionLock {
 public:
     bool acquire(bool is_blocking) {

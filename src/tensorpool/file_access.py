@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Who may open files: names of users and groups, and modes that no umask changes.
 
-Region files and the files of a media driver have one group and one mode, so that whoever may use the one may use the
-other. Only their owner may create, remove or replace them: the directories give the group no right to write.
+Region files and the files of a media driver have one group and one mode, so that the same accounts may use both. Only
+their owner may create, remove or replace them: the directories give the group no right to write.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Producers that are asked for twice, and producers and consumers that nobody closed."""
+"""Producers that are asked for twice, and producers and consumers that the program did not close."""
 
 from __future__ import annotations
 

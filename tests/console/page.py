@@ -32,7 +32,7 @@ class Answer(msgspec.Struct, frozen=True):
 
 
 class Site:
-    """A console, as somebody with its token asks it."""
+    """A console, and requests that have its token."""
 
     def __init__(self, url: str) -> None:
         parts = urlsplit(url)

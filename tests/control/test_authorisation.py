@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Commands that change a service: accepted from whoever has its secret, once, and not for ever."""
+"""Commands that change a service: accepted from senders that have its secret, once, and not for ever."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def command(value: object = None, *, correlation_id: int = 1, timestamp_ns: int 
 
 @pytest.fixture
 def authority() -> Authority:
-    return Authority(Signer(TOKEN.encode()), "ask ann")
+    return Authority(lambda: Signer(TOKEN.encode()), "ask ann")
 
 
 @pytest.mark.parametrize("value", [None, "now", b"\x00" * 40, 7, Ref(1, 2, 3)])
@@ -80,7 +80,7 @@ def test_a_signature_counts_once_and_for_a_while(authority: Authority) -> None:
 
 def test_another_secret_or_none_authorises_nothing() -> None:
     """A service without any secret refuses, whatever it is sent."""
-    for service in (Authority(Signer(b"x" * 16), "ask ann"), Authority(None, "ask ann")):
+    for service in (Authority(lambda: Signer(b"x" * 16), "ask ann"), Authority(lambda: None, "ask ann")):
         for secret in (TOKEN.encode(), b""):
             with pytest.raises(Unacceptable, match="not authorised"):
                 service.checked(Signer(secret).sign(command()), NOW_NS)
@@ -162,3 +162,19 @@ def test_with_a_token_only_its_holders_change_the_service() -> None:
             wait_until(lambda: not pool.is_running, "the driver ends")
         finally:
             client.close()
+
+
+def test_a_service_makes_no_file_and_obeys_the_key_that_a_sender_makes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Starting a driver leaves nothing in a home; the first command that has to be signed makes the key."""
+    key = tmp_path / "home" / "command.key"
+    monkeypatch.setattr(authorisation, "_key_path", lambda: str(key))
+    service = authorisation.authority(ControlConfig())
+    with pytest.raises(Unacceptable, match="not authorised"):
+        service.checked(command(), NOW_NS)
+    assert not key.parent.exists()
+    sender = authorisation.signer(ControlConfig())
+    assert sender is not None
+    assert key.stat().st_mode & 0o777 == 0o600
+    assert service.checked(sender.sign(command()), NOW_NS) == command()

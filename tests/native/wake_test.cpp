@@ -160,7 +160,7 @@ TEST(wake, more_words_than_the_kernel_watches_are_watched_in_turns) {
     for (const std::uint32_t& word : memory) words.emplace_back(&word, 0);
     for (std::size_t turn = 0; turn < 4; ++turn) {
         const std::uint64_t start = monotonic_ns();
-        sleep_on_any(words, kForever, turn);  // bounded: whoever sleeps on a part has to look at the rest
+        sleep_on_any(words, kForever, turn);  // bounded: a thread that sleeps on a part has to look at the rest
         CHECK(monotonic_ns() - start < kForever / 2);
     }
     memory.back() = 1;  // of the third group: its sleep ends at once

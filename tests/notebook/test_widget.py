@@ -106,7 +106,7 @@ def test_pictures_come_only_when_a_view_asks(notebook: Notebook, client: tp.Clie
         for shade in (10, 20, 200):
             producer.publish(np.full((48, 64), shade, np.uint8))
         notebook.listen(0.3)
-        assert not notebook.pictures  # nobody looks
+        assert not notebook.pictures  # no view is shown
         assert notebook.run("widget._consumer is None") == "True"
         notebook.send(view="one", width=640)
         about, pixels = notebook.picture(0)
@@ -123,7 +123,7 @@ def test_pictures_come_only_when_a_view_asks(notebook: Notebook, client: tp.Clie
         notebook.send(view="one", width=640)  # no newer frame: an answer that says so
         wait_until(lambda: notebook.listen() or notebook.texts, "no answer came")
         assert notebook.texts == ["no new frame"]
-        wait_until(lambda: notebook.run("widget._consumer is None") == "True", "it goes when nobody asks any more")
+        wait_until(lambda: notebook.run("widget._consumer is None") == "True", "it goes when no view asks any more")
         wait_until(lambda: producer.consumers == 1, "the user's own consumer stays")
         assert notebook.run("consumer.stats.received, consumer.stats.drops") == "(0, {})"  # its own misses nothing
 

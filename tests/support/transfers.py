@@ -23,7 +23,7 @@ PATIENCE_S: Final = 60.0
 
 
 def free_ports(count: int, *, address: str = "127.0.0.1") -> list[int]:
-    """Ports of UDP that nobody uses now."""
+    """Ports of UDP that no socket has now."""
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
     with contextlib.ExitStack() as stack:
         probes = [stack.enter_context(socket.socket(family, socket.SOCK_DGRAM)) for _ in range(count)]
@@ -33,7 +33,7 @@ def free_ports(count: int, *, address: str = "127.0.0.1") -> list[int]:
 
 
 def message(number: int, mtu: int) -> bytes:
-    """The same for the same number, whoever asks."""
+    """The same for the same number, in every process."""
     chance = random.Random(number)
     longest = mtu - 32
     length = chance.choice((longest, longest, longest, 1 + chance.randrange(longest), 1 + chance.randrange(100_000)))

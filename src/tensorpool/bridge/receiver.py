@@ -446,7 +446,7 @@ class Receiver:
             self._publish("control", msgspec.structs.replace(qos, stream_id=self.dest_stream_id), "qos")
 
     def on_metadata(self, message: Metadata, origin: Origin) -> None:
-        """§7.1, G12: as it came, but with the ids of this host. Before the first announce nobody knows whose they are:
+        """§7.1, G12: as it came, but with the ids of this host. Before the first announce their epoch is not known:
         they wait for it."""
         if self._followed.origin is None and self._source.epoch is None:
             self._early.append((message, origin))

@@ -91,10 +91,14 @@ class Frame(FrameBase):
 
         As good as the wall clock of the producer's host when the epoch began: later steps of that clock change nothing.
         """
+        utc = self._utc_ns
+        return None if utc is None else EPOCH + timedelta(microseconds=utc // 1000)
+
+    @property
+    def _utc_ns(self) -> int | None:
         stamp = self.timestamp_ns
         now = ClockPair(monotonic_ns(), time.time_ns())
-        utc = None if stamp is None else utc_ns(stamp, self._mapped.clock, now)
-        return None if utc is None else EPOCH + timedelta(microseconds=utc // 1000)
+        return None if stamp is None else utc_ns(stamp, self._mapped.clock, now)
 
     @property
     def publish_timestamp_ns(self) -> int | None:

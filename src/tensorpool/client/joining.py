@@ -17,7 +17,7 @@ import msgspec
 
 from tensorpool.client.arguments import seconds, whole_number
 from tensorpool.client.consumer import Consumer
-from tensorpool.client.frame import EPOCH, Frame
+from tensorpool.client.frame import Frame
 from tensorpool.client.join_barrier import KeyBarrier, LatestBarrier, Unjoined
 from tensorpool.client.session import State
 from tensorpool.client.waiting import wait_any
@@ -191,7 +191,7 @@ class Join:
         self._newest[index] = frame.seq
         key: int | None = frame.seq
         if self._by == "time":
-            key = _utc_ns(frame)
+            key = frame._utc_ns
         if key is None:
             self._unjoined[index][Unjoined.NO_TIME] += 1
             return
@@ -278,8 +278,3 @@ def join(
     consumer. A frame waits for its partners at most `timeout` seconds.
     """
     return Join(consumers, by, tolerance, timeout, offsets)
-
-
-def _utc_ns(frame: Frame) -> int | None:
-    at = frame.time
-    return None if at is None else round((at - EPOCH).total_seconds() * 1e6) * 1000

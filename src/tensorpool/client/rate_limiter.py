@@ -10,7 +10,6 @@ from __future__ import annotations
 import math
 import time
 from collections import Counter
-from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Final
 
 import msgspec
@@ -31,7 +30,6 @@ RING_S: Final = 2.0
 LEAST_SLOTS: Final = 8
 OVERWRITTEN: Final = "OVERWRITTEN"
 SEQ_WENT_BACK: Final = "SEQ_WENT_BACK"
-_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 class Limited(msgspec.Struct, frozen=True):
@@ -163,11 +161,9 @@ class RateLimiter(ClosesOnExit):
             has_own_clock=False,
         )
         self._epoch, self._said = frame.epoch, None
-        if frame.time is None or frame.timestamp_ns is None:
-            self._producer.set_clock(None)
-        else:
-            utc_ns = round((frame.time - _EPOCH).total_seconds() * 1e6) * 1000
-            self._producer.set_clock(ClockPair(frame.timestamp_ns, utc_ns))
+        stamp_ns, utc_ns = frame.timestamp_ns, frame._utc_ns
+        is_known = stamp_ns is not None and utc_ns is not None
+        self._producer.set_clock(ClockPair(stamp_ns, utc_ns) if is_known else None)  # type: ignore[arg-type]
 
     def _say(self, frame: Frame) -> None:
         """The metadata that a frame refers to, where they are not the ones that were said last."""

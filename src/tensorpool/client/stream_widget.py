@@ -6,7 +6,7 @@
     picture in place, again: next ◄─────── the newest frame as a JPEG, or what it waits for
     hidden, paused, closed: nothing        no request for IDLE_S: the consumer is closed
 
-A view asks for each picture, so at most one is on its way to it, and none to a view that nobody sees. Everything runs
+A view asks for each picture, so at most one is on its way to it, and none to a hidden view. Everything runs
 on the event loop that receives the requests: no thread, and no work while there is no request.
 """
 

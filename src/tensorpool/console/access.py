@@ -52,7 +52,7 @@ WRONG_ORIGIN: Final = Refusal(403, "only pages of this console may do that")
 
 
 def new_token() -> str:
-    """A token that nobody can guess."""
+    """A token that cannot be guessed."""
     return secrets.token_hex(TOKEN_BYTES)
 
 
@@ -66,7 +66,7 @@ def chosen_token(text: str, path: str) -> str:
 
 
 def check_listen(host: str, *, has_token_file: bool) -> None:
-    """Refuse to serve other hosts with a token that nobody chose. Raises ConfigError."""
+    """Refuse to serve other hosts with a token that the operator did not choose. Raises ConfigError."""
     if not is_loopback(host) and not has_token_file:
         accepted = (
             "a loopback address, or together with --token-file FILE: other hosts reach this address, so give a token "

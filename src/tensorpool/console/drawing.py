@@ -67,7 +67,7 @@ class Drawable(msgspec.Struct, frozen=True, eq=False, kw_only=True):
         return msgspec.structs.replace(self, array=array, is_intact=lambda: True) if self.is_intact() else None
 
     def header(self) -> dict[str, Any]:
-        """What a page is told about the frame."""
+        """What a page gets to know about the frame."""
         stamp_ns = self.timestamp_ns
         return {
             "stream_id": self.stream_id,

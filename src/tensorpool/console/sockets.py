@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""WebSockets: the state once a second, and previews. A page that does not read holds up nobody.
+"""WebSockets: the state once a second, and previews. A page that does not read holds up no other page.
 
 Their number, the size of messages and their rate are bounded.
 """

@@ -1,11 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Who may change a service by a command: whoever can sign it with the secret that the service has.
+"""Who may change a service by a command: a sender that signs it with the secret that the service has.
 
 A signature is the end of the command's value: HMAC-SHA256, cut to 16 bytes, over everything else that the command
 carries. A secret is never sent: commands and their echoes are broadcast. A signature counts once, and for a while.
 
 The secret is `control.token`, or the content of `control.token_file`. Without either it is a key that tensorpool keeps
-for each account, in a file that nobody else may read: then the services of an account obey that account alone.
+for each account, in a file that no other account may read: then the services of an account obey that account alone.
+The first sender of a command that needs it makes that file; a service only looks for it.
 Decisions H2, K10.
 """
 
@@ -19,6 +20,7 @@ import pwd
 import secrets
 import stat
 import struct
+from collections.abc import Callable
 from typing import Final
 
 import msgspec
@@ -61,16 +63,16 @@ class Signer:
 
 
 class Authority:
-    """What a service demands of commands that change it. Holds no clock and does no IO."""
+    """What a service demands of commands that change it. Holds no clock; `find` looks for the secret."""
 
-    def __init__(self, signer: Signer | None, remedy: str) -> None:
-        self._signer = signer
+    def __init__(self, find: Callable[[], Signer | None], remedy: str) -> None:
+        self._find = find
         self._remedy = remedy
         self._seen: dict[int, int] = {}  # correlation ids of signed commands, and until when they are remembered
 
     def checked(self, message: EventMessage, now_ns: int) -> EventMessage:
         """The command without its signature. Raises Unacceptable for one that is not signed, too old, or was there."""
-        signer, end = self._signer, len(message.value) - MAC_BYTES
+        signer, end = self._find(), len(message.value) - MAC_BYTES
         bare = msgspec.structs.replace(message, value=message.value[: max(end, 0)])
         if signer is None or end < 0 or not hmac.compare_digest(signer.mac(bare), message.value[end:]):
             raise Unacceptable(f"{UNAUTHORISED}{message.key} changes the service; {self._remedy}")
@@ -87,13 +89,13 @@ class Authority:
 
 def authority(config: ControlConfig) -> Authority:
     """Of a service with this configuration. Raises ConfigError for a token file that cannot be used."""
-    me = user_name(os.geteuid())
     if config.token or config.token_file:
+        found = signer(config)
         remedy = "send it with the service's token (control.token_file, or the variable CONTROL_TOKEN)"
-        return Authority(signer(config), remedy)
-    found = signer(config)
-    remedy = f"send it as {me}, whose service it is" if found else f"{me} has no home for a key of its own"
-    return Authority(found, f"{remedy}, or give service and sender the same control.token_file")
+        return Authority(lambda: found, remedy)
+    me = user_name(os.geteuid())
+    remedy = f"send it as {me}, whose service it is" if _key_path() else f"{me} has no home for a key of its own"
+    return Authority(_own_signer, f"{remedy}, or give service and sender the same control.token_file")
 
 
 def signer(config: ControlConfig) -> Signer | None:
@@ -112,21 +114,27 @@ def signer(config: ControlConfig) -> Signer | None:
             raise ConfigError("control.token_file", config.token_file, accepted) from None
         config.check_token("control.token_file", Secret(token.decode("utf-8", "replace")))
         return Signer(token)
-    key = _own_key()
-    return None if key is None else Signer(key)
+    path = _key_path()
+    if path is not None and not os.path.exists(path):
+        with contextlib.suppress(OSError):
+            _make_key(path)
+    return _own_signer()
 
 
-def _own_key() -> bytes | None:
-    """The key of this account, made where it is missing; None where it can be neither read nor made."""
+def _own_signer() -> Signer | None:
+    """With the key of this account; None where there is none that can be trusted."""
+    path = _key_path()
+    with contextlib.suppress(OSError):
+        key = None if path is None else _read_key(path)
+        return None if key is None else Signer(key)
+    return None
+
+
+def _key_path() -> str | None:
     try:
-        path = os.path.join(pwd.getpwuid(os.geteuid()).pw_dir, KEY_FILE)
+        return os.path.join(pwd.getpwuid(os.geteuid()).pw_dir, KEY_FILE)
     except KeyError:
         return None
-    with contextlib.suppress(OSError):
-        if not os.path.exists(path):
-            _make_key(path)
-        return _read_key(path)
-    return None
 
 
 def _make_key(path: str) -> None:

@@ -143,7 +143,7 @@ class Service:
         """A decorator: the function answers `key`. Its parameter's annotation says which values are accepted.
 
         `refuse` may say why the command cannot be accepted now. A query changes no state: it is accepted also from the
-        network, and runs although nobody reads the status stream. With `authorised` it is accepted only from senders
+        network, and runs without a reader of the status stream. With `authorised` it is accepted only from senders
         that have the service's secret: see `control.authorisation`. Raises LocalProtocolError.
         """
 

@@ -377,7 +377,10 @@ class DriverConfig(Configuration, frozen=True, kw_only=True):
         return int(self.shm.permissions_mode, 8)
 
     def aeron_access(self) -> FileAccess:
-        """Who may use a media driver of this driver: whoever may read regions. Raises ConfigError for no such group."""
+        """Who may use a media driver of this driver: the accounts that may read regions.
+
+        Raises ConfigError for no such group.
+        """
         has_group = self.file_mode & 0o060 != 0
         return FileAccess(0o660 if has_group else 0o600, group_id("shm.group", self.shm.group))
 

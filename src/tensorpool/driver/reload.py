@@ -60,7 +60,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     config: DriverConfig
     lines: tuple[str, ...] = ()
     added: tuple[tuple[str, StreamConfig], ...] = ()  # streams by name
-    retired: tuple[int, ...] = ()  # ids of streams that nobody uses
+    retired: tuple[int, ...] = ()  # ids of streams that no client uses
     changed: tuple[tuple[str, StreamConfig], ...] = ()  # same id, other name or other ring
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How somebody looks at an array: how large, which part of it, which values are black and white, in which colours."""
+"""How a viewer looks at an array: how large, which part of it, which values are black and white, in which colours."""
 
 from __future__ import annotations
 

@@ -39,7 +39,7 @@ _V_RED, _U_GREEN, _V_GREEN, _U_BLUE = (_table(factor, 128) for factor in (1.596,
 
 
 class Picture(msgspec.Struct, frozen=True, eq=False, kw_only=True):
-    """An array as somebody looks at it.
+    """An array as a viewer looks at it.
 
     `pixels` are uint8, of (height, width) or (height, width, 3). Of kind "line" they are float32, of (count, 2): the
     least and the largest of each `step` values.

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// How somebody looks at an array, and the controls for it; the fields are those of src/tensorpool/looks.
+// How the page looks at an array, and the controls for it; the fields are those of src/tensorpool/looks.
 import { html } from "./vendor.js";
 import { value } from "./format.js";
 

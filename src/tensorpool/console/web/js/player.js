@@ -73,7 +73,7 @@ export class Player {
       bitmap.close();
     }
     this.header.value = header;
-    if (this.wanted) return; // somebody wants to be elsewhere already
+    if (this.wanted) return; // the user has moved on already
     this.target = { epoch: header.epoch, seq: header.seq };
     if (where.at === undefined) this.at.value = header.time;
   }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The view of services and the host: what runs, what it can be told, memory, findings, and what happened.
+// The view of services and the host: what runs, its commands, memory, findings, and what happened.
 import { html, useEffect, useRef, useState } from "./vendor.js";
 import { send, usePolled } from "./api.js";
 import { ask, notify } from "./dialog.js";
