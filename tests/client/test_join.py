@@ -192,3 +192,17 @@ def test_wrong_arguments_are_refused(rig: Rig) -> None:
         tp.join(both[:1], by="seq")
     with pytest.raises(tp.LocalProtocolError, match="each consumer once"):
         tp.join([both[0], both[0]], by="seq")
+
+
+def test_a_tuple_with_an_overwritten_frame_is_not_given(rig: Rig) -> None:
+    """The ring comes round between receiving and joining: the frame is lost for this reason, its partner has none."""
+    join = tp.join(rig.consumers, by="seq")
+    for index in (0, 1):
+        rig.publish(index, 0)
+        frame = rig.consumers[index].poll(5)
+        assert frame is not None
+        join._offer(index, frame)
+    for seq in range(1, NSLOTS + 1):
+        rig.publish(0, seq)
+    assert join._take() is None
+    assert join.stats.unjoined == ({Unjoined.OVERWRITTEN: 1}, {Unjoined.NO_PARTNER: 1})
