@@ -11,7 +11,7 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterator
 from concurrent.futures import Future
 from typing import Any, Final
 
@@ -304,8 +304,7 @@ class Watch:
         look = Look() if viewer.wish is None else viewer.wish.look
         shown = [frame for frame in self._recent if frame.key == viewer.shown]
         held = [frame for key, frame in self._held.items() if key == viewer.held]
-        frames = [*held, *shown, *reversed(self._recent)]
-        for frame in frames:
+        for frame in (*held, *shown, *self._newest_first()):
             try:
                 found = answer(frame, look, query)
             except NotShown as error:
@@ -313,6 +312,14 @@ class Watch:
             if frame.is_intact():
                 return msgspec.json.encode(found).decode()
         return messages.text("error", text="there is no frame to read values from")
+
+    def _newest_first(self) -> Iterator[Drawable]:
+        """The frames that were taken lately, and then the one that is in the ring now."""
+        yield from reversed(tuple(self._recent))
+        if self.consumer is not None:
+            self._look(self.consumer)
+        if self._newest is not None:
+            yield self._newest
 
     def _forget(self) -> None:
         """Before the consumer is closed: views keep memory mapped."""

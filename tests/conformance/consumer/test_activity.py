@@ -86,7 +86,10 @@ def test_the_stamp_is_by_the_clock_of_the_announces(driver: WireProducer, client
 
 
 def test_without_announces_our_producer_stamps_nothing(driver: WireProducer, client: Client) -> None:
-    """The driver may be dead: its silence ends the lease, and until then the stamp stays as it is."""
+    """The driver may be dead: its silence ends the lease, and until then the stamp stays as it is.
+
+    But for one refresh, which announces from before the silence may have asked for.
+    """
     driver.lease_ns = None
     producer = client.producer(driver.stream_id)
     since = driver.now
@@ -94,4 +97,4 @@ def test_without_announces_our_producer_stamps_nothing(driver: WireProducer, cli
     driver.announces = False
     seen: set[int] = set()
     wait_until(lambda: seen.add(stamp(driver)) or producer.state is State.WAITING, "the lease is lost")
-    assert len(seen) == 1
+    assert len(seen) <= 2
