@@ -14,7 +14,7 @@ from xdist.scheduler import LoadFileScheduling
 from tensorpool import aeron
 from tests.levels import SOAK, level_of
 from tests.support.patience import PATIENT
-from tests.support.processes import private_directory
+from tests.support.processes import private_directory, remove_directories_of_the_dead
 
 SPARK_TIMEOUT_S = 400  # a JVM takes its time to start on a loaded machine
 
@@ -34,6 +34,11 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         item.add_marker(level_of(item))
         if "quick_jvm" in getattr(item, "fixturenames", ()) and item.get_closest_marker("timeout") is None:
             item.add_marker(pytest.mark.timeout(SPARK_TIMEOUT_S))
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _tidy() -> None:
+    remove_directories_of_the_dead()
 
 
 @pytest.fixture(scope="session", autouse=True)
