@@ -9,7 +9,7 @@ is granted late is given back at once.
 
 Holds no clock and does no IO: methods take `now_ns` and return effects. The lease's own deadline slides with every
 keepalive that was sent, never with one that was not (E4, E7); what comes too late fails closed.
-Driver Model §4.2, §4.4, §4.7-§4.9, §4.12, §4.13, §10; decisions E1-E4, E7, E8, E18, E42-E44.
+Driver Model §4.2, §4.4, §4.7-§4.9, §4.12, §4.13, §10; decisions E1-E4, E7, E8, E18, E42-E44, K9.
 """
 
 from __future__ import annotations
@@ -44,6 +44,7 @@ LONGEST_RETRY_NS: Final = 5_000 * MS
 LONGEST_REPEAT_NS: Final = 1_000 * MS  # between identical requests: a driver that starts later hears one soon (E2)
 REPORT_FRESH_NS: Final = 10_000 * MS  # a driver that makes memory says so every second, on a busy machine later
 DETACH_NS: Final = 1_000 * MS
+DERIVED_NODE_IDS: Final = 1024  # 10 bits: what trace ids hold of a node id
 LOST_RETRY_NS: Final = 10 * MS  # after a loss the first attempt comes soon
 
 
@@ -101,17 +102,6 @@ TRANSITIONS: Final[Mapping[tuple[Phase, Event], Phase]] = MappingProxyType(
         (Phase.DETACHING, Event.RELEASE): Phase.CLOSED,
         (Phase.DETACHING, Event.SHUTDOWN): Phase.CLOSED,
         (Phase.DETACHING, Event.DISCONNECTION): Phase.CLOSED,
-    }
-)
-
-# Of an attachment without a driver.
-LEASELESS_TRANSITIONS: Final[Mapping[tuple[Phase, Event], Phase]] = MappingProxyType(
-    {
-        (Phase.UNATTACHED, Event.START): Phase.ATTACHED,
-        (Phase.UNATTACHED, Event.DETACH): Phase.CLOSED,
-        (Phase.UNATTACHED, Event.DISCONNECTION): Phase.UNATTACHED,
-        (Phase.ATTACHED, Event.DETACH): Phase.CLOSED,
-        (Phase.ATTACHED, Event.DISCONNECTION): Phase.UNATTACHED,
     }
 )
 
@@ -207,6 +197,7 @@ class Attachment:
         self.phase = Phase.UNATTACHED
         self.response: ShmAttachResponse | None = None
         self.client_id = 0
+        self.granted_node_id: int | None = None  # the last one that the driver gave
         self.creation: CreationReport | None = None  # while it waits for an answer
         self._asked: AttachSpec | None = None  # what the driver has not answered yet
         self._asked_ns = 0
@@ -235,6 +226,16 @@ class Attachment:
         """The stream that was asked for, or the one that the driver chose."""
         response = self.response
         return response.stream_id if response is not None and response.stream_id is not None else self.spec.stream_id
+
+    @property
+    def node_id(self) -> int:
+        """Who makes the trace ids: what the driver gave, or else some bits of the client id (K9)."""
+        return self.client_id % DERIVED_NODE_IDS if self.granted_node_id is None else self.granted_node_id
+
+    @property
+    def is_node_id_derived(self) -> bool:
+        """Whether another client may have the same node id: trace ids are marked so."""
+        return self.granted_node_id is None
 
     @property
     def is_attached(self) -> bool:
@@ -555,39 +556,3 @@ class Attachment:
             client_id=self.client_id,
             role=self.spec.role,
         )
-
-
-class LeaselessAttachment(Attachment):
-    """Stands for the lease where no driver grants any: attached once the client is connected, with an id of its own.
-
-    For consumers of producers that own their regions and announce them (Wire §10.1, §10.1.2, §15.12).
-    """
-
-    transitions: ClassVar = LEASELESS_TRANSITIONS
-
-    def start(self, now_ns: int) -> list[Effect]:
-        if self._may(Event.START):
-            self._go(Event.START)
-            self.take_new_id()
-        return []
-
-    def take_new_id(self) -> None:
-        self.client_id = self._new_client_id()
-
-    def detach(self, now_ns: int) -> list[Effect]:
-        return self._close(Event.DETACH) if self._may(Event.DETACH) else []
-
-    def on_announce(self, announce: ShmPoolAnnounce, now_ns: int) -> list[Effect]:
-        return []
-
-    def on_mapping_failed(self, now_ns: int) -> list[Effect]:
-        return []
-
-    def on_driver_shutdown(self, words: str, now_ns: int) -> list[Effect]:
-        return []
-
-    def on_tick(self, now_ns: int) -> list[Effect]:
-        return []
-
-    def keepalive(self, now_ns: int, stamp_ns: int) -> ShmLeaseKeepalive | None:
-        return None

@@ -21,6 +21,7 @@ from tensorpool.channel import MAX_AERON_STREAM_ID, Endpoint
 from tensorpool.client import attachment as lease
 from tensorpool.client import mapping
 from tensorpool.client.conductor import ClientConductor
+from tensorpool.client.leaseless_attachment import LeaselessAttachment
 from tensorpool.client.mapped_epoch import MappedEpoch
 from tensorpool.client.metadata import Metadata, MetadataCache
 from tensorpool.client.session import Session, State
@@ -557,7 +558,7 @@ class StandaloneSession(ConsumerSession):
     with the checks of every mapping: containment, superblocks, activity, pid.
     """
 
-    attachment_type = lease.LeaselessAttachment
+    attachment_type = LeaselessAttachment
 
     def __init__(
         self,
@@ -578,7 +579,7 @@ class StandaloneSession(ConsumerSession):
         return work
 
     def _take_new_id(self, now_ns: int) -> None:
-        assert isinstance(self.attachment, lease.LeaselessAttachment)
+        assert isinstance(self.attachment, LeaselessAttachment)
         self.attachment.take_new_id()
         self._leave_private()
         self._next_ns = 0  # hello and QoS under the new id

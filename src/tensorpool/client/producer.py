@@ -111,6 +111,16 @@ class Producer(ProducerBase):
         return self._session.attachment.lease_id
 
     @property
+    def node_id(self) -> int:
+        """Who makes the trace ids of its frames; it may change with the lease."""
+        return self._session.attachment.node_id
+
+    @property
+    def is_node_id_derived(self) -> bool:
+        """Whether the driver gave no node id: this one is of the producer's id, and another client may have it too."""
+        return self._session.attachment.is_node_id_derived
+
+    @property
     def next_seq(self) -> int:
         """The seq of the next frame; it starts at 0 in every epoch."""
         writer = self._session.writer

@@ -2,7 +2,7 @@
 """The driver's duty cycle: reads the control stream, lets `Lifecycle` decide, performs the effects.
 
 Single-threaded; never blocks. Each message, order and part of a turn is performed by itself: one that fails is counted
-and logged, and the others go on. Driver Model §4.4a, §4.5; decisions A19, E32-E34, E39.
+and logged, and the others go on. Driver Model §4.4a, §4.5; decisions A19, E32-E34, E39, K9.
 """
 
 from __future__ import annotations
@@ -47,6 +47,7 @@ from tensorpool.file_access import user_name
 from tensorpool.logs import get_logger
 from tensorpool.settings import ReloadRefused
 from tensorpool.wire import Message
+from tensorpool.wire.attach import AttachRequest, AttachResponse, Dialect
 from tensorpool.wire.control import ConsumerConfig, ConsumerHello, ShmPoolAnnounce
 from tensorpool.wire.driver import (
     ResponseCode,
@@ -440,13 +441,13 @@ class DriverConductor:
     def _is_in_backlog(self, info: aeron.MessageInfo) -> bool:
         return self._streams is not None and self._streams.backlog.contains(info)
 
-    def on_shm_attach_response(self, response: ShmAttachResponse, info: aeron.MessageInfo) -> None:
+    def on_shm_attach_response(self, response: AttachResponse, info: aeron.MessageInfo) -> None:
         self._perform(self._other_drivers.on_attach_response(response, is_before=self._is_in_backlog(info)))
 
     def on_shm_pool_announce(self, announce: ShmPoolAnnounce, info: aeron.MessageInfo) -> None:
         self._perform(self._other_drivers.on_announce(announce, is_before=self._is_in_backlog(info)))
 
-    def on_shm_attach_request(self, request: ShmAttachRequest, info: aeron.MessageInfo) -> None:
+    def on_shm_attach_request(self, request: AttachRequest, info: aeron.MessageInfo) -> None:
         self.lifecycle.authority.on_request(request)
         if request.role is Role.PRODUCER:
             self._end_lease_of_ended_process(request.stream_id)
@@ -476,7 +477,8 @@ class DriverConductor:
         code = ResponseCode.UNSUPPORTED if is_unsupported else ResponseCode.INVALID_PARAMS
         (correlation_id,) = _CORRELATION_ID.unpack_from(data)
         if has_kind(data, ShmAttachRequest):
-            self._perform(self.lifecycle.on_malformed_attach(correlation_id, code, str(error)))
+            dialect = Dialect.of_request(data)
+            self._perform(self.lifecycle.on_malformed_attach(correlation_id, code, str(error), dialect))
         elif has_kind(data, ShmDetachRequest):
             self._perform(self.lifecycle.on_malformed_detach(correlation_id, code, str(error)))
 
@@ -526,9 +528,8 @@ class DriverConductor:
 
     def _report(self, report: Report) -> None:
         if self._service is not None:
-            value = Making(
-                stream_id=report.stream_id, bytes=report.size_bytes, elapsed_ms=report.elapsed_ns // 1_000_000
-            )
+            elapsed_ms = report.elapsed_ns // 1_000_000
+            value = Making(stream_id=report.stream_id, bytes=report.size_bytes, elapsed_ms=elapsed_ms)
             self._service.status(MAKING, value, correlation_id=report.correlation_id)
 
     def _flush(self) -> int:
