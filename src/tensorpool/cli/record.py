@@ -229,11 +229,11 @@ class _Job:
             yield counter("tensorpool_recorder_restarts", "Times that recording began anew.", totals.restarts)
             yield gauge("tensorpool_recorder_lag_frames", "Published, but not committed yet.", totals.lag_frames)
             lost = CounterMetricFamily(
-                "tensorpool_recorder_lost_frames", "Frames that are not recorded.", labels=["stream", "reason"]
+                "tensorpool_recorder_lost_frames", "Frames that are not recorded.", labels=["stream"]
             )
-            for stream in totals.streams:
-                for reason, count in stream.reasons.items():
-                    lost.add_metric([self._typed.get(stream.stream_id, str(stream.stream_id)), str(reason)], count)
+            counts = {stream.stream_id: stream.lost for stream in totals.streams}
+            for stream_id, name in self._typed.items():  # 0 from the start, so that the first loss is an increase
+                lost.add_metric([name], counts.get(stream_id, 0))
             yield lost
         yield gauge("tensorpool_recorder_disk_full", "1 while the lake's disk is full.", self._recorder.is_full)
         uri = self._recorder.lake.uri
