@@ -127,6 +127,20 @@ class Bridge(ClosesOnExit):
         return self._runner is not None and self._runner.is_running
 
     @property
+    def silent_ns(self) -> int:
+        """How long ago its duty cycle turned, on the thread between `start` and `close`."""
+        return 0 if self._runner is None else self._runner.silent_ns
+
+    @property
+    def trouble(self) -> str | None:
+        """Why some mapping is not carried; None: all are."""
+        if self._connection.streams is None:
+            return f"no media driver is alive at {self.aeron_dir}"
+        if self.is_ready:
+            return None
+        return "; ".join(f"{name}: {why}" for name, why in self.failures.items()) or "mappings wait for their streams"
+
+    @property
     def counters(self) -> dict[str, dict[str, int]]:
         """What each mapping counted so far; under "" what belongs to none."""
         return {counters.mapping: counters.as_dict() for counters in self._all_counters()}

@@ -60,6 +60,7 @@ COMMANDS: Final = {
     "tap": ("tensorpool.cli.tap", "Print the live messages of an Aeron directory."),
     "event": ("tensorpool.cli.event", "Send commands to running services, and watch their answers."),
     "decode": ("tensorpool.cli.decode", "Decode SBE messages of the protocol to JSON."),
+    "service": ("tensorpool.cli.service", "Run the services with systemd: write units, show how they are."),
     "media-driver": ("tensorpool.cli.media_driver", "Run an Aeron media driver alone."),
 }
 
