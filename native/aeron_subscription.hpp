@@ -79,18 +79,34 @@ public:
         return fragments;
     }
 
-    // Whether a poll would find something now; takes nothing.
-    bool has_fragment() {
+    // Hands messages of one fragment to `take` until it refuses one, which stays in the log, as do those after it; so does
+    // a longer message. Whether there was such a one. `take` does not throw.
+    template <typename Take>
+    bool take_front(Take&& take) {
         const Inside inside(*this);
         const Polling polling(*this);
         require_fresh();
-        bool is_found = false;
-        const auto look = [](void* found, const std::uint8_t*, std::size_t, Header*) -> Action {
-            *static_cast<bool*>(found) = true;
-            return kAbort;
+        struct Front {
+            Subscription& subscription;
+            Take& take;
+            bool is_refused = false;
+        } front{*this, take};
+        const auto look = [](void* found, const std::uint8_t* data, std::size_t length, Header* header) -> Action {
+            auto& in_front = *static_cast<Front*>(found);
+            HeaderValues values{};
+            in_front.subscription.api().header_values(header, &values);
+            in_front.is_refused =
+                in_front.is_refused || (values.flags & kUnfragmented) != kUnfragmented ||
+                !in_front.take(std::span(data, length), in_front.subscription.info_of(values, header));
+            return in_front.is_refused ? kAbort : kContinue;
         };
-        if (api().subscription_controlled_poll(sub_, look, &is_found, 1) < 0) throw last_error(api(), name());
-        return is_found;
+        if (api().subscription_controlled_poll(sub_, look, &front, kFrontLimit) < 0) throw last_error(api(), name());
+        return front.is_refused;
+    }
+
+    // Whether a poll would find something now; takes nothing.
+    bool has_fragment() {
+        return take_front([](std::span<const std::uint8_t>, const MessageInfo&) noexcept { return false; });
     }
 
     bool is_connected() {
@@ -106,6 +122,8 @@ public:
     std::size_t partial_sessions() const noexcept { return assemblers_.size(); }
 
 private:
+    static constexpr std::size_t kFrontLimit = 64;
+
     struct Polling {
         explicit Polling(Subscription& subscription) : subscription(subscription) {
             if (subscription.polled_.exchange(true, std::memory_order_acquire))

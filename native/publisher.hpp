@@ -80,8 +80,9 @@ public:
     }
 
     // Announces a frame that RingWriter::commit_image committed.
-    void announce_committed(std::uint64_t seq, std::uint32_t meta_version, std::uint64_t bytes) noexcept {
-        announce(seq, meta_version, 0);
+    void announce_committed(std::uint64_t seq, std::uint32_t meta_version, std::uint64_t trace_id,
+                            std::uint64_t bytes) noexcept {
+        announce(seq, meta_version, trace_id);
         bytes_.add(bytes);
     }
 

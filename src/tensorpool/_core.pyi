@@ -926,85 +926,49 @@ class ChunkPlan:
     def largest_bytes(self) -> int:
         """The largest payload that can be carried."""
 
-class SendResult(enum.Enum):
-    """What became of a frame so far."""
+class StreamSender:
+    """
+    Sends the frames of one mapped epoch as BridgeFrameChunks; every loss counted.
+    """
 
-    SENT = 0
-    """every chunk is in the log"""
-
-    BACK_PRESSURED = 1
-    """the log has no room now: resume"""
-
-    NOT_CONNECTED = 2
-    """there is no subscriber: given up"""
-
-    TORN = 3
-    """its producer has overwritten it: given up"""
-
-    TOO_LARGE = 4
-    """more than 65535 chunks, or than the limit: nothing was sent"""
-
-class FrameSender:
-    """Sends frames of one mapped epoch as BridgeFrameChunks, one at a time."""
-
-    def __init__(self, reader: RingReader, publication: Publication, stream_id: int, epoch: int, plan: ChunkPlan, max_payload_bytes: int, with_digest: bool = False, mac_key: bytes = b"") -> None: ...
-
-    def send(self, frame: SlotFrame, patience_ns: int = 0) -> SendResult:
+    def __init__(self, reader: RingReader, payload: Publication, control: Publication, stream_id: int, epoch: int, plan: ChunkPlan, *, max_payload_bytes: int, timeout_ns: int, is_traced: bool = False, with_digest: bool = False, mac_key: bytes = b"") -> None:
         """
-        Begin a frame; wait at most `patience_ns` for room at a time, without the GIL.
+        Chunks go to `payload`, digests to `control`. A frame that is not sent in `timeout_ns` is given up.
         """
 
-    def resume(self, patience_ns: int = 0) -> SendResult:
-        """Go on with the frame that had no room."""
+    def set_announced(self, is_announced: bool) -> None:
+        """Whether the receiver knows the epoch: before that no frame is sent."""
 
-    def pump(self, feed: DescriptorFeed, descriptors: Subscription, others: Sequence[Subscription], patience_ns: int, for_ns: int) -> SendResult | None:
+    def set_paused(self, is_paused: bool) -> None:
         """
-        Send the frames of the feed, and sleep while there is none, without the GIL; until the time is over, one of the others has a message, the feed needs its owner, it is stopped, or a frame is not sent: then why.
+        From any thread: whether frames are dropped and counted instead of sent.
         """
 
-    def set_stopped(self, is_stopped: bool) -> None:
-        """From any thread: whether pump ends after the frame it is at."""
+    def take_failure(self) -> bool:
+        """Whether reading the descriptors failed since this was asked last."""
 
-    def abandon(self) -> None:
-        """Send no more of the open frame."""
+    def end(self) -> None:
+        """The epoch is over: give up what is not sent."""
 
     @property
     def is_open(self) -> bool:
         """Whether a frame was begun and not finished."""
 
     @property
-    def seq(self) -> int:
-        """Of the frame that was begun last, or refused."""
+    def counts(self) -> dict[tuple[str, str], int]:
+        """(what, reason): how many; for any thread."""
 
-    @property
-    def began_ns(self) -> int:
-        """When the last frame was begun, by the monotonic clock."""
+class BridgePump:
+    """
+    The payload of all mappings of a bridge, sent and received without Python.
+    """
 
-    @property
-    def crc32c(self) -> int:
+    def __init__(self) -> None: ...
+
+    def pump(self, outflows: Sequence[tuple[StreamSender, DescriptorFeed, Subscription]], inflow: tuple[ChunkRouter, Subscription, Subscription] | None, others: Sequence[Subscription], for_ns: int) -> int:
         """
-        Of the slot header and the payload of the frame that was sent last; 0 unless asked for without a key.
+        Send the frames of the feeds, and take chunks and digests from the payload and the control stream, without the GIL; sleep while there are none. At least one round; until the time is over, the control stream or one of the others has a message for the owner, or a feed or a sender needs it. How many frames and fragments there were.
         """
-
-    @property
-    def mac(self) -> bytes:
-        """Of the frame that was sent last, with the key."""
-
-    @property
-    def payload_bytes(self) -> int:
-        """Of the frame that was begun last."""
-
-    @property
-    def frames(self) -> int:
-        """Sent completely."""
-
-    @property
-    def bytes(self) -> int:
-        """Payload bytes of those."""
-
-    @property
-    def chunks(self) -> int:
-        """Of all frames."""
 
 class AllowedSources:
     """Addresses and networks; none allow every address."""
@@ -1063,9 +1027,6 @@ class Assembler:
 
     def set_paused(self, is_paused: bool) -> None: ...
 
-    def set_digest(self, epoch: int, seq: int, payload_length: int, crc32c: int, mac: bytes, now_ns: int) -> None:
-        """The sender's checksum of a frame, or its authentication code."""
-
     def expire(self, now_ns: int) -> int:
         """Drop frames that waited too long; how many there were."""
 
@@ -1120,14 +1081,16 @@ class ChunkRouter:
     def poll(self, subscription: Subscription, limit: int, now_ns: int) -> int:
         """Take at most `limit` fragments, without the GIL; how many there were."""
 
-    def pump(self, subscription: Subscription, others: Sequence[Subscription], limit: int, for_ns: int) -> int:
-        """
-        Take chunks as they come, and sleep while there are none, without the GIL; until one of the others has a message.
-        """
-
     def take(self, message: Buffer, now_ns: int) -> None:
         """One message, as if it had arrived then."""
 
+    def take_digest(self, message: Buffer, now_ns: int, session_id: int | None = None) -> bool:
+        """
+        A frame's checksum or authentication code, of the given session, or of the one that is followed. False for any other message.
+        """
+
     @property
     def counts(self) -> dict[tuple[str, str], int]:
-        """Chunks that belong to no assembler: (what, reason): how many."""
+        """
+        Chunks and digests that belong to no assembler: (what, reason): how many.
+        """

@@ -142,7 +142,7 @@ REFUSED: dict[tuple[type, str], list[dict[str, Any]]] = {
 WITHOUT = {
     Client: {"close", "invoke"},
     Producer: {"close"},
-    Consumer: {"close", "latest", "metadata", "blob", "lend", "widget"},
+    Consumer: {"close", "latest", "metadata", "blob", "lent", "widget"},
     Slot: {"abandon", "commit"},
 }
 

@@ -8,7 +8,7 @@
 Names and defaults are the specification's. Ours, because it has none for them: which end this is (`role`, or
 `direction` of a mapping), the local driver, channels of their own for what is received (`receive_*`; two hosts that
 send to each other by unicast listen elsewhere than they send to), `max_inflight_frames`, and the private extensions
-`crc32c`, `mac_key_file` and `rewrite_progress_epoch`, which are off.
+`crc32c`, `mac_key_file` and `rewrite_progress_epoch`, which are off; and `dialect` (K9).
 Bridge §2.3, §4, §5.2, §7.1, §9, §10; decisions G1, G2, G6, G9, G11, G14, G15, G20, G22, G29.
 """
 
@@ -48,6 +48,7 @@ from tensorpool.settings import (
 
 AERON_HEADER_BYTES: Final = 32
 CHUNK_OVERHEAD_BYTES: Final = 57  # message header, fixed block, two length prefixes
+TRACED_BYTES: Final = 12  # by which a traced chunk is longer
 HEADER_BYTES: Final = 256  # the slot header that chunk 0 carries
 FIRST_CHUNK_OVERHEAD_BYTES: Final = AERON_HEADER_BYTES + CHUNK_OVERHEAD_BYTES + HEADER_BYTES  # G1: 345
 MTU_MARGIN_BYTES: Final = 128  # §5.2
@@ -87,6 +88,7 @@ ChunkBytes = Annotated[int, Meta(ge=1, le=65_535)]
 PayloadBytes = Annotated[int, Meta(ge=1, le=MAX_PAYLOAD_BYTES)]
 Inflight = Annotated[int, Meta(ge=1, le=4096)]
 Role = Annotated[Literal["", "sender", "receiver", "both"], Meta(description='"sender", "receiver" or "both"')]
+Dialect = Annotated[Literal["specification", "traced"], Meta(description='"specification" or "traced"')]
 Direction = Annotated[Literal["", "send", "receive"], Meta(description='"send" or "receive"')]
 Ranges = tuple[StreamIdRange, ...]
 
@@ -131,6 +133,9 @@ class BridgeSection(msgspec.Struct, frozen=True, kw_only=True):
     """The size of a datagram; a chunk fits into one."""
     chunk_bytes: Annotated[ChunkBytes, Derived("mtu_bytes - 128", _chunk_bytes)]
     """The payload bytes of a chunk; the same at both ends."""
+    dialect: Dialect = "specification"
+    """How chunks are sent: as the specification says, or "traced", with the frame's trace id and a checksum of each
+    chunk, as other implementations do. Both are received."""
     max_chunk_bytes: ChunkBytes = 65_535
     """A received chunk with more payload bytes is dropped."""
     max_payload_bytes: PayloadBytes = MAX_PAYLOAD_BYTES
@@ -217,7 +222,8 @@ class BridgeSection(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def first_chunk_bytes(self) -> int:
         """The most that chunk 0 carries beside its header, so that it fits the MTU (G1)."""
-        return min(self.effective_chunk_bytes, self.mtu_bytes - FIRST_CHUNK_OVERHEAD_BYTES)
+        overhead_bytes = FIRST_CHUNK_OVERHEAD_BYTES + (TRACED_BYTES if self.dialect == "traced" else 0)
+        return min(self.effective_chunk_bytes, self.mtu_bytes - overhead_bytes)
 
     @property
     def largest_frame_bytes(self) -> int:

@@ -4,8 +4,8 @@
 Messages travel unchanged, under the id of the source stream; the receiver rewrites them. Announces and metadata are
 state: the last one is kept until the network takes it and sent again to a receiver that connects later, metadata only
 while their epoch lasts. Tables (MetaBlob*) are sent once, in order. QoS and progress are events: they are sent once or
-dropped. QosConsumer stays at home: the other host would take our consumers for its own. Checksums of frames go on the
-control stream. Bridge §7.1, §7.2, §9; decisions G10, G13, G16, K4.
+dropped. QosConsumer stays at home: the other host would take our consumers for its own.
+Bridge §7.1, §7.2, §9; decisions G10, G13, G16, K4.
 """
 
 from __future__ import annotations
@@ -17,7 +17,6 @@ from typing import Final
 
 from tensorpool import aeron
 from tensorpool.aeron.adapter import MessageAdapter
-from tensorpool.bridge.checksum import FrameChecksum
 from tensorpool.bridge.config import BridgeConfig, MappingConfig
 from tensorpool.bridge.metrics import Counters
 from tensorpool.bridge.publications import Publications
@@ -38,7 +37,6 @@ from tensorpool.wire.control import (
 )
 
 FRAGMENT_LIMIT: Final = 64
-MAX_CHECKSUMS: Final = 256
 MAX_DUE: Final = 256  # metadata that wait for room
 MAX_EPOCHS: Final = 8  # whose announces are remembered
 FRESH_PERIODS: Final = 3  # for so long an announce is sent to receivers that connect later
@@ -79,7 +77,6 @@ class Forwarder:
         self._announces = SoftStateTable[int, bytes](FRESH_PERIODS * driver.announce_period_ns, limit=MAX_EPOCHS)
         self._announced_epoch: int | None = None
         self._is_due = False  # the announced epoch was announced again by the driver
-        self._checksums: deque[bytes] = deque()
         self._now_ns = 0
         self._sources: list[tuple[aeron.Subscription, MessageAdapter]] = []
         self._control = _Outlet(publications, section.control, counters)
@@ -105,6 +102,11 @@ class Forwarder:
         return self._control.is_connected
 
     @property
+    def control(self) -> aeron.Publication:
+        """Where announces go, and the checksums of frames."""
+        return self._control.publication
+
+    @property
     def subscriptions(self) -> tuple[aeron.Subscription, ...]:
         """The sources of messages to forward."""
         return tuple(subscription for subscription, _ in self._sources)
@@ -113,20 +115,11 @@ class Forwarder:
         """G16: whether the announce of this epoch left before its first chunk may."""
         return self._announced_epoch == epoch
 
-    def send_checksum(self, checksum: FrameChecksum) -> None:
-        """As soon as there is room; the receiver waits for it as long as for a chunk."""
-        if len(self._checksums) == MAX_CHECKSUMS:
-            self._checksums.popleft()
-            self._counters.add("messages_dropped", reason="checksum")
-        self._checksums.append(checksum.encode())
-
     def invoke(self, epoch: int | None, now_ns: int) -> int:
         """One turn. `epoch` is the one that the sender has mapped: it is announced before its first chunk."""
         self._now_ns = now_ns
         work = sum(subscription.poll(adapter.on_message, FRAGMENT_LIMIT) for subscription, adapter in self._sources)
         self._announce(epoch)
-        while self._checksums and self._control.send("checksum", self._checksums[0], is_last_try=False):
-            self._checksums.popleft()
         if self._metadata is not None:
             work += self._metadata.flush()
         return work
@@ -194,7 +187,7 @@ class _Outlet:
     """A publication over the network, with a queue, and the last message of each kind for later receivers."""
 
     def __init__(self, publications: Publications, endpoint: Endpoint, counters: Counters) -> None:
-        self._publication = publications.get(endpoint.uri, endpoint.stream_id)
+        self.publication: Final = publications.get(endpoint.uri, endpoint.stream_id)
         self._counters = counters
         self._kept: dict[str, bytes] = {}
         self._due: deque[tuple[str, bytes]] = deque()
@@ -202,11 +195,11 @@ class _Outlet:
 
     @property
     def is_connected(self) -> bool:
-        return self._publication.is_connected
+        return self.publication.is_connected
 
     def is_newly_connected(self) -> bool:
         """Whether a first receiver has connected since the last call."""
-        is_connected = self._publication.is_connected
+        is_connected = self.publication.is_connected
         is_new = is_connected and not self._was_connected
         self._was_connected = is_connected
         return is_new
@@ -225,10 +218,10 @@ class _Outlet:
 
     def send(self, kind: str, data: bytes, *, is_last_try: bool = True) -> bool:
         """Send now or never."""
-        if len(data) > self._publication.max_message_length:
+        if len(data) > self.publication.max_message_length:
             self._counters.add("messages_dropped", reason=f"{kind}_too_long")
             return True
-        is_accepted = bool(self._publication.offer(data))
+        is_accepted = bool(self.publication.offer(data))
         if is_accepted:
             self._counters.add("messages_forwarded", reason=kind)
         elif is_last_try:

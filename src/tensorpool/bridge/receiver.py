@@ -47,9 +47,7 @@ from tensorpool.wire.control import (
     ShmPoolAnnounce,
 )
 
-FRAGMENT_LIMIT: Final = 256
 CONTROL_LIMIT: Final = 64
-POLLS_PER_TURN: Final = 8
 SLOW_LINK_BYTES_PER_S: Final = 125_000_000  # 1 Gb/s
 SECOND: Final = 1_000_000_000
 DAY: Final = 86_400 * SECOND
@@ -106,24 +104,24 @@ class Reception:
             raise
 
     def invoke(self, now_ns: int) -> int:
-        """One turn: what was announced first, so that chunks of a new epoch find it known (G16)."""
+        """One turn, but for the chunks: what was announced, so that chunks of a new epoch find it known (G16)."""
         self._now_ns = now_ns
         work = self._control.poll(self._control_adapter.on_message, CONTROL_LIMIT)
         if self._metadata is not None:
             work += self._metadata.poll(self._metadata_adapter.on_message, CONTROL_LIMIT)
         for receiver in self.receivers:
             work += receiver.invoke(now_ns)
-        for _ in range(POLLS_PER_TURN):
-            fragments = self._router.poll(self._payload, FRAGMENT_LIMIT, now_ns)
-            work += fragments
-            if fragments == 0:
-                break
         return work
 
-    def wait(self, timeout_ns: int) -> None:
-        """Take chunks as they come, without Python, until another message arrives. Raises TransportError, Closed."""
-        others = (self._control,) if self._metadata is None else (self._control, self._metadata)
-        self._router.pump(self._payload, others, FRAGMENT_LIMIT, timeout_ns)
+    @property
+    def inflow(self) -> tuple[ChunkRouter, aeron.Subscription, aeron.Subscription]:
+        """What native code receives: chunks, and the checksums of frames that come on the control stream."""
+        return self._router, self._payload, self._control
+
+    @property
+    def subscriptions(self) -> tuple[aeron.Subscription, ...]:
+        """What is received here, beside the control stream."""
+        return () if self._metadata is None else (self._metadata,)
 
     def close(self) -> None:
         for receiver in self.receivers:
@@ -184,10 +182,8 @@ class Reception:
                 receiver.metadata_session.on_image_gone(event.session_id)
 
     def on_frame_checksum(self, data: bytes, info: aeron.MessageInfo) -> None:
-        checksum = FrameChecksum.decode(data)
-        if checksum is not None:
-            for receiver in self._receiving(checksum.stream_id, info):
-                receiver.on_checksum(checksum, self._now_ns)
+        if not self._router.take_digest(data, self._now_ns, info.session_id):
+            self._unrouted.add("control_dropped", reason="malformed")
 
     def on_shm_pool_announce(self, announce: ShmPoolAnnounce, info: aeron.MessageInfo) -> None:
         origin = self._control_sources.find(info.session_id)
@@ -404,11 +400,6 @@ class Receiver:
             self._warn_of_sizes()
         while self._early:
             self.on_metadata(*self._early.popleft())
-
-    def on_checksum(self, checksum: FrameChecksum, now_ns: int) -> None:
-        self.assembler.set_digest(
-            checksum.epoch, checksum.seq, checksum.payload_length, checksum.crc32c, checksum.mac, now_ns
-        )
 
     def on_progress(self, progress: FrameProgress) -> None:
         """§9, G6, G7: under the destination's id; of a frame that may still come."""
