@@ -490,6 +490,22 @@ class EventFilter:
     @property
     def counts(self) -> dict[str, int]: ...
 
+class MessageFilter:
+    """
+    Which messages of several fragments are put together, by their kind and length.
+    """
+
+    def __init__(self, kinds: Sequence[tuple[int, int]], max_bytes: int) -> None:
+        """Kinds are pairs of schema and template."""
+
+    def poll(self, subscription: Subscription, handler: Callable[[bytes, MessageInfo], object], limit: int) -> int:
+        """
+        As Subscription.poll; what is not put together is counted, and takes no memory.
+        """
+
+    @property
+    def counts(self) -> dict[str, int]: ...
+
 class Counter:
     @property
     def value(self) -> int: ...

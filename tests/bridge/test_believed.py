@@ -265,10 +265,10 @@ def test_metadata_of_an_epoch_that_is_over_are_not_published_as_current() -> Non
     metadata = SourceMetadata()
     assert metadata.take(named(3), 3)
     assert metadata.take(DESCRIBED, 3)
-    assert metadata.of(3) == [named(3), DESCRIBED]
+    assert metadata.again(3) == [named(3), DESCRIBED]
     assert metadata.on_epoch(4) == []
     assert not metadata.take(DESCRIBED, 4)
-    assert metadata.of(4) == []
+    assert metadata.again(4) == []
 
 
 def test_metadata_of_an_epoch_that_is_not_announced_yet_wait_for_it() -> None:
@@ -281,5 +281,5 @@ def test_metadata_of_an_epoch_that_is_not_announced_yet_wait_for_it() -> None:
 def test_metadata_that_name_no_epoch_are_of_the_present_one() -> None:
     metadata = SourceMetadata()
     assert metadata.take(DESCRIBED, 3)
-    assert metadata.of(3) == [DESCRIBED]
+    assert metadata.again(3) == [DESCRIBED]
     assert metadata.on_epoch(4) == []

@@ -222,6 +222,10 @@ class BridgeProcess:
         self._process = DriverProcess("-m", "tensorpool", "bridge", *options)
         self.events: list[dict[str, Any]] = []
 
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
     def wait_for(self, event: str) -> dict[str, Any]:
         """The fields of an event, when it comes."""
         while not self.events or self.events[-1]["event"] != event:

@@ -148,6 +148,11 @@ class Producer(ProducerBase):
         return self._session.consumers_ready()
 
     @property
+    def consumers_met(self) -> int:
+        """How many consumers have come so far, those included that have gone: it grows when one needs metadata."""
+        return self._session.consumers.met
+
+    @property
     def epoch_writer(self) -> EpochWriter | None:
         """What native code publishes with, until its `until_ns`; None while there is no memory. Ask before each use."""
         writer = self._session.writer
