@@ -36,6 +36,9 @@ POLICIES: Final = (
     "max_bytes",
     "max_leases",
     "max_streams",
+    "max_user_leases",
+    "max_user_streams",
+    "max_user_bytes",
     "dynamic_stream_linger_ms",
     "rate_limited_default_hz",
 )
