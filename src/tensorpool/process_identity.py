@@ -81,9 +81,18 @@ class ProcessIdentity(msgspec.Struct, frozen=True, kw_only=True):
         if stat is None or stat.start_ticks != self.start_ticks:
             return None
         try:
-            return os.stat(f"/proc/{self.pid}").st_uid
-        except OSError:
+            with open(f"/proc/{self.pid}/status", encoding="utf-8", errors="replace") as file:
+                # The owner of the directory would be root for a process that may not be dumped.
+                return next((int(line.split()[2]) for line in file if line.startswith("Uid:")), None)
+        except (OSError, ValueError, IndexError):
             return None
+
+    def place(self) -> str:
+        """Where it runs, seen from this process: "" for the same host and namespaces, "container" or "other host"."""
+        here = ProcessIdentity.own()
+        if here is None or here.boot_id != self.boot_id:
+            return "other host"
+        return "" if here._place == self._place else "container"
 
     @property
     def _place(self) -> tuple[str, int, int]:

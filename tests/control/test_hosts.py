@@ -61,7 +61,9 @@ def test_a_driver_is_a_service_that_can_be_drained() -> None:
         with pool.connect() as client, client.producer("camera", create=True):
             status = commander.send(DRIVER, "status", timeout=LONG).json
             assert (status["streams"], status["leases"], status["state"]) == (1, 1, "running")
-        with pytest.raises(CommandRejected, match="knows drain, identify, log-level, ping, provision, reload, status"):
+        with pytest.raises(
+            CommandRejected, match="knows drain, leases, log-level, ping, provision, reload, revoke, status"
+        ):
             commander.send(DRIVER, "pause", timeout=LONG)
         assert commander.send(DRIVER, "drain", timeout=LONG).value == "draining"
         wait_until(lambda: not pool.is_running, "the driver ends")

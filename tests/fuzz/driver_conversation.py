@@ -17,6 +17,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from types import SimpleNamespace
 from typing import Any, Final, cast
 
 from tensorpool import aeron
@@ -72,6 +73,9 @@ OVERRIDES: Final[dict[str, Any]] = {
 }
 
 
+INFO: Final = SimpleNamespace(session_id=1)  # of every message: all clients publish in one session
+
+
 class Log:
     """A publication: keeps what it takes, has no room while it is held."""
 
@@ -109,7 +113,7 @@ class Streams:
     def poll(self, handler: Callable[[bytes, object], object], limit: int) -> int:
         taken = [self.inbox.popleft() for _ in range(min(limit, len(self.inbox)))]
         for data in taken:
-            handler(data, None)
+            handler(data, INFO)
         return len(taken)
 
     def is_own(self, _info: object) -> bool:

@@ -13,7 +13,7 @@ from tensorpool.aeron.agent import (
 )
 from tensorpool.aeron.backlog import Backlog
 from tensorpool.aeron.connection import MediaDriverConnection
-from tensorpool.aeron.holders import Holder, Sample, Subscriber
+from tensorpool.aeron.holders import Holder, Sample, Subscriber, publishers
 from tensorpool.aeron.library import version
 from tensorpool.aeron.media_driver import DriverLiveness, MediaDriver, embed
 from tensorpool.aeron.renewal import RenewedPublication
@@ -67,6 +67,7 @@ __all__ = [
     "explain_denial",
     "is_driver_active",
     "publish",
+    "publishers",
     "subscribe",
     "version",
 ]

@@ -99,7 +99,7 @@ class Sample:
         A process that was found before is not looked for again: that takes long, and a client maps a new log late.
         """
         found = {holder.subscriber.registration_id: holder.pids for holder in known}
-        names = self._client_names()
+        names = client_names(self.readings)
         holders = []
         for key, behind_bytes in behind.items():
             subscriber = self.subscribers[key]
@@ -111,21 +111,34 @@ class Sample:
             holders.append(Holder(subscriber, name, pids, behind_bytes))
         return tuple(holders)
 
-    def _client_names(self) -> dict[int, str]:
-        """Of all clients; those of foreign clients may be empty."""
-        names = {}
-        for reading in self.readings:
-            if reading.type_id == _HEARTBEAT:
-                match = _NAME.search(reading.label)
-                names[reading.owner_id] = match[1] if match else ""
-        return names
-
     def _unnamed_pids(self, aeron_dir: str, session_id: int, names: Mapping[int, str]) -> tuple[int, ...]:
         """The processes that map the session's log, without ours and those that a client's name accounts for."""
         log = f"/publications/{self._logs.get(session_id)}.logbuffer"
         path = os.path.realpath(aeron_dir) + log
         named = {os.getpid()} | {int(match[1]) for match in map(_PID.search, names.values()) if match}
         return tuple(pid for pid in _mapping_pids(path) if pid not in named)
+
+
+def client_names(readings: Iterable[CounterReading]) -> dict[int, str]:
+    """Of all clients, by Aeron's id; those of foreign clients may be empty."""
+    names = {}
+    for reading in readings:
+        if reading.type_id == _HEARTBEAT:
+            match = _NAME.search(reading.label)
+            names[reading.owner_id] = match[1] if match else ""
+    return names
+
+
+def publishers(readings: Iterable[CounterReading], stream_id: int) -> dict[int, str]:
+    """Who publishes on a stream, by session: the client's name, or its id at the media driver where it has none."""
+    readings = list(readings)
+    names, found = client_names(readings), {}
+    for reading in readings:
+        if reading.type_id == _PUBLISHER_POSITION:
+            _, session_id, stream, _ = _KEY.unpack_from(reading.key)
+            if stream == stream_id:
+                found[session_id] = names.get(reading.owner_id) or f"Aeron client {reading.owner_id}"
+    return found
 
 
 def _mapping_pids(path: str) -> list[int]:

@@ -10,6 +10,7 @@ from collections.abc import Collection, Mapping
 from typing import TYPE_CHECKING, Final
 
 from tensorpool.diagnosis.check_result import size as size
+from tensorpool.peer_text import printable as printable
 
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
@@ -81,11 +82,6 @@ def named(stream_id: int, name: str | None) -> str:
 def stream(stream_id: int, name: str | None) -> str:
     """The same for a column of a table: the name, or without one the id."""
     return str(stream_id) if name is None else printable(name)
-
-
-def printable(text: str) -> str:
-    """Text of a peer, with every character escaped that a terminal would obey."""
-    return "".join(letter if letter.isprintable() else letter.encode("unicode_escape").decode() for letter in text)
 
 
 def decodable(name: str | None) -> str | None:

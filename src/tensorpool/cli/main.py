@@ -14,7 +14,7 @@ import click
 
 from tensorpool.errors import DISTRIBUTION, TensorPoolError
 
-# name: (module, one line for --help); the module's attribute `command` is the click command
+# name: (module, one line for --help); the click command is the module's attribute behind the colon, or `command`
 COMMANDS: Final = {
     "demo": (
         "tensorpool.cli.demo",
@@ -35,6 +35,7 @@ COMMANDS: Final = {
         "tensorpool.cli.doctor",
         "Find what is wrong on this host and how to fix it; --gc removes what ended processes left.",
     ),
+    "leases": ("tensorpool.cli.leases", "Show who is attached: process, user, host, command; end leases."),
     "top": ("tensorpool.cli.top", "Watch all streams, consumers and services: rates, lag, drops, changes."),
     "console": (
         "tensorpool.cli.console",
@@ -59,6 +60,8 @@ COMMANDS: Final = {
     "lake": ("tensorpool.cli.lake", "List, check, compact and trim a lake."),
     "tap": ("tensorpool.cli.tap", "Print the live messages of an Aeron directory."),
     "event": ("tensorpool.cli.event", "Send commands to running services, and watch their answers."),
+    "drain": ("tensorpool.cli.service_commands:drain", "End a running service in order."),
+    "reload": ("tensorpool.cli.service_commands:reload", "Have a running service read its configuration again."),
     "decode": ("tensorpool.cli.decode", "Decode SBE messages of the protocol to JSON."),
     "service": ("tensorpool.cli.service", "Run the services with systemd: write units, show how they are."),
     "media-driver": ("tensorpool.cli.media_driver", "Run an Aeron media driver alone."),
@@ -74,7 +77,8 @@ class LazyGroup(click.Group):
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name not in COMMANDS:
             return None
-        command = importlib.import_module(COMMANDS[cmd_name][0]).command
+        module, _, name = COMMANDS[cmd_name][0].partition(":")
+        command = getattr(importlib.import_module(module), name or "command")
         assert isinstance(command, click.Command)
         return command
 

@@ -6,11 +6,12 @@ Shapes, dtypes, how a command reaches a running driver, and how a service is con
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import click
 import msgspec
@@ -19,6 +20,9 @@ from tensorpool import logs
 from tensorpool._core import MAX_DIMS
 from tensorpool.driver import DriverConfig
 from tensorpool.errors import ConfigError, TensorPoolError
+
+if TYPE_CHECKING:
+    from tensorpool.control import Commander
 
 DTYPES: Final = (
     "uint8", "int8", "uint16", "int16", "uint32", "int32", "uint64", "int64", "float32", "float64", "bool",
@@ -61,6 +65,18 @@ class Connection(msgspec.Struct, frozen=True):
     def load(self) -> DriverConfig:
         """The driver's settings as its clients see them: flags over the environment over the file."""
         return DriverConfig.load(self.path, overrides=overrides(self.settings))
+
+
+@contextlib.contextmanager
+def commanding(connection: Connection) -> Iterator[tuple[Commander, DriverConfig]]:
+    """A commander of services at the connection's media driver, and the configuration."""
+    from tensorpool import aeron
+    from tensorpool.control import Commander
+
+    config = connection.load()
+    where = connection.aeron_dir or config.driver.aeron_dir or aeron.default_aeron_dir()
+    with contextlib.closing(aeron.connect(where, client_name="tensorpool command")) as client:
+        yield Commander(client, config.control), config
 
 
 def connection_options(command: Callable[..., None]) -> Callable[..., None]:

@@ -20,6 +20,7 @@ from tensorpool.aeron.adapter import MessageAdapter
 from tensorpool.channel import Endpoint
 from tensorpool.client.attach_requests import AbandonedRequests, CreationReports
 from tensorpool.client.attachment import Attachment, AttachSpec, Phase
+from tensorpool.client.declaration import ProcessDeclaration
 from tensorpool.client.discovery import Discovery, NameFinder
 from tensorpool.client.mapped_epoch import EpochMapper
 from tensorpool.client.names import Names
@@ -123,6 +124,7 @@ class ClientConductor:
         self._driver_ended_ns = 0  # when it said so
         self._abandoned = AbandonedRequests(self._say)
         self._reports = CreationReports(config.control, self._on_driver_alive)
+        self._declaration = ProcessDeclaration(config, clock, self.new_correlation_id)
 
     # --- for any thread
 
@@ -197,6 +199,11 @@ class ClientConductor:
         self._consumers.append(session)
         self._add(session, now_ns)
 
+    def declare_process(self) -> None:
+        """A session asks for a lease: the driver learns whose it is."""
+        if self._streams is not None:
+            self._declaration.on_request(self._streams, self._now_ns)
+
     def listen_for_names(self, now_ns: int) -> None:
         self._wants_names = True
 
@@ -267,7 +274,8 @@ class ClientConductor:
 
     def _follow_unanswered(self, now_ns: int) -> int:
         waiting = [session.attachment for session in self._sessions]
-        return self._abandoned.do_work(now_ns) + self._reports.do_work(waiting, self._streams, now_ns)
+        work = self._declaration.do_work(self._streams, now_ns)
+        return work + self._abandoned.do_work(now_ns) + self._reports.do_work(waiting, self._streams, now_ns)
 
     def _on_driver_alive(self) -> None:
         self._driver_heard_ns = self._now_ns

@@ -7,7 +7,6 @@ Wire §5, §10.1.2, §10.1.3, §10.2.2, §10.3, §10.4.2; Driver Model §4.12.2;
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Callable
 
 import msgspec
@@ -24,19 +23,15 @@ from tensorpool.client.names import preferred_id
 from tensorpool.client.session import Session, State, StateChange
 from tensorpool.client.streams import ClientStreams
 from tensorpool.client.wall_clock import ClockPair, EpochClock
-from tensorpool.control import identification
-from tensorpool.control.events import make_event
-from tensorpool.control.identification import LeaseOwner, driver_tag
 from tensorpool.control.provisioning import RingRequest, describe
 from tensorpool.errors import (
     Closed,
     TensorPoolError,
     TransportError,
 )
-from tensorpool.process_identity import ProcessIdentity
 from tensorpool.shm import MappedRing
 from tensorpool.shm.announced import Regions
-from tensorpool.wire import Message, event
+from tensorpool.wire import Message
 from tensorpool.wire.control import (
     ConsumerHello,
     DataSourceAnnounce,
@@ -87,10 +82,8 @@ class ProducerSession(Session):
             self.config, conductor.clock, self.log, self.route, self.send, is_relay=options.is_relay
         )
         self._descriptors: aeron.Publication | None = None
-        self._commands: aeron.Publication | None = None
         self._metadata = MetadataSender()
         self._activity = ActivityDuty()
-        self._declaration: bytes | None = None  # of the process that holds the lease, until it is sent
         self._next_ns = 0
 
     # --- asked by the user's side
@@ -167,20 +160,16 @@ class ProducerSession(Session):
 
     def open_streams(self, streams: ClientStreams) -> None:
         self._descriptors = streams.publish(self.config.driver.descriptor)
-        if self.config.control.enabled:
-            with contextlib.suppress(TransportError):  # nothing depends on the services
-                self._commands = streams.commands
         self.consumers.streams = streams
 
     def close_streams(self) -> None:
-        self._descriptors = self._commands = None
+        self._descriptors = None
         self.consumers.forget_all()
 
     def on_attached(self, response: ShmAttachResponse, now_ns: int) -> None:
         regions = Regions.of(response)
         self.attachment.spec = msgspec.structs.replace(self.attachment.spec, stream_id=regions.stream_id)
         self.start_mapping(regions, writable=True)
-        self._declaration = self._declare_process()
 
     def on_lost(self, reason: str) -> None:
         self.stop_mapping()
@@ -271,26 +260,6 @@ class ProducerSession(Session):
             QosProducer(stream_id=stream_id, producer_id=producer_id, epoch=epoch, current_seq=current).encode(),
         )
         self._metadata.repeat()
-        if self._commands and self._declaration and self._offer(self._commands, self._declaration):
-            self._declaration = None
-
-    def _declare_process(self) -> bytes | None:
-        """The command that says which process holds the lease: the driver need not wait for it once that has ended."""
-        process, lease_id = ProcessIdentity.own(), self.attachment.lease_id
-        if process is None or lease_id is None:
-            return None
-        owner = LeaseOwner(
-            lease_id=lease_id, stream_id=self.stream_id, client_id=self.attachment.client_id, process=process
-        )
-        control, clock = self.config.control, self.conductor.clock
-        message = make_event(
-            driver_tag(self.config.driver.control),
-            identification.KEY,
-            owner,
-            correlation_id=self.conductor.new_correlation_id(),
-            timestamp_ns=clock.realtime_ns(),
-        )
-        return event.schema.with_id(control.schema_id).encode(message)
 
     def _describe(self, epoch: int) -> None:
         """Say who we are and what frames of this epoch mean."""

@@ -96,7 +96,9 @@ def provision(
         raise _unknown(config, label, request, "control.enabled is false")
     client = aeron.connect(aeron_dir)
     try:
-        outcome = _send(Commander(client, config.control), tag, msgspec.json.encode(asked).decode(), timeout)
+        outcome = _send(
+            Commander(client, config.control, is_declared=True), tag, msgspec.json.encode(asked).decode(), timeout
+        )
         return msgspec.convert(outcome.json, Provisioned).stream_id
     except CommandFailed as error:
         raise RingRefused(label, error.reason) from None

@@ -38,6 +38,7 @@ from tensorpool.wire import Message
 from tensorpool.wire.control import ClockDomain, ShmPoolAnnounce
 from tensorpool.wire.driver import (
     ResponseCode,
+    ShmAttachRequest,
     ShmAttachResponse,
     ShmDetachResponse,
     ShmLeaseRevoked,
@@ -331,6 +332,8 @@ class Session:
         """
         if self.streams is None:
             return False
+        if isinstance(message, ShmAttachRequest):
+            self.conductor.declare_process()
         try:
             return bool(self.streams.control.offer(message.encode()))
         except TransportError:

@@ -22,7 +22,10 @@ from tensorpool.control.authorisation import UNAUTHORISED
 from tensorpool.control.config import ControlConfig, check_tag
 from tensorpool.control.errors import CommandFailed, CommandRejected, CommandUnanswered, CommandUnfinished
 from tensorpool.control.events import make_event, read_alive, read_value
+from tensorpool.control.identification import SENDER, Sender
 from tensorpool.errors import LocalProtocolError, RemoteProtocolError
+from tensorpool.process_description import ProcessDescription
+from tensorpool.process_identity import ProcessIdentity
 from tensorpool.wire import event
 from tensorpool.wire.event import EventMessage, Format
 
@@ -75,10 +78,12 @@ class Commander:
     >>> commander.send("service:recorder:lab1", "pause", timeout=5.0).value           # doctest: +SKIP
     'paused'
 
+    It declares its process to the service before each command that it signs, and before all where it `is_declared`.
     Raises TransportError when the streams cannot be opened.
     """
 
-    def __init__(self, client: aeron.Client, config: ControlConfig | None = None) -> None:
+    def __init__(self, client: aeron.Client, config: ControlConfig | None = None, *, is_declared: bool = False) -> None:
+        self._is_declared = is_declared
         self.config: Final = config or ControlConfig()
         self._schema = event.schema.with_id(self.config.schema_id)
         self._lock = threading.Lock()
@@ -122,6 +127,8 @@ class Commander:
         timeout = self.config.command_timeout_ms / 1e3 if timeout is None else timeout
         deadline_s = time.monotonic() + timeout
         message = self._message(tag, key, value, format)
+        if self._is_declared:
+            self._declare(message)
         try:
             return self._exchange(message, deadline_s, timeout, until)
         except CommandRejected as error:
@@ -130,7 +137,18 @@ class Commander:
                 raise
         # Only the service knows which commands have to be signed, and a service that expects no signature would take it
         # for a part of the value.
-        return self._exchange(signer.sign(self._message(tag, key, value, format)), deadline_s, timeout, until)
+        message = self._message(tag, key, value, format)
+        self._declare(message)
+        return self._exchange(signer.sign(message), deadline_s, timeout, until)
+
+    def _declare(self, message: EventMessage) -> None:
+        """Say for the service's audit log who sends the command that follows; nothing depends on it."""
+        process = ProcessIdentity.own()
+        if process is not None:
+            sender = Sender(
+                correlation_id=message.correlation_id, process=process, description=ProcessDescription.own()
+            )
+            self._control.offer(self._schema.encode(self._message(message.tag, SENDER, sender, None)))
 
     @staticmethod
     def _message(tag: str, key: str, value: object, format: Format | None) -> EventMessage:

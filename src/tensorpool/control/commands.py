@@ -63,7 +63,8 @@ class _Kind(msgspec.Struct, frozen=True):
 class Command:
     """A key with its handler. `refuse` says why it cannot be done now, or None.
 
-    A query changes no state. What `is_authorised` has to be signed.
+    A query changes no state. A note is a query that many clients send by themselves, and that needs no echo.
+    What `is_authorised` has to be signed.
 
     Raises LocalProtocolError for a key or a signature that no command can have.
     """
@@ -75,6 +76,7 @@ class Command:
         refuse: Callable[[], str | None] | None = None,
         *,
         is_query: bool = False,
+        is_note: bool = False,
         is_authorised: bool = False,
     ) -> None:
         if not KEY.fullmatch(key):
@@ -82,7 +84,8 @@ class Command:
             raise LocalProtocolError(f"command {key!r}: a key has {what}")
         self.key = key
         self.handler = handler
-        self.is_query = is_query
+        self.is_query = is_query or is_note
+        self.is_note = is_note
         self.is_authorised = is_authorised
         self._refuse = refuse
         self._has_parameter = False

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import functools
 import os
-from collections import Counter, deque
+from collections import Counter, OrderedDict, deque
 from collections.abc import Callable, Iterable
 from importlib import metadata
 from typing import Final
@@ -23,12 +23,14 @@ from typing import Final
 import msgspec
 
 from tensorpool import _core, aeron
+from tensorpool.audit_log import AuditLog
 from tensorpool.clock import Clock, SystemClock
 from tensorpool.control import events
 from tensorpool.control.authorisation import authority
 from tensorpool.control.commands import KEY, Command, Unacceptable
 from tensorpool.control.config import ControlConfig, check_tag
 from tensorpool.control.events import Alive, State, make_event
+from tensorpool.control.identification import SENDER, Sender
 from tensorpool.control.streams import ServiceStreams
 from tensorpool.errors import DISTRIBUTION, Closed, DecodeError, LocalProtocolError, TensorPoolError, TransportError
 from tensorpool.logs import get_logger
@@ -41,6 +43,10 @@ WAITING_LIMIT: Final = 64
 PATIENCE_NS: Final = 1_000_000_000  # with a status stream that has no room for a result
 BIND_AGAIN_NS: Final = 5_000_000_000
 MAX_REASON_BYTES: Final = 1024
+SIGN_WITHIN_NS: Final = 1_000_000_000
+UNKNOWN: Final[dict[str, object]] = {"identity": "unknown"}
+MAX_SENDERS: Final = 64  # of commands that are expected
+EVENT_BYTES: Final = 512  # of an event beside its value, at most
 
 
 class _Accepted(msgspec.Struct):
@@ -51,6 +57,16 @@ class _Accepted(msgspec.Struct):
     command: Command
     arguments: tuple[object, ...]
     deadline_ns: int
+
+
+class _Refused(msgspec.Struct, frozen=True):
+    """A command that was not accepted from its sender, until that is logged."""
+
+    key: str
+    correlation_id: int
+    sender: dict[str, object]
+    reason: str
+    due_ns: int
 
 
 class Service:
@@ -84,9 +100,12 @@ class Service:
         self.aliases: Final = tuple(check_tag("control.aliases", tag) for tag in (*self.config.aliases, *aliases))
         self._clock = clock or SystemClock()
         self._log = get_logger("control", tag=self.tag)
+        self._audit_log = AuditLog(service=name, instance_id=instance)
         self._schema = event.schema.with_id(self.config.schema_id)
         self._filter = _core.EventFilter(self.config.schema_id, [self.tag, *self.aliases])
-        self._commands: dict[str, Command] = {}
+        self._commands: dict[str, Command] = {SENDER: Command(SENDER, self._on_sender, is_note=True)}
+        self._refusals: dict[str, _Refused] = {}  # by key, at most one of each
+        self._senders: OrderedDict[int, dict[str, object]] = OrderedDict()  # by correlation id of their command
         self._authority = authority(self.config)
         self._counts: Counter[str] = Counter()
         self._client: aeron.Client | None = None
@@ -121,8 +140,8 @@ class Service:
 
     @property
     def keys(self) -> list[str]:
-        """The commands that it knows."""
-        return sorted(self._commands)
+        """The commands that it knows, without notes."""
+        return sorted(key for key, command in self._commands.items() if not command.is_note)
 
     @property
     def counts(self) -> dict[str, int]:
@@ -138,22 +157,37 @@ class Service:
         *,
         refuse: Callable[[], str | None] | None = None,
         is_query: bool = False,
+        is_note: bool = False,
         authorised: bool = False,
     ) -> Callable[[F], F]:
         """A decorator: the function answers `key`. Its parameter's annotation says which values are accepted.
 
         `refuse` may say why the command cannot be accepted now. A query changes no state: it is accepted also from the
-        network, and runs without a reader of the status stream. With `authorised` it is accepted only from senders
-        that have the service's secret: see `control.authorisation`. Raises LocalProtocolError.
+        network, and runs without a reader of the status stream. A note is a query that clients send by themselves: it
+        counts towards no rate, and its echo is dropped where there is no reader. With `authorised` a command is
+        accepted only from senders that have the service's secret: see `control.authorisation`.
+        Raises LocalProtocolError.
         """
 
         def register(handler: F) -> F:
             if key in self._commands:
                 raise LocalProtocolError(f"{self.tag}: {key} has a handler already")
-            self._commands[key] = Command(key, handler, refuse, is_query=is_query, is_authorised=authorised)
+            self._commands[key] = Command(
+                key, handler, refuse, is_query=is_query, is_note=is_note, is_authorised=authorised
+            )
             return handler
 
         return register
+
+    @property
+    def has_listener(self) -> bool:
+        """Whether a process subscribes to the status stream."""
+        return self._streams is not None and self._streams.status.is_connected
+
+    @property
+    def max_status_bytes(self) -> int:
+        """How long the value of a status event or a result may be; 0 while it is not bound."""
+        return 0 if self._streams is None else max(0, self._streams.status.max_message_length - EVENT_BYTES)
 
     def status(self, key: str, value: object = None, *, correlation_id: int = 0) -> bool:
         """Publish a status event, about the request of `correlation_id` if any; False without room or subscriber.
@@ -227,6 +261,8 @@ class Service:
                 self._run(accepted)
         while self._waiting and self._streams is streams and self._is_decided(streams, self._waiting[0], now_ns):
             work += 1
+        if self._refusals:
+            self._log_refusals(now_ns)
         if now_ns >= self._alive_ns:
             self._alive_ns = now_ns + self.config.alive_period_ms * 1_000_000
             self._publish(events.ALIVE, self._alive(), is_droppable=True)
@@ -260,8 +296,11 @@ class Service:
             arguments = command.read(bare)
             if limit := self._echo_limit(data):
                 raise Unacceptable(f"too many bytes: its echo has {len(data)}, the status stream takes {limit}")
-            self._spend_allowance(now_ns)
+            if not command.is_note:
+                self._spend_allowance(now_ns)
         except Unacceptable as reason:
+            if command is not None and command.is_authorised:
+                self._note_refusal(message, _short(str(reason)), now_ns)
             self._reject(message, str(reason))
             return None
         return _Accepted(data, message, command, arguments, now_ns + self.config.command_timeout_ms * 1_000_000)
@@ -283,7 +322,10 @@ class Service:
 
     def _keep_echo(self, streams: ServiceStreams, accepted: _Accepted) -> bool:
         """Echo a query now, or as soon as there is a subscriber with room; False where too many wait for that."""
-        if self._outbox or not streams.status.offer(accepted.data):
+        result = None if self._outbox else streams.status.offer(accepted.data)
+        if not result and accepted.command.is_note:
+            return True
+        if not result:
             if len(self._outbox) >= OUTBOX_LIMIT:
                 self._refuse_unechoed(accepted)
                 return False
@@ -309,7 +351,9 @@ class Service:
     def _run(self, accepted: _Accepted) -> None:
         self._counts["accepted"] += 1
         key, correlation_id = accepted.message.key, accepted.message.correlation_id
-        self._log.info("command", key=key, correlation_id=correlation_id)
+        if not accepted.command.is_query:
+            self._refusals.pop(key, None)
+            self._audit(self._clock.monotonic_ns(), "command", key, correlation_id, self._sender_of(accepted.message))
         try:
             value = accepted.command.handler(*accepted.arguments)
             self._publish(events.RESULT + key, value, correlation_id)
@@ -318,6 +362,42 @@ class Service:
             self._log.warning("command_failed", key=key, correlation_id=correlation_id, error=repr(error))
             words = str(error) if isinstance(error, TensorPoolError) else f"{type(error).__name__}: {error}"
             self._publish(events.ERROR + key, _short(words), correlation_id)
+
+    def _audit(self, now_ns: int, event: str, key: str, number: int, sender: dict[str, object], **more: object) -> None:
+        """A command that changes the service, with the process that sent it, where that said so."""
+        self._audit_log.line(now_ns, event, key=key, correlation_id=number, **sender, **more)
+
+    def _sender_of(self, message: EventMessage) -> dict[str, object]:
+        return self._senders.pop(message.correlation_id, UNKNOWN)
+
+    def _note_refusal(self, message: EventMessage, reason: str, now_ns: int) -> None:
+        """Log it in a moment: a commander learns by a refusal that it has to sign, and sends the command again."""
+        sender = self._sender_of(message)
+        known = self._refusals.pop(message.key, None)
+        if known is not None and (known.sender is not UNKNOWN or sender is UNKNOWN):
+            self._log_refusal(known, now_ns)
+        self._refusals[message.key] = _Refused(
+            message.key, message.correlation_id, sender, reason, now_ns + SIGN_WITHIN_NS
+        )
+
+    def _log_refusal(self, refused: _Refused, now_ns: int) -> None:
+        number = refused.correlation_id
+        self._audit(now_ns, "command_refused", refused.key, number, refused.sender, reason=refused.reason)
+
+    def _log_refusals(self, now_ns: int) -> None:
+        for refused in [it for it in self._refusals.values() if now_ns >= it.due_ns]:
+            del self._refusals[refused.key]
+            self._log_refusal(refused, now_ns)
+
+    def _on_sender(self, declaration: str) -> None:
+        """Who sends the command that follows. Raises LocalProtocolError."""
+        try:
+            sender = msgspec.json.decode(declaration, type=Sender)
+        except (msgspec.DecodeError, msgspec.ValidationError) as error:
+            raise LocalProtocolError(f"{SENDER} takes JSON: {error}") from None
+        self._senders[sender.correlation_id] = sender.fields()
+        if len(self._senders) > MAX_SENDERS:
+            self._senders.popitem(last=False)
 
     def _reject(self, message: EventMessage, reason: str) -> None:
         self._counts["rejected"] += 1

@@ -14,16 +14,15 @@ from collections.abc import Callable, Iterable
 from concurrent.futures import Future
 from typing import Final
 
-import msgspec
-
 from tensorpool import aeron
 from tensorpool.aeron.adapter import MessageAdapter, has_kind
+from tensorpool.audit_log import AuditLog
 from tensorpool.channel import Endpoint
 from tensorpool.clock import Clock
-from tensorpool.control import Service, State, add_common_commands, identification, provisioning
-from tensorpool.control.events import MAKING, Making
-from tensorpool.control.identification import LeaseOwner
-from tensorpool.control.provisioning import Provisioned, ProvisionRequest
+from tensorpool.control import State
+from tensorpool.control.identification import MAX_NAME
+from tensorpool.driver.audit import Event, Trail
+from tensorpool.driver.commands import DriverCommands
 from tensorpool.driver.config import DriverConfig
 from tensorpool.driver.effects import Announce, CreateEpoch, DropStream, Effect, Exit, Report, Send
 from tensorpool.driver.failures import Failures
@@ -33,18 +32,16 @@ from tensorpool.driver.message_sizes import check_message_sizes
 from tensorpool.driver.other_drivers import LISTEN_NS, OtherDrivers
 from tensorpool.driver.outbox import Outbox
 from tensorpool.driver.reload import Plan, plan
-from tensorpool.driver.streams import NoStream
 from tensorpool.errors import (
     Closed,
     ConfigError,
     DecodeError,
     DecodeFault,
-    LocalProtocolError,
     TensorPoolError,
     TransportError,
 )
-from tensorpool.file_access import user_name
 from tensorpool.logs import get_logger
+from tensorpool.peer_text import printable
 from tensorpool.settings import ReloadRefused
 from tensorpool.wire import Message
 from tensorpool.wire.attach import AttachRequest, AttachResponse, Dialect
@@ -117,7 +114,11 @@ class DriverConductor:
         self._stall_ns = max(config.lease_keepalive_interval_ns, STALL_AT_LEAST_NS)
         self._last_turn_ns = clock.monotonic_ns()
         self._next_housekeeping_ns = 0
-        self._service = self._make_service() if config.control.enabled else None
+        self.find_name: Callable[[int], str] = lambda stream_id: ""  # the name that a producer gave its stream
+        self._audit_log = AuditLog(service="driver", instance_id=config.driver.instance_id)
+        self._trail = Trail(self.lifecycle.clients, self._name_of)
+        self._commands = self._make_commands() if config.control.enabled else None
+        self._service = None if self._commands is None else self._commands.service
 
     # --- for other threads
 
@@ -170,6 +171,7 @@ class DriverConductor:
         is_stalled = now_ns - self._last_turn_ns > self._stall_ns
         self._last_turn_ns = now_ns
         self.lifecycle.stamp_offset_ns = self._memory.stamp_offset_ns()
+        self.lifecycle.utc_offset_ns = self._clock.realtime_ns() - now_ns
         work = self._part("listening", self._listen, now_ns)
         if self._other_drivers.failure is not None:
             self._yield()
@@ -187,14 +189,17 @@ class DriverConductor:
             self._part("activity", self._memory.refresh_activity)
             self._part("other_drivers", self._other_drivers.expire, now_ns)
             work += self._part("collection", self._memory.collect, now_ns)
-        work += self._part("service", self._serve_commands)
+        work += self._part("service", self._serve_commands, now_ns)
+        work += self._part("message", self._attach_declared, now_ns)
         work += self._part("sending", self._flush)
+        self._part("audit", self._audit, now_ns)
         self._part("holders", self._watch_holders, now_ns)
         return work
 
     def on_close(self) -> None:
         """Send the shutdown notice, wait a moment where the log is held, and release everything, whatever fails."""
         self._part("end", lambda: self._perform(self.lifecycle.end(self._clock.monotonic_ns())))
+        self._part("audit", self._audit, self._clock.monotonic_ns(), is_last=True)
         self._outbox.drop_announces()
         deadline_ns = time.monotonic_ns() + LAST_WORDS_NS
         while self._streams is not None and time.monotonic_ns() < deadline_ns:
@@ -234,12 +239,12 @@ class DriverConductor:
         try:
             plan = self._plan_reload()
         except TensorPoolError as error:
-            self._log.warning("reload_refused", error=str(error))
+            self._audit_log.line(self._last_turn_ns, "reload_refused", error=str(error))
             raise
         self._config = plan.config
         self._memory.reload(plan.config)
         self._perform(self.lifecycle.reload(plan))
-        self._log.info("reloaded", changes=list(plan.lines))
+        self._audit_log.line(self._last_turn_ns, "reloaded", changes=list(plan.lines))
         if self._on_reloaded is not None:
             self._on_reloaded(plan.config)
         return plan.lines
@@ -263,12 +268,21 @@ class DriverConductor:
             work += self._part("memory", self._on_outcome, outcome, now_ns)
         return work
 
-    def _serve_commands(self) -> int:
-        if self._service is None:
+    def _serve_commands(self, now_ns: int) -> int:
+        if self._service is None or self._commands is None:
             return 0
         if self.lifecycle.phase is not Phase.SERVING:
             self._service.state = State.DRAINING
-        return self._service.invoke()
+        return self._service.invoke() + self._commands.publish_leases(now_ns)
+
+    def _audit(self, now_ns: int, *, is_last: bool = False) -> None:
+        """Log what happened to leases and epochs, with the clients behind it."""
+        events, self.lifecycle.events = self.lifecycle.events, []
+        for event in events:
+            self._trail.add(event, now_ns)
+        for name, fields in self._trail.take(now_ns, is_last=is_last or self._service is None):
+            self._audit_log.line(now_ns, name, **fields)
+        self._audit_log.flush(now_ns, is_last=is_last)
 
     def _watch_holders(self, now_ns: int) -> None:
         """Log which subscribers hold our logs when that changes, or more is known of their processes."""
@@ -324,34 +338,32 @@ class DriverConductor:
         streams.backlog.on_polled(fragments, now_ns)
         return fragments
 
-    def _make_service(self) -> Service:
-        endpoints, settings = self._config.driver, self._config.control
-        tags = (identification.driver_tag(endpoints.control),)
-        service = Service("driver", endpoints.instance_id, config=settings, aliases=tags, clock=self._clock)
-        add_common_commands(
-            service,
+    def _make_commands(self) -> DriverCommands:
+        return DriverCommands(
+            self._config,
+            self.lifecycle,
+            self._clock,
             status=self._status,
             drain=lambda: self.shut_down(text="drained by an event"),
             reload=self._reload,
+            perform=self._perform,
+            look_for_producer=self._end_lease_of_ended_process,
+            name_of=self._name_of,
+            counters=self._counters,
         )
-        service.command(provisioning.KEY)(self._on_provision)
-        # What it changes is a note: it needs no record, so that clients need no subscription to the status stream.
-        service.command(identification.KEY, is_query=True, refuse=self._refuse_identity)(self._on_identify)
-        return service
 
-    def _refuse_identity(self) -> str | None:
-        if self._config.control.control.uri.is_ipc:
-            return None
-        return "control_channel is on the network, where anybody could declare any process"
+    def _name_of(self, stream_id: int) -> str:
+        """The name of a stream, "" where none is known; the configured one where discovery does not know better."""
+        stream = self.lifecycle.streams.get(stream_id)
+        configured = "" if stream is None or stream.is_dynamic else stream.name
+        return printable(self.find_name(stream_id) or configured, MAX_NAME)
 
-    def _on_identify(self, declaration: str) -> bool:
-        """A client declares which process holds its lease. Raises LocalProtocolError."""
-        owner = _read_json(identification.KEY, declaration, LeaseOwner)
-        is_noted = self.lifecycle.on_identify(owner)
-        lease, uid = self.lifecycle.leases.get(owner.lease_id), owner.process.user_id()
-        if is_noted and lease is not None and uid is not None:
-            lease.user = user_name(uid)
-        return is_noted
+    def _counters(self) -> list[aeron.CounterReading]:
+        """Of the media driver; none where it is gone."""
+        try:
+            return [] if self._connection.client is None else self._connection.client.counters()
+        except (TransportError, Closed):
+            return []
 
     def _end_lease_of_ended_process(self, stream_id: int) -> None:
         """Before another producer is refused: the process of the present one may have been killed."""
@@ -359,18 +371,6 @@ class DriverConductor:
         if lease is not None and lease.process is not None and lease.process.has_ended():
             self._log.info("process_ended", pid=lease.process.pid, stream_id=stream_id, lease_id=lease.lease_id)
             self._perform(self.lifecycle.on_process_ended(lease, self._last_turn_ns))
-
-    def _on_provision(self, request: str) -> str:
-        """A client asks for a ring that fits, before it attaches. Raises TensorPoolError with the reason."""
-        asked = _read_json(provisioning.KEY, request, ProvisionRequest)
-        self._end_lease_of_ended_process(asked.stream_id)
-        try:
-            stream = self.lifecycle.provision(asked, self._clock.monotonic_ns())
-        except NoStream as refusal:
-            raise TensorPoolError(str(refusal)) from None
-        assert stream.ring is not None
-        answer: bytes = msgspec.json.encode(Provisioned.of(stream.stream_id, stream.ring))
-        return answer.decode()
 
     def _bind_service(self) -> None:
         if self._service is not None and self._connection.client is not None:
@@ -449,9 +449,20 @@ class DriverConductor:
 
     def on_shm_attach_request(self, request: AttachRequest, info: aeron.MessageInfo) -> None:
         self.lifecycle.authority.on_request(request)
+        clients, now_ns = self.lifecycle.clients, self._last_turn_ns
+        is_deferred = self._config.has_user_limits and clients.defer(request, info.session_id, now_ns)
+        clients.on_request(request.client_id, info.session_id)
+        if not is_deferred:
+            self._attach(request, now_ns)
+
+    def _attach(self, request: AttachRequest, now_ns: int) -> int:
         if request.role is Role.PRODUCER:
             self._end_lease_of_ended_process(request.stream_id)
-        self._perform(self.lifecycle.on_attach(request, self._last_turn_ns))
+        return self._perform(self.lifecycle.on_attach(request, now_ns))
+
+    def _attach_declared(self, now_ns: int) -> int:
+        """Requests that waited for the declaration of their client, because limits hold for each user."""
+        return sum(self._part("message", self._attach, it, now_ns) for it in self.lifecycle.clients.take_due(now_ns))
 
     def on_shm_detach_request(self, request: ShmDetachRequest, info: aeron.MessageInfo) -> None:
         self._perform(self.lifecycle.on_detach(request, self._last_turn_ns))
@@ -491,7 +502,8 @@ class DriverConductor:
         if isinstance(outcome, Created):
             epoch = outcome.epoch
             self.lifecycle.authority.on_epoch_created(epoch.stream_id, epoch.epoch)
-            self._log.info("epoch_created", stream_id=epoch.stream_id, epoch=epoch.epoch, reserved=outcome.reserved)
+            fields = {"epoch": epoch.epoch, "reserved": outcome.reserved}
+            self.lifecycle.events.append(Event(name="epoch_created", stream_id=epoch.stream_id, fields=fields))
             return self.lifecycle.on_epoch_created(epoch, outcome.reserved, now_ns)
         effects = self.lifecycle.on_epoch_failed(outcome.stream_id, outcome.reserved, outcome.text, now_ns)
         if outcome.is_fatal:
@@ -520,17 +532,12 @@ class DriverConductor:
             case CreateEpoch():
                 self._memory.submit(effect)
             case Report():
-                self._report(effect)
+                if self._commands is not None:
+                    self._commands.report(effect)
             case DropStream():
                 self._memory.drop(effect.stream_id)
             case Exit():
                 raise aeron.AgentTerminated
-
-    def _report(self, report: Report) -> None:
-        if self._service is not None:
-            elapsed_ms = report.elapsed_ns // 1_000_000
-            value = Making(stream_id=report.stream_id, bytes=report.size_bytes, elapsed_ms=elapsed_ms)
-            self._service.status(MAKING, value, correlation_id=report.correlation_id)
 
     def _flush(self) -> int:
         streams = self._streams
@@ -584,15 +591,6 @@ class DriverStreams:
     def refresh_holders(self) -> None:
         for outlet in {self.answers, self.announces}:
             outlet.refresh_holders()
-
-
-def _read_json[T: msgspec.Struct](key: str, text: str, kind: type[T]) -> T:
-    """The value of a command. Raises LocalProtocolError."""
-    try:
-        return msgspec.json.decode(text, type=kind)
-    except (msgspec.DecodeError, msgspec.ValidationError) as error:
-        fields = ", ".join(kind.__struct_fields__)
-        raise LocalProtocolError(f"{key} takes JSON with {fields}: {error}") from None
 
 
 def _publish(client: aeron.Client, aeron_dir: str, endpoint: Endpoint) -> aeron.RenewedPublication:

@@ -234,8 +234,9 @@ class PoliciesSection(msgspec.Struct, frozen=True, kw_only=True):
     """`[policies]`: leases, announces, removal of old epochs, limits.
 
     Ours: `recreate_on_startup` (Driver Model §14 has the mode, no key), `max_leases`, `max_streams` and `max_bytes`,
-    `max_provisioned_stream_bytes` and `max_provisioned_bytes`, `dynamic_stream_linger_ms`, `rate_limited_default_hz`
-    (E26), and `node_id_reuse_cooldown_ms` (K9; other implementations have this key too).
+    the same three for each user, `max_provisioned_stream_bytes` and `max_provisioned_bytes`,
+    `dynamic_stream_linger_ms`, `rate_limited_default_hz` (E26), and `node_id_reuse_cooldown_ms` (K9; other
+    implementations have this key too).
     """
 
     allow_dynamic_streams: bool = False
@@ -276,6 +277,12 @@ class PoliciesSection(msgspec.Struct, frozen=True, kw_only=True):
     """How many leases may exist at a time."""
     max_streams: PositiveU32 = 1_000
     """How many streams may exist at a time, configured ones included."""
+    max_user_leases: U32 = 0
+    """How many leases one user may hold; 0: no limit. Clients that do not declare themselves count as one user."""
+    max_user_streams: U32 = 0
+    """How many streams that one user's clients created may exist; 0: no limit."""
+    max_user_bytes: Bytes = 0
+    """What the rings of streams that one user produces may take, with the epochs that are kept; 0: no limit."""
     dynamic_stream_linger_ms: PositiveU32 = 30_000
     """How long a stream that a client created outlives its last lease."""
     node_id_reuse_cooldown_ms: U32 = 10_000
@@ -356,8 +363,14 @@ class DriverConfig(Configuration, frozen=True, kw_only=True):
         self._check_ranges()
         self._check_endpoints()
         check_provider(self.discovery)
+        self._check_user_limits()
         self._check_shm()
         check_message_sizes(self)
+
+    @property
+    def has_user_limits(self) -> bool:
+        policies = self.policies
+        return bool(policies.max_user_leases or policies.max_user_streams or policies.max_user_bytes)
 
     @property
     def announce_period_ns(self) -> int:
@@ -499,6 +512,14 @@ class DriverConfig(Configuration, frozen=True, kw_only=True):
         }
         check_endpoints(endpoints)
         self.control.check_beside(endpoints)
+
+    def _check_user_limits(self) -> None:
+        """Clients declare their user to the driver's service, which has to be one of this host."""
+        if self.has_user_limits and not (self.control.enabled and self.control.control.uri.is_ipc):
+            accepted = (
+                "true, and an IPC channel as control.control_channel, with limits for each user (policies.max_user_…)"
+            )
+            raise ConfigError("control.enabled", self.control.enabled, accepted)
 
     def _check_shm(self) -> None:
         shm = self.shm

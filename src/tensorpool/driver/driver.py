@@ -8,6 +8,7 @@ Driver Model §2.1, §4.11; Discovery §2.1, §4.2.
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import shutil
 import time
@@ -134,6 +135,7 @@ class Driver(ClosesOnExit):
         self.discovery = Provider(
             settings, [_source(self.config)], self.aeron_dir, clock, registries=_registries(self.config)
         )
+        self.conductor.find_name = functools.partial(self.discovery.directory.name_of, self.config.driver.instance_id)
         idle = ThriftyIdle(share=DISCOVERY_SHARE)
         failures = Failures(get_logger("driver"), clock, Counter())
         self._discovery_runner = aeron.AgentRunner(

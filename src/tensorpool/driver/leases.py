@@ -8,18 +8,19 @@
                   └──revoke──► REVOKED   │
 
 Holds no clock and does no IO: callers pass `now_ns` and act on what is returned. A lease that ended is forgotten; its
-id never comes back. A client may declare which process holds its lease (E47).
+id never comes back. A lease knows the process that holds it where the client declared it (E47).
 Driver Model §4.1, §4.4, §4.7, §4.8, §4.9; decisions E1, E2, E5, E6, E10, E11, E47.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from datetime import datetime
 from enum import Enum, auto
 
 import msgspec
 
-from tensorpool.control.identification import LeaseOwner
+from tensorpool.driver.clients import Owner
 from tensorpool.process_identity import ProcessIdentity
 from tensorpool.wire.attach import AttachRequest
 from tensorpool.wire.driver import (
@@ -60,17 +61,28 @@ class Lease(msgspec.Struct):
     state: LeaseState = LeaseState.ATTACHED
     is_owed_answer: bool = False  # to such a retry, once its stream has an epoch again
     is_forgiven: bool = False  # since its last keepalive
-    process: ProcessIdentity | None = None  # that holds it, as its client declared
-    user: str | None = None  # the account of that process, where the driver can see it
+    granted_utc_ns: int = 0
+    kept_ns: int = 0  # when its last keepalive came, or it was granted
+    owner: Owner | None = None  # the process that holds it, as far as that is known
 
     def __str__(self) -> str:
         return f"{self.role.name.lower()} client {self.client_id} ({self.holder})"
 
     @property
+    def process(self) -> ProcessIdentity | None:
+        return None if self.owner is None else self.owner.process
+
+    @property
+    def user(self) -> str | None:
+        """The account that holds it; None: its client has not declared itself."""
+        return None if self.owner is None else self.owner.user
+
+    @property
     def holder(self) -> str:
-        """The lease, and what is known of the process that holds it."""
-        pid = "" if self.process is None else f", pid {self.process.pid}"
-        return f"lease {self.lease_id}{pid}" + ("" if self.user is None else f", user {self.user}")
+        """The lease, what is known of the process that holds it, and since when by the clock on the wall."""
+        since = f"{datetime.fromtimestamp(self.granted_utc_ns / 1e9):%H:%M}" if self.granted_utc_ns else ""
+        known = [f"lease {self.lease_id}", "" if self.owner is None else str(self.owner), since and f"since {since}"]
+        return ", ".join(filter(None, known))
 
 
 class LeaseTable:
@@ -112,6 +124,7 @@ class LeaseTable:
             granted_ns=now_ns,
             expiry_ns=now_ns + self._duration_ns,
             request=request,
+            kept_ns=now_ns,
         )
         self._next_lease_id += 1
         self._leases[lease.lease_id] = lease
@@ -127,18 +140,10 @@ class LeaseTable:
         if not self._names(lease, message):
             return Keepalive.WRONG_FIELDS
         lease.state = LeaseState.ACTIVE
+        lease.kept_ns = now_ns
         lease.is_forgiven = False
         lease.expiry_ns = max(lease.expiry_ns, now_ns + self._duration_ns)
         return Keepalive.EXTENDED
-
-    def identify(self, owner: LeaseOwner) -> bool:
-        """Note which process holds a lease, if every id is the lease's own; the first declaration counts."""
-        lease = self._leases.get(owner.lease_id)
-        if lease is None or (lease.stream_id, lease.client_id) != (owner.stream_id, owner.client_id):
-            return False
-        if lease.process is None:
-            lease.process = owner.process
-        return lease.process == owner.process
 
     def detach(self, message: ShmDetachRequest) -> Lease | None:
         """End the lease that the message names in every field; None leaves everything as it is (E10, E11)."""

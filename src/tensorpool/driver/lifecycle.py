@@ -16,18 +16,20 @@ Driver Model §4-§8, §10, §11, §13; decisions A19, C4, E1-E3, E8-E19, E22-E2
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable
 from enum import Enum, auto
 
 import msgspec
 
-from tensorpool.control.identification import LeaseOwner
 from tensorpool.control.provisioning import ProvisionRequest
-from tensorpool.driver import epoch_messages
+from tensorpool.driver import epoch_messages, limits
+from tensorpool.driver.audit import Event, lease_event, refusal_event
 from tensorpool.driver.authority import Authority
+from tensorpool.driver.clients import Clients, Owner
 from tensorpool.driver.config import DriverConfig
 from tensorpool.driver.effects import Announce, CreateEpoch, DropStream, Effect, Exit, Report, Send
 from tensorpool.driver.epoch_messages import Epoch
-from tensorpool.driver.leases import Keepalive, Lease, LeaseTable, holders
+from tensorpool.driver.leases import Keepalive, Lease, LeaseTable
 from tensorpool.driver.message_sizes import limited
 from tensorpool.driver.node_ids import NodeIds
 from tensorpool.driver.private_streams import PrivateStreams
@@ -38,7 +40,6 @@ from tensorpool.wire.attach import AttachRequest, AttachResponse, Dialect, attac
 from tensorpool.wire.control import ClockDomain, ConsumerConfig, ConsumerHello, ShmPoolAnnounce
 from tensorpool.wire.driver import (
     ExtendedAttachRequest,
-    HugepagesPolicy,
     LeaseRevokeReason,
     PublishMode,
     ResponseCode,
@@ -88,7 +89,10 @@ class Lifecycle:
         self.streams = StreamTable(config)
         self.phase = Phase.SERVING
         self.counts: Counter[str] = Counter()
+        self.clients = Clients()
+        self.events: list[Event] = []  # for the audit log; the caller takes them
         self.stamp_offset_ns = 0  # from the clock of deadlines to the clock of stamps (C8)
+        self.utc_offset_ns = 0  # … to the time of day
         self._hugepages = hugepages
         self._pending: list[Pending] = []
         self.private_streams = PrivateStreams(config, self.counts)
@@ -235,10 +239,13 @@ class Lifecycle:
 
     # --- processes
 
-    def on_identify(self, owner: LeaseOwner) -> bool:
-        """A client declares which process holds its lease; False where it names no lease, or another process."""
-        is_noted = self.leases.identify(owner)
+    def on_identify(self, session_id: int, owner: Owner) -> bool:
+        """A client declares its process; False where another one was declared for its session."""
+        is_noted = self.clients.declare(session_id, owner)
         self.counts["processes_identified" if is_noted else "identifications_ignored"] += 1
+        for lease in self.leases:
+            if lease.owner is None and self.clients.session_of(lease.client_id) == session_id:
+                lease.owner = self.clients.owner_of(lease.client_id)
         return is_noted
 
     def producer_to_look_for(self, stream_id: int) -> Lease | None:
@@ -377,10 +384,9 @@ class Lifecycle:
             raise _Refusal(ResponseCode.INVALID_PARAMS, f"streamId {request.stream_id} is reserved")
         if holder is not None:
             raise _Refusal(ResponseCode.REJECTED, _describe_holder(request.client_id, holder))
-        promised = len(self.leases) + len(self._pending)
-        if promised >= self.config.policies.max_leases:
-            text = f"{promised} leases are held (policies.max_leases): {holders(self.leases)}; detach some, or raise it"
-            raise _Refusal(ResponseCode.REJECTED, text)
+        user = self._user(request)
+        pending = [self._user(each.request) for each in self._pending]
+        self._check(limits.check_leases, self.config.policies, user, list(self.leases), pending)
         if len(self._pending) >= MAX_PENDING_ATTACHES:
             raise _Refusal(ResponseCode.REJECTED, f"{len(self._pending)} attaches wait for memory; try again later")
         if request.expected_layout_version not in (0, NULL_U32, LAYOUT_VERSION):
@@ -389,7 +395,7 @@ class Lifecycle:
                 f"layout_version: expected {request.expected_layout_version}, this driver has {LAYOUT_VERSION}; "
                 "update the older of the two",
             )
-        self._check_pages(request.require_hugepages)
+        self._check(limits.check_pages, request.require_hugepages, self._hugepages)
         if isinstance(request, ExtendedAttachRequest):
             taken = self.node_ids.flaw_in_wish(request.desired_node_id, now_ns)
             if taken is not None:
@@ -401,9 +407,17 @@ class Lifecycle:
         if stream.ring is None:
             text = f"stream {stream.stream_id} has no payload pools; give its profile one"
             raise _Refusal(ResponseCode.INVALID_PARAMS, text)
-        if request.role is Role.PRODUCER:
-            self._check_exclusive(stream)
-            self._check_bytes(stream, is_new=known is None)
+        try:
+            if stream.is_dynamic and not stream.creator:
+                self._check(limits.check_streams, self.config.policies, user, self.streams)
+            if request.role is Role.PRODUCER:
+                self._check_exclusive(stream)
+                self._check(limits.check_bytes, self.config, user, stream, self._producing())
+        except _Refusal:
+            if known is None:
+                self.streams.forget(stream.stream_id)
+            raise
+        stream.creator = stream.creator or user or limits.UNKNOWN
         return stream
 
     def _make_stream(self, request: AttachRequest) -> Stream:
@@ -415,15 +429,6 @@ class Lifecycle:
         except NoStream as error:
             code = ResponseCode.INVALID_PARAMS if error.invalid else ResponseCode.REJECTED
             raise _Refusal(code, str(error)) from None
-
-    def _check_pages(self, wanted: HugepagesPolicy) -> None:
-        """E38: compare with what the regions are really backed by."""
-        if wanted is HugepagesPolicy.HUGEPAGES and not self._hugepages:
-            text = "hugepages are required; shm.base_dir is not on hugetlbfs: mount one there, or ask for any pages"
-            raise _Refusal(ResponseCode.REJECTED, text)
-        if wanted is HugepagesPolicy.STANDARD and self._hugepages:
-            text = "standard pages are required; shm.base_dir is on hugetlbfs: choose another, or ask for any pages"
-            raise _Refusal(ResponseCode.REJECTED, text)
 
     def _claim_on(self, stream_id: int, now_ns: int) -> _Refusal | None:
         seen = self.authority.claim_on(stream_id, now_ns)
@@ -443,27 +448,26 @@ class Lifecycle:
             text = f"stream {stream.stream_id}: another producer is attaching; use another stream"
             raise _Refusal(ResponseCode.REJECTED, text)
 
-    def _check_bytes(self, stream: Stream, *, is_new: bool) -> None:
-        """What producers write is reserved: all of it together stays within the limit."""
-        policies = self.config.policies
-        producing = [each for each in self.streams if each.producer or self._has_pending(each, Role.PRODUCER)]
-        epochs = policies.epoch_gc_keep if policies.epoch_gc_enabled else 1
-        size, taken = (
-            epochs * sum(each.ring.size_bytes for each in some if each.ring) for some in ([stream], producing)
-        )
-        if policies.max_bytes and taken + size > policies.max_bytes:
-            if is_new:
-                self.streams.forget(stream.stream_id)
-            leases = [each.producer for each in producing if each.producer]
-            raise _Refusal(
-                ResponseCode.REJECTED,
-                f"stream {stream.stream_id} takes {size} bytes in {epochs} epochs, and the streams of "
-                f"{len(producing)} producers take {taken}; policies.max_bytes is {policies.max_bytes}. Producers: "
-                f"{holders(leases) or 'none'}; end some, or raise it",
-            )
+    def _check[**P](self, check: Callable[P, None], *args: P.args, **kwargs: P.kwargs) -> None:
+        try:
+            check(*args, **kwargs)
+        except limits.LimitReached as reached:
+            raise _Refusal(ResponseCode.REJECTED, str(reached)) from None
+
+    def _user(self, request: AttachRequest) -> str | None:
+        owner = self.clients.owner_of(request.client_id)
+        return None if owner is None else owner.user
+
+    def _producing(self) -> list[tuple[Stream, str | None]]:
+        """The streams that have a producer or are getting one, and whose it is."""
+        held = [(stream, stream.producer.user) for stream in self.streams if stream.producer]
+        producers = (each for each in self._pending if each.request.role is Role.PRODUCER)
+        return held + [(each.stream, self._user(each.request)) for each in producers]
 
     def _granted(self, request: AttachRequest, stream: Stream, now_ns: int) -> Send:
         lease = self.leases.grant(stream.stream_id, request, now_ns)
+        lease.owner, lease.granted_utc_ns = self.clients.owner_of(lease.client_id), now_ns + self.utc_offset_ns
+        self.events.append(lease_event("attached", lease))
         stream.unused_since_ns = None  # also of a lease that comes and goes between two announces
         if request.role is Role.PRODUCER:
             stream.producer = lease
@@ -499,6 +503,7 @@ class Lifecycle:
 
     def _refused(self, request: AttachRequest, why: _Refusal) -> AttachResponse:
         self.counts["attaches_refused"] += 1
+        self.events.append(refusal_event(request, why.code, str(why)))
         return attach_refusal(Dialect.of(request), request.correlation_id, why.code, limited(str(why)))
 
     def _refuse_pending(self, pending: Pending, why: _Refusal, now_ns: int) -> Send:
@@ -509,6 +514,8 @@ class Lifecycle:
         """§4.9: every end is published; a producer's end also makes a new epoch, announced when it exists."""
         self.private_streams.give_back((lease.stream_id, lease.client_id))
         self.node_ids.give_back(lease.client_id, now_ns)
+        held_ms = (now_ns - lease.granted_ns) // 1_000_000
+        self.events.append(lease_event(reason.name.lower(), lease, reason=text or None, held_ms=held_ms))
         notice = ShmLeaseRevoked(
             timestamp_ns=self._stamp(now_ns),
             lease_id=lease.lease_id,

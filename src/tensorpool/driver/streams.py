@@ -32,6 +32,7 @@ class Stream(msgspec.Struct):
     current: Epoch | None = None  # None: no epoch is ready, nothing is announced
     producer: Lease | None = None
     is_dynamic: bool = False
+    creator: str = ""  # the user whose client created it
     is_provisioned: bool = False  # its ring is one that a client asked for
     is_creating: bool = False
     was_ready: bool = False

@@ -6,9 +6,11 @@ from __future__ import annotations
 import pytest
 
 from tensorpool.driver import lifecycle as module
+from tensorpool.driver.clients import Owner
 from tensorpool.driver.effects import CreateEpoch
 from tensorpool.driver.lifecycle import Lifecycle
 from tensorpool.driver.streams import Stream
+from tensorpool.process_description import ProcessDescription
 from tensorpool.process_identity import ProcessIdentity
 from tensorpool.wire.driver import (
     HugepagesPolicy,
@@ -202,7 +204,7 @@ def test_a_refusal_by_a_limit_names_who_holds_what() -> None:
         lifecycle.on_attach(attach(client_id), 0)
     for lease, pid in zip(lifecycle.leases, (8812, 9001), strict=False):
         process = ProcessIdentity(pid=pid, start_ticks=5, pid_namespace=1, time_namespace=2, boot_id="boot")
-        lease.process, lease.user = process, "lab"
+        lease.owner = Owner(process=process, description=ProcessDescription(user="lab"))
     code, text = refusal(lifecycle.on_attach(attach(4), 0))
     assert (code, text) == (
         ResponseCode.REJECTED,
