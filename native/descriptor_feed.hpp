@@ -42,7 +42,6 @@ struct Delivery {
 // A frame with what its descriptor said about it.
 struct ReceivedFrame : SlotFrame {
     std::uint64_t publish_timestamp_ns = FrameDescriptor::kNullU64;
-    std::uint64_t trace_id = 0;
     std::uint64_t dropped_before = 0;    // lost since the frame delivered before this one
     std::shared_ptr<Delivery> delivery;  // none: latest() shows a frame that was counted as lost before
 
@@ -146,7 +145,7 @@ public:
             const Drop drop = reader_.read(seq, out);
             if (drop != Drop::NONE) continue;  // overwritten since: look for a later one
             out.publish_timestamp_ns = last_.timestamp_ns;
-            out.trace_id = trace_of(last_);
+            if (trace_of(last_) != 0) out.trace_id = last_.trace_id;  // else what the slot says: K8, K11
             out.dropped_before = 0;
             if (is_delivered(seq)) {
                 dropped_before_ = 0;

@@ -131,10 +131,10 @@ public:
     // Publishes `bytes` as frame `seq`. False: no pool holds it, counted (§9). `bytes` must be the layout's extent.
     bool write(std::uint64_t seq, const TensorLayout& layout, std::span<const std::uint8_t> bytes,
                std::uint64_t timestamp_ns, std::uint32_t meta_version) {
-        return write(Busy(*this), seq, layout, bytes, timestamp_ns, meta_version);
+        return write(Busy(*this), seq, layout, bytes, timestamp_ns, meta_version, 0);
     }
     bool write(const Busy&, std::uint64_t seq, const TensorLayout& layout, std::span<const std::uint8_t> bytes,
-               std::uint64_t timestamp_ns, std::uint32_t meta_version) {
+               std::uint64_t timestamp_ns, std::uint32_t meta_version, std::uint64_t trace_id) {
         const std::size_t pool_index = open(seq, layout);
         if (bytes.size() != layout.extent_bytes)
             throw std::invalid_argument("the payload has " + std::to_string(bytes.size()) + " bytes, its layout " +
@@ -147,7 +147,7 @@ public:
         word.begin(seq);
         const bool streaming = prefers_streaming(bytes.size(), std::size_t{geometry_.nslots()} * pool.stride_bytes);
         copy_payload(RingGeometry::payload(pool, index), bytes.data(), bytes.size(), streaming);
-        write_header(slot, layout, pool, index, timestamp_ns, meta_version);
+        write_header(slot, layout, pool, index, timestamp_ns, meta_version, trace_id);
         word.commit(seq);
         finish(seq);
         return true;
@@ -164,7 +164,8 @@ public:
         std::uint8_t* const slot = geometry_.slot(index);
         CommitWord(slot).begin(seq);
         streaming_fence();  // the owner of the claim may use streaming stores, which could pass the in-progress word
-        if (header_first) write_header(slot, layout, geometry_.pools()[pool_index], index, timestamp_ns, meta_version);
+        if (header_first)
+            write_header(slot, layout, geometry_.pools()[pool_index], index, timestamp_ns, meta_version, 0);
         set_claimed(true);
         claim_seq_ = seq;
         claim_pool_ = pool_index;
@@ -174,14 +175,14 @@ public:
 
     // Returns the seq of the frame that was claimed.
     std::uint64_t commit(std::uint64_t timestamp_ns, std::uint32_t meta_version) {
-        return commit(Busy(*this), timestamp_ns, meta_version);
+        return commit(Busy(*this), timestamp_ns, meta_version, 0);
     }
-    std::uint64_t commit(const Busy&, std::uint64_t timestamp_ns, std::uint32_t meta_version) {
+    std::uint64_t commit(const Busy&, std::uint64_t timestamp_ns, std::uint32_t meta_version, std::uint64_t trace_id) {
         if (!is_claimed()) throw LocalProtocolError("no claim is open on this ring");
         const std::uint32_t index = geometry_.index_of(claim_seq_);
         std::uint8_t* const slot = geometry_.slot(index);
         streaming_fence();  // the owner of the claim may have used streaming stores or DMA (§8.3)
-        write_header(slot, claim_layout_, geometry_.pools()[claim_pool_], index, timestamp_ns, meta_version);
+        write_header(slot, claim_layout_, geometry_.pools()[claim_pool_], index, timestamp_ns, meta_version, trace_id);
         CommitWord(slot).commit(claim_seq_);
         set_claimed(false);
         finish(claim_seq_);
@@ -252,7 +253,7 @@ private:
 
     // Bytes 8..255; the commit word is only ever stored atomically (B2).
     static void write_header(std::uint8_t* slot, const TensorLayout& layout, const Pool& pool, std::uint32_t index,
-                             std::uint64_t timestamp_ns, std::uint32_t meta_version) noexcept {
+                             std::uint64_t timestamp_ns, std::uint32_t meta_version, std::uint64_t trace_id) noexcept {
         std::uint8_t image[kHeaderSlotBytes];
         store<std::uint32_t>(image + slot::kValuesLenBytes, static_cast<std::uint32_t>(layout.extent_bytes));
         store<std::uint32_t>(image + slot::kPayloadSlot, index);
@@ -261,6 +262,10 @@ private:
         store<std::uint64_t>(image + slot::kTimestampNs, timestamp_ns);
         store<std::uint32_t>(image + slot::kMetaVersion, meta_version);
         write_tensor_header(image, layout);
+        if (trace_id != 0) {
+            store<std::uint64_t>(image + slot::kTraceId, trace_id);
+            store<std::uint64_t>(image + slot::kTraceMark, trace_id ^ kTraceMarkBits);
+        }
         copy_racing(slot + 8, image + 8, kHeaderSlotBytes - 8);
     }
 
@@ -284,6 +289,7 @@ private:
 struct SlotFrame {
     std::uint64_t seq = 0;
     std::uint64_t timestamp_ns = 0;
+    std::uint64_t trace_id = 0;  // 0: none
     std::uint32_t meta_version = 0;
     std::uint32_t slot = 0;
     std::uint32_t pool = 0;  // index into geometry().pools()
@@ -417,6 +423,9 @@ private:
         out.seq = seq;
         out.timestamp_ns = load<std::uint64_t>(image + slot::kTimestampNs);
         out.meta_version = load<std::uint32_t>(image + slot::kMetaVersion);
+        // K11: whether the frame is accepted does not depend on its padding (§8.2).
+        const auto trace_id = load<std::uint64_t>(image + slot::kTraceId);
+        out.trace_id = load<std::uint64_t>(image + slot::kTraceMark) == (trace_id ^ kTraceMarkBits) ? trace_id : 0;
         out.slot = index;
         out.pool = static_cast<std::uint32_t>(pool);
         out.values_len_bytes = values_len;

@@ -58,6 +58,7 @@ void bind_layout(nb::module_& m) {
         .def_ro("seq", &SlotFrame::seq)
         .def_ro("timestamp_ns", &SlotFrame::timestamp_ns)
         .def_ro("meta_version", &SlotFrame::meta_version)
+        .def_ro("trace_id", &SlotFrame::trace_id, "0: none")
         .def_ro("slot", &SlotFrame::slot)
         .def_ro("pool", &SlotFrame::pool, "Index into the reader's pools.")
         .def_ro("values_len_bytes", &SlotFrame::values_len_bytes)

@@ -9,6 +9,7 @@ from typing import Any, Self
 import numpy.typing
 
 from tensorpool.client.frame import Frame
+from tensorpool.client.trace_ids import Traced
 from tensorpool.wire.control import Dtype
 
 
@@ -160,6 +161,10 @@ class SlotFrame:
 
     @property
     def meta_version(self) -> int: ...
+
+    @property
+    def trace_id(self) -> int:
+        """0: none"""
 
     @property
     def slot(self) -> int: ...
@@ -591,10 +596,6 @@ class ReceivedFrame(SlotFrame):
     def publish_timestamp_ns(self) -> int | None: ...
 
     @property
-    def trace_id(self) -> int:
-        """0: none"""
-
-    @property
     def dropped_before(self) -> int:
         """Lost since the frame delivered before this one."""
 
@@ -873,6 +874,16 @@ class FramePublisher:
     def is_broken(self) -> bool:
         """Whether the media driver is gone."""
 
+class TraceIds:
+    """Makes the trace ids of one producer: unique, and in the order of time."""
+
+    def __init__(self) -> None: ...
+
+    def set_node(self, node_id: int, is_derived: bool) -> None: ...
+
+    def next(self) -> int:
+        """A new id, from 1 to 2^63 - 1."""
+
 class Route:
     """Where a producer's frames go: set by its session, used by publish."""
 
@@ -892,12 +903,22 @@ class Route:
     @meta_version.setter
     def meta_version(self, arg: int, /) -> None: ...
 
+    def new_trace_id(self) -> int:
+        """Of a frame that names none; 0: it has none."""
+
     @property
     def is_plain(self) -> bool:
         """No consumer has a descriptor stream of its own."""
 
     @is_plain.setter
     def is_plain(self, arg: bool, /) -> None: ...
+
+    @property
+    def trace_ids(self) -> TraceIds | None:
+        """Of frames that name none; None: they have none."""
+
+    @trace_ids.setter
+    def trace_ids(self, trace_ids: TraceIds | None, /) -> None: ...
 
 class ProducerBase:
     """
@@ -906,14 +927,14 @@ class ProducerBase:
 
     def __init__(self, route: Route) -> None: ...
 
-    def publish(self, array: numpy.typing.ArrayLike, *, timestamp_ns: int | None = None, meta_version: int | None = None, trace_id: int = 0, parents: Iterable[int] = (), seq: int | None = None, dtype: numpy.typing.DTypeLike | Dtype | None = None, shape: tuple[int, ...] | None = None, keep_strides: bool = False) -> int | None:
+    def publish(self, array: numpy.typing.ArrayLike, *, timestamp_ns: int | None = None, meta_version: int | None = None, trace_id: int | None = None, parents: Iterable[Traced | int] = (), seq: int | None = None, dtype: numpy.typing.DTypeLike | Dtype | None = None, shape: tuple[int, ...] | None = None, keep_strides: bool = False) -> int | None:
         """
         Copy an array into shared memory and announce it to all consumers; its seq, or None without a lease: dropped and counted.
 
-        >>> producer.publish(np.zeros((480, 640), np.uint8), trace_id=7, parents=[3, 5])     # doctest: +SKIP
+        >>> producer.publish(result, parents=[left, right])     # frames, or their trace ids     # doctest: +SKIP
 
         `timestamp_ns` is when it was captured (CLOCK_MONOTONIC; now by default), `meta_version` the metadata that
-        applies (what `set_metadata` set last). Strided and Fortran-ordered arrays go without an extra copy; strided
+        applies (what `set_metadata` set last). A frame with `parents` gets a `trace_id` and is linked to theirs. Strided and Fortran-ordered arrays go without an extra copy; strided
         ones arrive contiguous, or with `keep_strides` as they are, in one block with what lies between their rows.
         `dtype=Dtype.BIT` takes packed bytes and the `shape` of the bits, `dtype=Dtype.BYTES` any bytes. Raises
         FrameTooLarge for what no pool of the stream holds, LocalProtocolError for what no frame can carry, Closed after

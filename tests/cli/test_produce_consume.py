@@ -20,8 +20,8 @@ import pytest
 
 import tensorpool as tp
 from tensorpool.cli.test_pattern import Checked
+from tensorpool.client.fitting_ring import ring_for
 from tensorpool.shm import PoolSpec, RingSpec
-from tensorpool.sources.attach import ring_for
 from tests.cli.conftest import Shell
 from tests.support.processes import Process, terminal_environment, wait_until
 

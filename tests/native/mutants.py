@@ -128,10 +128,10 @@ EVERY_MUTANT = (
         (
             Edit(
                 "ring.hpp",
-                "        write_header(slot, layout, pool, index, timestamp_ns, meta_version);\n"
+                "        write_header(slot, layout, pool, index, timestamp_ns, meta_version, trace_id);\n"
                 "        word.commit(seq);\n",
                 "        word.commit(seq);\n"
-                "        write_header(slot, layout, pool, index, timestamp_ns, meta_version);\n",
+                "        write_header(slot, layout, pool, index, timestamp_ns, meta_version, trace_id);\n",
             ),
         ),
     ),

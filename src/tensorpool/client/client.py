@@ -124,6 +124,7 @@ class Client(ClosesOnExit):
         with_publish_time: bool = False,
         is_relay: bool = False,
         has_own_clock: bool = True,
+        trace_ids: bool | None = None,
         driver_instance_id: str | None = None,
     ) -> Producer:
         """Become the producer of a stream, by id or by name.
@@ -144,6 +145,9 @@ class Client(ClosesOnExit):
         as long as the driver reports that it makes the stream's memory. `on_state` is called from `publish`. Frames of
         `release_gil_from_bytes` and more are copied without the GIL (8 MiB by default). Another driver's stream is
         produced with its `driver_instance_id`.
+
+        With `trace_ids` every frame gets a trace id, by which results that are published with `parents` refer to it
+        (`client.trace_ids`, off). Without it only frames with parents do.
 
         For those who publish frames of others: a relay (`is_relay`) announces no data source of its own and gives
         consumers no streams of their own. Where the timestamps that you give are not of this host's monotonic clock,
@@ -174,6 +178,7 @@ class Client(ClosesOnExit):
             with_publish_time=with_publish_time,
             is_relay=is_relay,
             has_own_clock=has_own_clock,
+            trace_ids=self.config.client.trace_ids if trace_ids is None else trace_ids,
         )
         home = self
         if driver_instance_id is not None:

@@ -12,7 +12,7 @@ from collections.abc import Callable
 import msgspec
 
 from tensorpool import aeron
-from tensorpool._core import Route
+from tensorpool._core import Route, TraceIds
 from tensorpool.client import attachment as lease
 from tensorpool.client.conductor import ClientConductor
 from tensorpool.client.known_consumers import KnownConsumers, ProgressSender
@@ -22,6 +22,7 @@ from tensorpool.client.metadata import MetadataSender
 from tensorpool.client.names import preferred_id
 from tensorpool.client.session import Session, State, StateChange
 from tensorpool.client.streams import ClientStreams
+from tensorpool.client.trace_ids import derived_node_id
 from tensorpool.client.wall_clock import ClockPair, EpochClock
 from tensorpool.control.provisioning import RingRequest, describe
 from tensorpool.errors import (
@@ -52,6 +53,7 @@ class ProducerOptions(msgspec.Struct, frozen=True, kw_only=True):
     is_relay: bool = False
     has_own_clock: bool = True
     ring: RingRequest | None = None  # at least
+    trace_ids: bool = False  # for every frame
 
 
 class ProducerSession(Session):
@@ -75,6 +77,8 @@ class ProducerSession(Session):
         self.writer: EpochWriter | None = None
         self.progress = ProgressSender()
         self.route = Route()
+        self.trace_ids = TraceIds()
+        self.route.trace_ids = self.trace_ids if options.trace_ids else None
         self.epochs = 0
         self.with_publish_time = options.with_publish_time
         self._is_drivers_choice = name is not None and not conductor.config.driver.stream_id_range
@@ -129,6 +133,11 @@ class ProducerSession(Session):
         """Conductor: send once on the metadata stream, in order, when there is room."""
         self._metadata.post(message)
 
+    @property
+    def metadata_lost(self) -> int:
+        """Messages that were given up for want of room."""
+        return self._metadata.given_up
+
     # --- the session
 
     def is_resolved(self, now_ns: int) -> bool:
@@ -169,6 +178,7 @@ class ProducerSession(Session):
     def on_attached(self, response: ShmAttachResponse, now_ns: int) -> None:
         regions = Regions.of(response)
         self.attachment.spec = msgspec.structs.replace(self.attachment.spec, stream_id=regions.stream_id)
+        self.trace_ids.set_node(derived_node_id(self.attachment.client_id), is_derived=True)
         self.start_mapping(regions, writable=True)
 
     def on_lost(self, reason: str) -> None:

@@ -292,12 +292,14 @@ class PoliciesSection(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ClientSection(msgspec.Struct, frozen=True, kw_only=True):
-    """`[client]`, all of it ours: how long calls that name no `timeout` wait, on a slow machine longer."""
+    """`[client]`, all of it ours: how long calls that name no `timeout` wait, and whether frames are traced."""
 
     attach_timeout_ms: PositiveU32 = 5000
     """How long `Client.producer`, `consumer` and `watch` wait."""
     discover_timeout_ms: PositiveU32 = 2000
     """How long `Client.discover` waits."""
+    trace_ids: bool = False
+    """Whether producers that do not say give every frame a trace id."""
 
 
 class PoolConfig(msgspec.Struct, frozen=True, kw_only=True):

@@ -315,6 +315,7 @@ class Builder:
         self._stamps.append(stamp if 0 < stamp < 2**63 else None)
         self._received.append(time.monotonic_ns())
         self._versions.append(slot.meta_version)
+        self._traces.append(slot.trace_id if 0 < slot.trace_id < 2**63 else None)
         self._dtypes.append(dtype)
         self._shapes.append(shape)
         self._orders.append(order)
@@ -340,7 +341,7 @@ class Builder:
             pa.array(self._stamps, pa.int64()),
             pa.array(self._received, pa.int64()),
             pa.array(self._versions, pa.int64()),
-            pa.nulls(rows, pa.int64()),  # a trace id travels in the descriptor, not in the ring
+            pa.array(self._traces, pa.int64()),
             pa.array(self._dtypes, pa.string()),
             pa.array(self._shapes, pa.list_(pa.int32())),
             pa.array(self._orders, pa.string()),
@@ -381,6 +382,7 @@ class Builder:
         self._stamps: list[int | None] = []
         self._received: list[int] = []
         self._versions: list[int] = []
+        self._traces: list[int | None] = []
         self._dtypes: list[str] = []
         self._shapes: list[list[int]] = []
         self._orders: list[str] = []
