@@ -351,13 +351,24 @@ public:
     // The newest committed frame. A full scan: for joining a stream that is already running.
     std::optional<std::uint64_t> newest() const noexcept {
         std::optional<std::uint64_t> newest;
-        for (std::uint32_t i = 0; i < geometry_.nslots(); ++i) {
-            const std::uint64_t word = CommitWord(geometry_.slot(i)).peek();
-            if ((word & 1) == 0) continue;
-            const std::uint64_t seq = word >> 1;
-            if (geometry_.index_of(seq) == i && (!newest || seq > *newest)) newest = seq;
-        }
+        for (std::uint32_t i = 0; i < geometry_.nslots(); ++i) newest = std::max(newest, committed_in(i));
         return newest;
+    }
+
+    // The same from a seq on that the ring has had, by a few looks: at the slots that follow, then in ever larger steps,
+    // and again from the newest that was found. Nothing where none of them holds that frame or a later one. A producer
+    // that left out more than kNextSlots seqs may have later frames.
+    std::optional<std::uint64_t> newest_from(std::uint64_t seq) const noexcept {
+        std::optional<std::uint64_t> newest;
+        std::uint64_t from = seq;
+        for (int pass = 0; pass < kPasses; ++pass) {
+            const std::optional<std::uint64_t> before = newest;
+            for (std::uint64_t step = 0; step < geometry_.nslots(); step = step < kNextSlots ? step + 1 : 2 * step)
+                newest = std::max(newest, committed_in(geometry_.index_of(from + step)));
+            if (newest == before || *newest < seq) break;
+            from = *newest;
+        }
+        return newest >= seq ? newest : std::nullopt;
     }
 
     bool is_committed(std::uint64_t seq) const noexcept {
@@ -378,15 +389,25 @@ public:
             if (has_reached(seen, seq)) return true;
             const std::uint64_t elapsed = monotonic_ns() - start;
             if (elapsed >= timeout_ns) return false;
-            if (elapsed < kGraceNs)
-                sched_yield();
-            else
-                sleep_on(word.low_half(), static_cast<std::uint32_t>(seen),
-                         std::min(timeout_ns - elapsed, bounded_sleep_ns(elapsed)));
+            if (elapsed < kSpinNs) {
+                lull();
+                continue;
+            }
+            // The writer may have skipped the wake-up for a frame that followed another at once: looks again soon.
+            const std::uint64_t longest_ns = elapsed < kGraceNs ? kGraceNs - elapsed : bounded_sleep_ns(elapsed);
+            sleep_on(word.low_half(), static_cast<std::uint32_t>(seen), std::min(timeout_ns - elapsed, longest_ns));
         }
     }
 
 private:
+    static constexpr std::uint64_t kNextSlots = 64;
+    static constexpr int kPasses = 32;  // each halves the distance; a writer that is faster must not hold us here
+
+    std::optional<std::uint64_t> committed_in(std::uint32_t index) const noexcept {
+        const std::uint64_t word = CommitWord(geometry_.slot(index)).peek();
+        const bool is_own = (word & 1) != 0 && geometry_.index_of(word >> 1) == index;
+        return is_own ? std::optional(word >> 1) : std::nullopt;
+    }
     static bool has_reached(std::uint64_t word, std::uint64_t seq) noexcept {
         return seq <= kMaxSeq && word >= committed(seq);
     }

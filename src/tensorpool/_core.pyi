@@ -264,8 +264,10 @@ class RingReader:
         Whether the slot still belongs to this frame, written to the end or not.
         """
 
-    def newest(self) -> int | None:
-        """The newest committed seq, or None."""
+    def newest(self, since: int | None = None) -> int | None:
+        """
+        The newest committed seq, or None. With `since`, a seq that the ring has had, a few looks from there on instead of one at every slot; a producer that left out more than 64 seqs may have later frames.
+        """
 
     def is_committed(self, seq: int) -> bool:
         """Whether `seq` is committed, or its slot has moved on to a later frame."""

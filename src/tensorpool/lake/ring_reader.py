@@ -218,7 +218,7 @@ class FrameReader:
         reference = None if self._inline else _Reference(self._part.regions, self._part.bases, self._part.host)
         builder = Builder(epoch, self._batch_bytes, reference=reference, reuses=self._reuses)
         builder.lose(self._part.lost_before, self._part.lost_reason)
-        newest = epoch.reader.newest() if self._part.is_open else None
+        newest = epoch.reader.newest(part.hi) if self._part.is_open else None
         yield from builder.take(part.lo, part.hi if newest is None else max(part.hi, newest + 1), self._lose)
         if builder.rows:
             yield builder.finish()
@@ -273,7 +273,7 @@ class Builder:
                 seq += 1
                 passed = None
                 continue
-            newest = reader.newest() or 0
+            newest = reader.newest(seq) or 0
             if passed is not None and newest > passed:
                 # The oldest frame is the next to be overwritten: a reader that was too late twice keeps a distance.
                 margin = min(max(1, 2 * margin), reader.nslots // 4)
