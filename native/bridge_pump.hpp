@@ -14,6 +14,7 @@
 #include "chunk_router.hpp"
 #include "stream_sender.hpp"
 #include "wait_any.hpp"
+#include "wake.hpp"
 
 namespace tensorpool {
 
@@ -101,7 +102,7 @@ private:
             if (idle_ <= kYields)
                 sched_yield();
             else
-                DescriptorFeed::nap(std::min({idle_ns / 2, kLongestFullNapNs, left_ns}));
+                nap(std::min({idle_ns / 2, kLongestFullNapNs, left_ns}));
             return true;
         }
         std::vector<SleepWord> words;
@@ -119,11 +120,11 @@ private:
         }
         if (is_receiving) sleep_ns = std::min(sleep_ns, std::clamp(idle_ns / 8, kShortestNapNs, kLongestNapNs));
         if (is_soon)
-            DescriptorFeed::lull();
+            lull();
         else if (is_receiving && idle_ <= kYields)
             sched_yield();
         else if (words.empty())
-            DescriptorFeed::nap(sleep_ns);
+            nap(sleep_ns);
         else
             sleep_on_any(words, sleep_ns, idle_);
         return true;
