@@ -37,6 +37,7 @@ from tensorpool.process_identity import ProcessIdentity
 from tensorpool.shm import MappedRing
 from tensorpool.shm.announced import Regions
 from tensorpool.wire import Message, event
+from tensorpool.wire.attach import AttachResponse
 from tensorpool.wire.control import (
     ConsumerHello,
     DataSourceAnnounce,
@@ -45,7 +46,7 @@ from tensorpool.wire.control import (
     QosProducer,
     ShmPoolAnnounce,
 )
-from tensorpool.wire.driver import ResponseCode, ShmAttachResponse
+from tensorpool.wire.driver import ResponseCode
 
 
 class ProducerOptions(msgspec.Struct, frozen=True, kw_only=True):
@@ -176,7 +177,7 @@ class ProducerSession(Session):
         self._descriptors = self._commands = None
         self.consumers.forget_all()
 
-    def on_attached(self, response: ShmAttachResponse, now_ns: int) -> None:
+    def on_attached(self, response: AttachResponse, now_ns: int) -> None:
         regions = Regions.of(response)
         self.attachment.spec = msgspec.structs.replace(self.attachment.spec, stream_id=regions.stream_id)
         self.start_mapping(regions, writable=True)
