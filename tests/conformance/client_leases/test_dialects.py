@@ -7,6 +7,7 @@ import struct
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 import tensorpool as tp
@@ -20,6 +21,7 @@ from tests.conformance.client_leases.conftest import both_roles, own_id, start, 
 from tests.support.processes import wait_until
 from tests.support.wire_producer import WireProducer
 
+POOL_ID = 16  # its offset in a header slot
 PERIOD_MS = 100  # three of them until a client changes its dialect
 
 type Connect = Callable[..., Client]
@@ -140,6 +142,46 @@ def test_our_own_driver_is_never_asked_anew(peer: WireProducer, connect: Connect
     peer.answer_held()
     with client.consumer(peer.stream_id, timeout=60) as consumer:
         wait_works(consumer, peer)
+
+
+@both_roles
+def test_a_ring_whose_strides_are_any_multiples_of_64_is_mapped(
+    shared_media_driver: aeron.MediaDriver, shm_dir: Path, role: Role
+) -> None:
+    """K7: frames go through, each in the smallest pool that holds it."""
+    pools = {3: 192, 4: 64 * 17}
+    with WireProducer(shm_dir / "regions", shared_media_driver.aeron_dir, pools=pools) as peer:
+        overrides = peer.settings | {"policies.announce_period_ms": PERIOD_MS}
+        with (
+            tp.connect(shared_media_driver.aeron_dir, overrides=overrides) as client,
+            start(client, peer, role, timeout=60) as session,
+        ):
+            wait_works(session, peer)
+            if isinstance(session, Producer):
+                assert session.max_frame_bytes == 64 * 17
+                assert session.publish(np.arange(100, dtype=np.uint8)) is not None
+                assert session.publish(np.arange(250, dtype=np.uint8)) is not None
+                assert [slot_of(peer, session.next_seq - back) for back in (2, 1)] == [3, 4]
+
+
+@pytest.mark.parametrize("found", [128, 256, 320])
+def test_a_foreign_stride_that_its_superblock_does_not_have_is_refused(
+    shared_media_driver: aeron.MediaDriver, shm_dir: Path, found: int
+) -> None:
+    """K7: nothing but the power of two is given up."""
+    with WireProducer(shm_dir / "regions", shared_media_driver.aeron_dir, pools={3: 192}) as peer:
+        peer.use(peer.make_regions(peer.epoch + 1, stride_bytes=found))
+        with (
+            tp.connect(shared_media_driver.aeron_dir, overrides=peer.settings) as client,
+            pytest.raises(tp.TensorPoolError, match=f"stride_bytes: expected 192, found {found}"),
+        ):
+            client.consumer(peer.stream_id, timeout=2)
+
+
+def slot_of(peer: WireProducer, seq: int) -> int:
+    """The pool that the slot of a frame names."""
+    at = 64 + (seq & (peer.nslots - 1)) * 256
+    return int(struct.unpack_from("<H", peer.regions.read(0, at, 256), POOL_ID)[0])
 
 
 def test_our_own_driver_gives_node_ids_to_clients_that_ask_for_them() -> None:
