@@ -40,8 +40,8 @@ public:
         require("header ring", header_, nslots, kHeaderSlotBytes);
         if (pools_.empty()) throw std::invalid_argument("a ring needs at least one payload pool");
         for (const Pool& pool : pools_) {
-            if (pool.stride_bytes < 64 || !std::has_single_bit(pool.stride_bytes))
-                throw std::invalid_argument(text("stride_bytes", pool.stride_bytes, "a power of two from 64"));
+            if (pool.stride_bytes == 0 || pool.stride_bytes % 64 != 0)  // K7: ours are powers of two, see PoolSpec
+                throw std::invalid_argument(text("stride_bytes", pool.stride_bytes, "a multiple of 64"));
             require("pool " + std::to_string(pool.pool_id), pool.region, nslots, pool.stride_bytes);
         }
         // B18: among equal strides the lowest id comes first.

@@ -31,8 +31,9 @@ from tensorpool.errors import RegionRejected, RemoteProtocolError, TensorPoolErr
 from tensorpool.shm import Check, MappedRing
 from tensorpool.shm.announced import Regions
 from tensorpool.wire import Message
+from tensorpool.wire.attach import AttachResponse
 from tensorpool.wire.control import ConsumerConfig, ConsumerHello, Mode, QosConsumer, ShmPoolAnnounce
-from tensorpool.wire.driver import Role, ShmAttachResponse, ShmLeaseRevoked
+from tensorpool.wire.driver import Role, ShmLeaseRevoked
 
 PROBE_NS: Final = 200_000_000
 IDLE_QOS_NS: Final = 50_000_000
@@ -163,11 +164,11 @@ class ConsumerSession(Session):
         self._private = None
         self.reader.set_streams(None, None)
 
-    def on_attached(self, response: ShmAttachResponse, now_ns: int) -> None:
+    def on_attached(self, response: AttachResponse, now_ns: int) -> None:
         self.attachment.spec = msgspec.structs.replace(self.attachment.spec, stream_id=self.stream_id)
         self._follow(self._mapping.on_attached(response, now_ns), now_ns)
 
-    def on_attach_response(self, response: ShmAttachResponse, now_ns: int, wall_ns: int) -> None:
+    def on_attach_response(self, response: AttachResponse, now_ns: int, wall_ns: int) -> None:
         is_answered_again = self.attachment.is_answered_again(response)
         super().on_attach_response(response, now_ns, wall_ns)
         mapped, epoch = self._mapping.epoch, response.epoch

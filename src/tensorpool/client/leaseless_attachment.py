@@ -10,7 +10,8 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import ClassVar, Final
 
-from tensorpool.client.attachment import Attachment, Effect, Event, Phase
+from tensorpool.client.attachment import Attachment, Effect
+from tensorpool.client.attachment_phases import Event, Phase
 from tensorpool.wire.control import ShmPoolAnnounce
 from tensorpool.wire.driver import ShmLeaseKeepalive
 

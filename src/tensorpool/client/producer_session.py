@@ -22,7 +22,6 @@ from tensorpool.client.metadata import MetadataSender
 from tensorpool.client.names import preferred_id
 from tensorpool.client.session import Session, State, StateChange
 from tensorpool.client.streams import ClientStreams
-from tensorpool.client.trace_ids import derived_node_id
 from tensorpool.client.wall_clock import ClockPair, EpochClock
 from tensorpool.control.provisioning import RingRequest, describe
 from tensorpool.errors import (
@@ -33,6 +32,7 @@ from tensorpool.errors import (
 from tensorpool.shm import MappedRing
 from tensorpool.shm.announced import Regions
 from tensorpool.wire import Message
+from tensorpool.wire.attach import AttachResponse
 from tensorpool.wire.control import (
     ConsumerHello,
     DataSourceAnnounce,
@@ -41,7 +41,7 @@ from tensorpool.wire.control import (
     QosProducer,
     ShmPoolAnnounce,
 )
-from tensorpool.wire.driver import ResponseCode, ShmAttachResponse
+from tensorpool.wire.driver import ResponseCode
 
 
 class ProducerOptions(msgspec.Struct, frozen=True, kw_only=True):
@@ -175,10 +175,10 @@ class ProducerSession(Session):
         self._descriptors = None
         self.consumers.forget_all()
 
-    def on_attached(self, response: ShmAttachResponse, now_ns: int) -> None:
+    def on_attached(self, response: AttachResponse, now_ns: int) -> None:
         regions = Regions.of(response)
         self.attachment.spec = msgspec.structs.replace(self.attachment.spec, stream_id=regions.stream_id)
-        self.trace_ids.set_node(derived_node_id(self.attachment.client_id), is_derived=True)
+        self.trace_ids.set_node(self.attachment.node_id, is_derived=self.attachment.is_node_id_derived)
         self.start_mapping(regions, writable=True)
 
     def on_lost(self, reason: str) -> None:
