@@ -4,13 +4,22 @@
 As a library tensorpool logs through Python's `logging` under "tensorpool", so that a program decides what it wants to
 see; a service of ours calls `configure` and writes one line per event to stderr. Only that needs structlog, which takes
 longer to load than all the rest of a client.
+
+    console    for people
+    json       an object for each event
+    logfmt     key=value, the event first
+    journald   logfmt behind the level as sd-daemon writes it (<6>), without a time: the journal has its own
+    auto       console on a terminal, journald where stderr is the journal, json elsewhere
 """
 
 from __future__ import annotations
 
 import logging
+import os
 import sys
 from typing import TYPE_CHECKING, Final, Self
+
+from tensorpool.peer_text import printable
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -18,7 +27,10 @@ if TYPE_CHECKING:
     import structlog
 
 LEVELS: Final = ("debug", "info", "warning", "error")
+FORMATS: Final = ("auto", "console", "json", "logfmt", "journald")
 FIELDS: Final = "tensorpool_fields"  # of a log record
+_PRIORITIES: Final = {"debug": 7, "info": 6, "warning": 4, "error": 3}
+_chosen = "auto"
 
 
 class Logger:
@@ -62,13 +74,16 @@ def get_logger(name: str, **fields: object) -> Logger:
     return Logger(name, fields)
 
 
+def choose_format(name: str) -> None:
+    """How `configure` has events written."""
+    global _chosen
+    _chosen = name
+
+
 def configure(level: str) -> None:
-    """Write events of `level` and above to stderr: readable on a terminal, JSON lines elsewhere."""
+    """Write events of `level` and above to stderr, in the format that was chosen."""
     import structlog
 
-    renderer: structlog.typing.Processor = (
-        structlog.dev.ConsoleRenderer() if sys.stderr.isatty() else structlog.processors.JSONRenderer()
-    )
     before: list[structlog.typing.Processor] = [
         _take_fields,
         structlog.stdlib.add_log_level,
@@ -78,7 +93,7 @@ def configure(level: str) -> None:
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(
         structlog.stdlib.ProcessorFormatter(
-            processors=[structlog.stdlib.ProcessorFormatter.remove_processors_meta, renderer],
+            processors=[structlog.stdlib.ProcessorFormatter.remove_processors_meta, _renderer(_format())],
             foreign_pre_chain=before,
         )
     )
@@ -86,6 +101,44 @@ def configure(level: str) -> None:
     root.handlers = [handler]
     set_level(level)
     root.propagate = False
+
+
+def _format() -> str:
+    if _chosen != "auto":
+        return _chosen
+    if sys.stderr.isatty():
+        return "console"
+    return "journald" if _is_journal(os.environ.get("JOURNAL_STREAM", "")) else "json"
+
+
+def _is_journal(stream: str) -> bool:
+    """Whether stderr is the connection to the journal that systemd names by device and inode."""
+    try:
+        found = os.fstat(sys.stderr.fileno())
+    except (OSError, ValueError):
+        return False
+    return stream == f"{found.st_dev}:{found.st_ino}"
+
+
+def _renderer(name: str) -> structlog.typing.Processor:
+    import structlog
+
+    if name == "console":
+        return structlog.dev.ConsoleRenderer()
+    if name == "json":
+        return structlog.processors.JSONRenderer()
+    is_journal = name == "journald"
+    first = ["event"] if is_journal else ["timestamp", "level", "event"]
+    render = structlog.processors.LogfmtRenderer(key_order=first, drop_missing=True, bool_as_flag=False)
+
+    def line(logger: object, method: str, event: structlog.typing.EventDict) -> str:
+        prefix = ""
+        if is_journal:
+            event.pop("timestamp", None)
+            prefix = f"<{_PRIORITIES.get(event.pop('level', ''), _PRIORITIES['info'])}>"
+        return prefix + printable(render(logger, method, event))
+
+    return line
 
 
 def set_level(level: str) -> None:

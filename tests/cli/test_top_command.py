@@ -264,7 +264,7 @@ def test_figures_that_are_measured_are_no_dashes() -> None:
     view.on_message(message, 0)
     text = "\n".join(page_of(view, 200, None, measuring="measuring: a while", now_ns=0))
     assert "idle" not in text
-    assert re.search(r"^-  +1  +…  +…  +0  +…  .* 7  +…  +… *$", text, re.M), text
+    assert re.search(r"^-  +1  +…  +…  +0  +…  .* 7  +…  +…  +… *$", text, re.M), text
     view.on_message(QosProducer(stream_id=1, producer_id=7, epoch=EPOCH, current_seq=100), 0)
     view.on_message(consumer_qos(1, 5, epoch=EPOCH, last_seq_seen=100), 0)
     text = "\n".join(page_of(view, 200, None, now_ns=0))
@@ -272,7 +272,7 @@ def test_figures_that_are_measured_are_no_dashes() -> None:
     assert "1 stream … Hz … MiB/s" in text
     text = "\n".join(page_of(view, 200, None, measuring="measuring: a while", now_ns=0))
     assert text.startswith("tensorpool  measuring: a while  /dev/shm/aeron")
-    assert re.search(r"^-  +1  +…  +…  +1  +100  +…  .* 7  +…  +● live", text, re.M), text
+    assert re.search(r"^-  +1  +…  +…  +1  +100  +…  .* 7  +…  +…  +● live", text, re.M), text
     assert re.search(r"^1  +5  +0  +0  +…  +100 ", text, re.M), text
 
 

@@ -32,11 +32,15 @@ VOLUME: Final = 10_000  # the stream of the example
 PATIENCE_S: Final = 30.0
 
 
-def prepare(folder: Path) -> None:
-    """Mounts and accounts that only this process and its children see."""
+def prepare(folder: Path, *, homes: bool = False) -> None:
+    """Mounts and accounts that only this process and its children see; without `homes` no account can keep a key."""
     subprocess.run(["mount", "-t", "tmpfs", "-o", "mode=1777,size=2g", "tmpfs", "/dev/shm"], check=True)
     users = {"root": 0, "ann": ANN, "bob": BOB, "eve": EVE}
-    accounts = "".join(f"{name}:x:{uid}:{uid}::/:/bin/sh\n" for name, uid in users.items())
+    places = {name: f"/dev/shm/home-{name}" if homes else "/" for name in users}
+    accounts = "".join(f"{name}:x:{uid}:{uid}::{places[name]}:/bin/sh\n" for name, uid in users.items())
+    for name, uid in users.items() if homes else ():
+        os.mkdir(places[name], 0o700)
+        os.chown(places[name], uid, uid)
     for name, text in (("passwd", accounts), ("group", f"root:x:0:\nimaging:x:{GROUP}:ann,bob\n")):
         (folder / name).write_text(text)
         (folder / name).chmod(0o644)

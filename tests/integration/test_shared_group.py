@@ -19,8 +19,11 @@ FRAME = [0, 1, 2, 3, 4, 5]
 @pytest.fixture(scope="module")
 def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """What each account found, once for all tests of the module."""
-    script = Path(__file__).with_name("shared_group.py")
-    folder = tmp_path_factory.mktemp("accounts")
+    return run_accounts(Path(__file__).with_name("shared_group.py"), tmp_path_factory.mktemp("accounts"))
+
+
+def run_accounts(script: Path, folder: Path) -> dict[str, Any]:
+    """Run a scenario of accounts in namespaces of its own: what it printed, by what it is."""
     apart = ["unshare", "--mount", "--pid", "--fork", "--kill-child", "--mount-proc"]
     done = subprocess.run(
         [*apart, sys.executable, str(script), str(folder)],

@@ -6,7 +6,9 @@ A value that is not known is written as "-". Text that a peer chose is made prin
 
 from __future__ import annotations
 
+import time
 from collections.abc import Collection, Mapping
+from datetime import datetime
 from typing import TYPE_CHECKING, Final
 
 from tensorpool.diagnosis.check_result import size as size
@@ -18,6 +20,7 @@ if TYPE_CHECKING:
 
 MIB: Final = 2**20
 NOTHING: Final = "-"
+HALF_A_DAY_S: Final = 12 * 3600
 PIPE_COLUMNS: Final = 200  # the width of tables that do not go to a terminal
 _AGES: Final = ((100, 1, "s"), (6000, 60, "min"), (100 * 3600, 3600, "h"))  # up to so many seconds, in this unit
 
@@ -47,6 +50,12 @@ def age(seconds: float | None) -> str:
         if seconds < limit:
             return f"{seconds / scale:.{1 if seconds / scale < 10 else 0}f} {unit}"
     return f"{seconds / 86400:.0f} d"
+
+
+def since(at_ns: int) -> str:
+    """A moment of today by its time, "10:02:31"; an earlier one with its date."""
+    then = datetime.fromtimestamp(at_ns / 1e9)
+    return f"{then:%H:%M:%S}" if time.time() - at_ns / 1e9 < HALF_A_DAY_S else f"{then:%Y-%m-%d %H:%M}"
 
 
 def latency(milliseconds: float | None) -> str:

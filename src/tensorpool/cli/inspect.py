@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 from tensorpool.cli import format, options
+from tensorpool.cli.format import since
 
 if TYPE_CHECKING:
     from tensorpool.diagnosis.inspection import EpochFacts, Inspection, LeaseFacts
@@ -135,7 +136,8 @@ def _lease(lease: LeaseFacts) -> str:
     if lease.lease_id is None:
         return f"{lease.role.lower()} client {lease.client_id}, from the announce; no keepalive was received"
     ends = "" if lease.expires_in_s is None else f", expires in {format.age(lease.expires_in_s)} unless renewed"
-    return f"{lease.role.lower()} client {lease.client_id}, lease {lease.lease_id}{ends}"
+    process = "" if lease.holder is None else f"; {lease.holder.holder}, since {since(lease.holder.since_ns)}"
+    return f"{lease.role.lower()} client {lease.client_id}, lease {lease.lease_id}{ends}{process}"
 
 
 def _consumer(consumer: ConsumerStatus) -> str:

@@ -4,8 +4,7 @@
 from __future__ import annotations
 
 import time
-from datetime import datetime
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import click
 
@@ -16,7 +15,7 @@ if TYPE_CHECKING:
     from tensorpool.control.identification import LeaseFacts
     from tensorpool.driver import DriverConfig
 
-DAY_NS = 86_400_000_000_000
+NAMED_WITHIN_PERIODS: Final = 2.5  # of announces
 
 
 @click.group(name="leases", invoke_without_command=True)
@@ -98,8 +97,13 @@ def _stream_id(connection: options.Connection, config: DriverConfig, stream: str
         return config.streams[wanted].stream_id
     from tensorpool.client.client import connect
 
+    # A stream whose producer has just attached again has no name for a moment.
+    deadline_s = time.monotonic() + min(timeout, NAMED_WITHIN_PERIODS * config.announce_period_ns / 1e9)
     with connect(connection.aeron_dir, config=config) as client:
         found = {known.stream_id for known in client.discover(wanted, timeout=timeout)}
+        while not found and time.monotonic() < deadline_s:
+            time.sleep(0.05)
+            found = {known.stream_id for known in client.discover(wanted, timeout=timeout)}
     if len(found) != 1:
         ids = ", ".join(map(str, sorted(found)))
         accepted = f"one of the streams {ids}: several have that name" if found else "a stream of `tensorpool ls`"
@@ -112,7 +116,6 @@ def _print_table(leases: list[LeaseFacts]) -> None:
 
     headings = ("stream", "role", "pid", "user", "command", "host", "known", "since", "keepalive", "client", "lease")
     table = format.table(*headings, left=["stream", "role", "user", "command", "host", "known"])
-    now_ns = time.time_ns()
     for facts in sorted(leases, key=lambda it: (it.stream_id, it.role != "PRODUCER", it.lease_id)):
         host = f"{facts.host} ({facts.place})" if facts.place else facts.host
         table.add_row(
@@ -123,7 +126,7 @@ def _print_table(leases: list[LeaseFacts]) -> None:
             Text(facts.command or facts.aeron_client or format.NOTHING),
             Text(host or format.NOTHING),
             facts.source,
-            since(facts.since_ns, now_ns),
+            format.since(facts.since_ns),
             f"{format.age(max(facts.keepalive_age_ms, 0) / 1e3)} ago",
             str(facts.client_id),
             str(facts.lease_id),
@@ -132,9 +135,3 @@ def _print_table(leases: list[LeaseFacts]) -> None:
     if not console.is_terminal:
         console.width = 400  # nothing is cut off
     console.print(table)
-
-
-def since(at_ns: int, now_ns: int) -> str:
-    """The time of day; with the date where that was another day."""
-    then = datetime.fromtimestamp(at_ns / 1e9)
-    return f"{then:%H:%M:%S}" if now_ns - at_ns < DAY_NS // 2 else f"{then:%Y-%m-%d %H:%M}"

@@ -152,10 +152,20 @@ def set_option[F: Callable[..., None]](
 
 
 def service_options[F: Callable[..., None]](*, json: str, check: str = "print it") -> Callable[[F], F]:
-    """--check, --json and --log-level: what `json` prints, and what `check` does with a valid configuration."""
+    """--check, --json and how it logs: what `json` prints, and what `check` does with a valid configuration."""
 
     def add(command: F) -> F:
         for option in (
+            click.option(
+                "--log-format",
+                type=click.Choice(logs.FORMATS),
+                default="auto",
+                show_default=True,
+                envvar="TENSORPOOL_LOG_FORMAT",
+                expose_value=False,
+                callback=lambda context, option, value: logs.choose_format(value),
+                help="How the log is written to stderr; auto: for people on a terminal, else for the journal or JSON.",
+            ),
             click.option("--log-level", type=click.Choice(logs.LEVELS), default="info", show_default=True),
             json_option(json),
             click.option("--check", is_flag=True, help=f"Validate the configuration, {check}, and end."),

@@ -35,6 +35,7 @@ MIN_NAME_LETTERS: Final = 8
 MAX_CHANGES: Final = 8
 OVERHEAD: Final = 3  # lines of a section besides its rows: a blank one, its title, its headings
 MEASURING: Final = "…"
+MAX_PROCESS: Final = 40  # letters of a user, pid and program
 
 _BAD_CHANGES: Final = frozenset(
     {
@@ -269,6 +270,10 @@ def _rate(value: float | None, state: StreamState, show: Callable[[float | None]
     return MEASURING if value is None and state is StreamState.LIVE else show(value)
 
 
+def _process(text: str | None) -> str:
+    return NOTHING if text is None else printable(text, MAX_PROCESS)
+
+
 def _mode(consumer: ConsumerStatus) -> str:
     if consumer.mode != "RATE_LIMITED":
         return (consumer.mode or NOTHING).lower()
@@ -290,6 +295,7 @@ _STREAMS: Final[list[Column[StreamStatus]]] = [
     Column("epoch", 7, 7, lambda it: _epoch(it.epoch)),
     Column("announced", 9, 10, lambda it: _age(it.announced_age_ns)),
     Column("producer", 10, 9, lambda it: integer(it.producer_id)),
+    Column("process", 24, 12, lambda it: _process(it.producer), is_left=True, figure=lambda it: it.producer),
     Column("frame", 20, 11, _frame, figure=lambda it: it.shape),
     Column("state", 13, 3, lambda it: states.shown(it.state), is_left=True, figure=_known_state),
 ]
@@ -302,6 +308,7 @@ _CONSUMERS: Final[list[Column[ConsumerStatus]]] = [
     Column("seq", 9, 8, lambda it: integer(it.last_seq), figure=lambda it: it.last_seq),
     Column("reported", 8, 6, lambda it: _age(it.age_ns)),
     Column("mode", 15, 7, _mode),
+    Column("process", 24, 9, lambda it: _process(it.process), is_left=True, figure=lambda it: it.process),
     Column("state", 12, 3, lambda it: states.shown(it.state), is_left=True),
 ]
 _SERVICES: Final[list[Column[ServiceStatus]]] = [

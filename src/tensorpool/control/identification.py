@@ -19,6 +19,7 @@ import msgspec
 
 from tensorpool.channel import Endpoint
 from tensorpool.control.config import MAX_TAG_BYTES
+from tensorpool.errors import RemoteProtocolError
 from tensorpool.peer_text import printable
 from tensorpool.process_description import MAX_COMMAND, ProcessDescription, process_fields, seen
 from tensorpool.process_identity import ProcessIdentity
@@ -78,6 +79,11 @@ class LeaseFacts(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     aeron_client: str = ""
 
     @property
+    def short(self) -> str:
+        """The process for a column of a table: "lab 8812 acquire.py"; "" where it is not known."""
+        return "" if self.pid is None else f"{self.user} {self.pid} {self.program}".strip()
+
+    @property
     def holder(self) -> str:
         """The process in a few words."""
         known = [
@@ -120,6 +126,15 @@ class LeasePage(msgspec.Struct, frozen=True, kw_only=True):
     leases: tuple[LeaseFacts, ...]
     total: int  # of all leases
     next: int | None = None
+
+
+def read_page(value: object) -> LeasePage:
+    """A page as it may be shown. Raises RemoteProtocolError."""
+    try:
+        page = msgspec.json.decode(value if isinstance(value, str | bytes) else b"", type=LeasePage)
+    except (msgspec.DecodeError, msgspec.ValidationError, UnicodeDecodeError) as error:
+        raise RemoteProtocolError(f"{LEASES}: {error}") from None
+    return msgspec.structs.replace(page, leases=tuple(facts.bounded() for facts in page.leases))
 
 
 def driver_tag(control: Endpoint) -> str:

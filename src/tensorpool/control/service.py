@@ -34,6 +34,7 @@ from tensorpool.control.identification import SENDER, Sender
 from tensorpool.control.streams import ServiceStreams
 from tensorpool.errors import DISTRIBUTION, Closed, DecodeError, LocalProtocolError, TensorPoolError, TransportError
 from tensorpool.logs import get_logger
+from tensorpool.peer_text import printable
 from tensorpool.wire import event
 from tensorpool.wire.event import EventMessage
 
@@ -42,6 +43,7 @@ OUTBOX_LIMIT: Final = 64
 WAITING_LIMIT: Final = 64
 PATIENCE_NS: Final = 1_000_000_000  # with a status stream that has no room for a result
 BIND_AGAIN_NS: Final = 5_000_000_000
+MAX_SHOWN: Final = 200  # letters of a value in the audit log
 MAX_REASON_BYTES: Final = 1024
 SIGN_WITHIN_NS: Final = 1_000_000_000
 UNKNOWN: Final[dict[str, object]] = {"identity": "unknown"}
@@ -353,7 +355,8 @@ class Service:
         key, correlation_id = accepted.message.key, accepted.message.correlation_id
         if not accepted.command.is_query:
             self._refusals.pop(key, None)
-            self._audit(self._clock.monotonic_ns(), "command", key, correlation_id, self._sender_of(accepted.message))
+            sender, now_ns = self._sender_of(accepted.message), self._clock.monotonic_ns()
+            self._audit(now_ns, "command", key, correlation_id, sender, value=_shown(accepted.arguments))
         try:
             value = accepted.command.handler(*accepted.arguments)
             self._publish(events.RESULT + key, value, correlation_id)
@@ -472,6 +475,11 @@ class Service:
 def version() -> str:
     """Of tensorpool."""
     return metadata.version(DISTRIBUTION)
+
+
+def _shown(arguments: tuple[object, ...]) -> str | None:
+    """The value of a command, for the audit log."""
+    return None if not arguments or arguments[0] is None else printable(str(arguments[0]), MAX_SHOWN)
 
 
 def _short(words: str) -> str:

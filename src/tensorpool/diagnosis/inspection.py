@@ -15,6 +15,7 @@ import msgspec
 
 from tensorpool.client.client import Client
 from tensorpool.client.discovery_query import DiscoveredStream
+from tensorpool.control import identification
 from tensorpool.diagnosis.announced_streams import announced_streams, observe_for
 from tensorpool.diagnosis.regions import RegionFacts, activity_age_s, look_at, opened
 from tensorpool.diagnosis.slots import SlotFacts, read_slots
@@ -72,6 +73,7 @@ class LeaseFacts(msgspec.Struct, frozen=True, kw_only=True):
     client_id: int
     last_keepalive_s: float | None
     expires_in_s: float | None
+    holder: identification.LeaseFacts | None = None  # what the driver says of its process
 
 
 class Inspection(msgspec.Struct, frozen=True, kw_only=True):
@@ -236,6 +238,7 @@ def _leases(stream: DiscoveredStream, observed: Snapshot, duration_ns: int) -> t
             client_id=lease.client_id,
             last_keepalive_s=lease.age_ns / 1e9,
             expires_in_s=max(duration_ns - lease.age_ns, 0) / 1e9,
+            holder=lease.holder,
         )
         for lease in observed.leases
         if lease.stream_id == stream.stream_id

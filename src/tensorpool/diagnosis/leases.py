@@ -10,8 +10,7 @@ from typing import Final
 import msgspec
 
 from tensorpool.control import Commander
-from tensorpool.control.identification import LEASES, LeaseFacts, LeasePage, LeaseQuery
-from tensorpool.errors import RemoteProtocolError
+from tensorpool.control.identification import LEASES, LeaseFacts, LeasePage, LeaseQuery, read_page
 
 MOST_PAGES: Final = 10_000
 
@@ -31,12 +30,3 @@ def _pages(commander: Commander, tag: str, query: LeaseQuery, deadline_s: float)
         if page.next is None or page.next <= query.after:
             return
         query = msgspec.structs.replace(query, after=page.next)
-
-
-def read_page(value: object) -> LeasePage:
-    """A page as it may be shown. Raises RemoteProtocolError."""
-    try:
-        page = msgspec.json.decode(value if isinstance(value, str | bytes) else b"", type=LeasePage)
-    except (msgspec.DecodeError, msgspec.ValidationError) as error:
-        raise RemoteProtocolError(f"{LEASES}: {error}") from None
-    return msgspec.structs.replace(page, leases=tuple(facts.bounded() for facts in page.leases))

@@ -4,6 +4,8 @@
 leases      who may read or write, and until when     config      every setting, checked at start
 streams     what exists and who writes it             memory      epochs made and retired beside the duty cycle
 lifecycle   every request in, every duty out          conductor   the duty cycle
+clients     which process asks, as it declares        commands    the driver as a service
+limits      what each user may hold                   audit       what happened to leases, with the client
 """
 
 from typing import TYPE_CHECKING

@@ -4,8 +4,10 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from typing import Final
 
+from tensorpool.control.identification import LeaseFacts
 from tensorpool.supervisor.sampled_counter import SampledCounter
 from tensorpool.supervisor.snapshot import (
     ConsumerState,
@@ -22,6 +24,8 @@ from tensorpool.wire.driver import Role
 FEWEST_FRAMES: Final = 8  # that every consumer may be behind
 PATIENCE_HZ: Final = 4  # a quarter of a second of frames
 UNREAD_NS: Final = 500_000_000  # so long after its attach a consumer that has read nothing has not begun yet (B31)
+
+type Holders = Mapping[tuple[int, int], str]  # by stream and client: user, pid and program
 
 
 class Stream:
@@ -92,7 +96,7 @@ class Stream:
         nslots, rate_hz = self.announce.header_nslots if self.announce else 0, self.seq_counter.rate_hz()
         return None if rate_hz is None else max(FEWEST_FRAMES, nslots // 2, math.ceil(rate_hz / PATIENCE_HZ))
 
-    def status(self, now_ns: int, stale_ns: int, consumers: int) -> StreamStatus:
+    def status(self, now_ns: int, stale_ns: int, consumers: int, holders: Holders) -> StreamStatus:
         rate_hz = self.rate_hz(now_ns, stale_ns)
         announce = self.announce
         is_rate_known = rate_hz is not None and self.frame_bytes is not None
@@ -103,6 +107,7 @@ class Stream:
             epoch=self.epoch,
             epoch_changes=self.epoch_changes,
             producer_id=self.producer_id,
+            producer=None if self.producer_id is None else holders.get((self.stream_id, self.producer_id)),
             seq=self.seq_counter.value,
             rate_hz=rate_hz,
             bytes_per_s=(rate_hz or 0.0) * (self.frame_bytes or 0) if is_rate_known else None,
@@ -200,7 +205,7 @@ class Consumer:
             return None
         return limit + 2 * math.ceil((stream.seq_counter.rate_hz() or 0.0) / self.max_rate_hz)
 
-    def status(self, stream: Stream | None, now_ns: int, stale_ns: int) -> ConsumerStatus:
+    def status(self, stream: Stream | None, now_ns: int, stale_ns: int, holders: Holders) -> ConsumerStatus:
         is_reporting = self.qos_ns is not None and now_ns - self.qos_ns <= stale_ns
         return ConsumerStatus(
             stream_id=self.stream_id,
@@ -219,6 +224,7 @@ class Consumer:
             age_ns=now_ns - self.seen_ns,
             qos_age_ns=_age(now_ns, self.qos_ns),
             lease_id=self.lease_id,
+            process=holders.get(self.key),
             is_lagging=self.is_lagging,
             is_dropping=self.is_dropping,
             fallback_uri=self.config[2] or None if self.config else None,
@@ -235,6 +241,7 @@ class Lease:
         self.role: Final = role
         self.first_ns: Final = now_ns
         self.seen_ns = now_ns
+        self.facts: LeaseFacts | None = None  # as its driver says
 
     def status(self, now_ns: int) -> LeaseStatus:
         return LeaseStatus(
@@ -244,6 +251,7 @@ class Lease:
             role=self.role.name,
             age_ns=now_ns - self.seen_ns,
             held_ns=now_ns - self.first_ns,
+            holder=self.facts,
         )
 
 

@@ -10,6 +10,8 @@ from enum import StrEnum
 
 import msgspec
 
+from tensorpool.control.identification import LeaseFacts
+
 
 class StreamState(StrEnum):
     """What a stream is doing, the worst first."""
@@ -78,6 +80,7 @@ class StreamStatus(msgspec.Struct, frozen=True, kw_only=True):
     epoch: int | None
     epoch_changes: int  # since it is known here
     producer_id: int | None  # None: no producer
+    producer: str | None  # its user, pid and program, where they are known
     seq: int | None  # of the newest frame, as far as known
     rate_hz: float | None
     bytes_per_s: float | None
@@ -118,13 +121,14 @@ class ConsumerStatus(msgspec.Struct, frozen=True, kw_only=True):
     age_ns: int  # since its last message
     qos_age_ns: int | None
     lease_id: int | None
+    process: str | None  # its user, pid and program, where they are known
     is_lagging: bool
     is_dropping: bool
     fallback_uri: str | None
 
 
 class LeaseStatus(msgspec.Struct, frozen=True, kw_only=True):
-    """A lease, known by its keepalives."""
+    """A lease, known by its keepalives; `holder` is what its driver says of it and of its process, once it has."""
 
     lease_id: int
     stream_id: int
@@ -132,6 +136,7 @@ class LeaseStatus(msgspec.Struct, frozen=True, kw_only=True):
     role: str
     age_ns: int  # since its last keepalive
     held_ns: int  # since its first keepalive here
+    holder: LeaseFacts | None
 
 
 class ServiceStatus(msgspec.Struct, frozen=True, kw_only=True):

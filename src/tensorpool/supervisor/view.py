@@ -7,6 +7,7 @@
     QosConsumer, ConsumerHello ──► consumers: lag, drops, mode         ──► changes, the latest of them
     keepalives, revocations ─────► leases, and consumers that report nothing
     EventMessage "alive" ────────► services: state, age
+    EventMessage "leases" ───────► the processes behind leases
 
 Holds no clock and does no IO: callers pass `now_ns`, monotonic. Foreign producers that send no name, metadata or QoS
 are streams like any other. Memory is bounded whatever is received: entries without room are counted, and so are ignored
@@ -21,7 +22,8 @@ from typing import Any, Final
 
 import msgspec
 
-from tensorpool.control import events
+from tensorpool.control import events, identification
+from tensorpool.errors import RemoteProtocolError
 from tensorpool.soft_state import SoftStateTable
 from tensorpool.supervisor.announces import flaw_in, lean, shape_of
 from tensorpool.supervisor.config import SupervisorConfig
@@ -53,6 +55,7 @@ from tensorpool.wire.event import EventMessage
 SETTLE_NS: Final = 5_000_000_000  # drops and lag are over when there were none for so long
 MAX_STREAM_ID: Final = 2**32 - 2
 MAX_EPOCH: Final = 2**64 - 2
+MAX_PAGE_BYTES: Final = 64 << 10
 
 
 class ProbeResult(msgspec.Struct, frozen=True, kw_only=True):
@@ -187,14 +190,16 @@ class View:
         self.tick(now_ns)
         counted = Counter(consumer.stream_id for consumer in self._consumers.values() if consumer.expired_ns is None)
         stale_ns = self._stale_ns
+        known = (lease for lease in self._leases.values() if lease.facts is not None and lease.facts.short)
+        holders = {(lease.stream_id, lease.client_id): lease.facts.short for lease in known if lease.facts}
         return Snapshot(
             taken_ns=now_ns,
             streams=tuple(
-                self._streams[stream_id].status(now_ns, stale_ns, counted[stream_id])
+                self._streams[stream_id].status(now_ns, stale_ns, counted[stream_id], holders)
                 for stream_id in sorted(self._streams)
             ),
             consumers=tuple(
-                consumer.status(self._streams.get(consumer.stream_id), now_ns, stale_ns)
+                consumer.status(self._streams.get(consumer.stream_id), now_ns, stale_ns, holders)
                 for consumer in sorted(self._consumers.values(), key=lambda consumer: consumer.key)
             ),
             leases=tuple(
@@ -525,7 +530,21 @@ class View:
 
     # --- inside: services
 
+    def _on_lease_page(self, event: EventMessage) -> None:
+        """A driver says who holds leases: of those whose keepalives we receive."""
+        try:
+            page = identification.read_page(event.value if len(event.value) <= MAX_PAGE_BYTES else b"")
+        except RemoteProtocolError:
+            self.counts["lease_pages_malformed"] += 1
+            return
+        for facts in page.leases:
+            lease = self._leases.get(facts.lease_id)
+            if lease is not None and (lease.stream_id, lease.client_id) == (facts.stream_id, facts.client_id):
+                lease.facts = facts
+
     def _on_event(self, event: EventMessage, now_ns: int) -> None:
+        if event.key == identification.LEASES and event.tag.startswith("service:driver"):
+            self._on_lease_page(event)
         if event.key != events.ALIVE:
             return
         alive = events.read_alive(event) if event.tag and len(event.value) <= MAX_VALUE_BYTES else None

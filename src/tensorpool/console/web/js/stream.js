@@ -72,16 +72,23 @@ function Plots({ id, view }) {
   </div>`;
 }
 
+function Process({ holder }) {
+  if (holder?.pid == null) return html`<span class="none">${holder?.aeron_client || "not declared"}</span>`;
+  const where = holder.place ? ` on ${holder.host} (${holder.place})` : "";
+  const known = holder.source === "seen" ? "" : " declared";
+  return html`<span title=${holder.command}>${holder.user} ${holder.pid} ${holder.program}${where}<small>${known}</small></span>`;
+}
+
 function Leases({ leases }) {
   if (!leases.length) return html`<p class="none">No lease.</p>`;
   return html`<div class="scroll"><table class="grid leases">
-    <thead><tr><th class="id">lease</th><th>role</th><th class="num">client</th><th class="num">held</th>
+    <thead><tr><th class="id">lease</th><th>role</th><th>process</th><th class="num">client</th><th class="num">held</th>
     <th class="num">keepalive</th></tr></thead>
     <tbody>${leases.map(
       (
         it,
       ) => html`<tr key=${it.lease_id}><td class="id" title=${String(it.lease_id)}>${epoch(it.lease_id)}</td>
-        <td>${it.role.toLowerCase()}</td>
+        <td>${it.role.toLowerCase()}</td><td class="process"><${Process} holder=${it.holder} /></td>
       <td class="num">${it.client_id}</td><td class="num">${age(it.held_ns)}</td><td class="num">${age(it.age_ns)}</td>
       </tr>`,
     )}</tbody>
