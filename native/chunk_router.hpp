@@ -106,7 +106,8 @@ public:
         if (event.available) {
             std::string address = address_of(event.source);
             const bool is_allowed = allowed_.allows(address);
-            sources_.push_back({event.session_id, std::move(address), is_allowed});
+            const auto most_bytes = static_cast<std::uint32_t>(std::max(event.mtu_bytes, kMtuMargin) - kMtuMargin);
+            sources_.push_back({event.session_id, std::move(address), is_allowed, most_bytes});
         } else {
             for (const auto& assembler : assemblers_) assembler->session().on_image_gone(event.session_id);
         }
@@ -118,7 +119,10 @@ private:
         std::int32_t session_id;
         std::string address;
         bool is_allowed;
+        std::uint32_t max_chunk_bytes;  // by its MTU (§5.2)
     };
+
+    static constexpr std::size_t kMtuMargin = 128;
 
     // Null: the session that the mapping follows.
     void route(std::span<const std::uint8_t> message, const Source* source) {
@@ -130,6 +134,8 @@ private:
         if (source != nullptr && last_->epoch() && !last_->session().admits(source->session_id, source->address))
             return last_->drop_chunk(ChunkDrop::SESSION, chunk);
         if (drop != ChunkDrop::NONE) return last_->drop_chunk(drop, chunk);
+        if (source != nullptr && chunk.length > source->max_chunk_bytes)
+            return last_->drop_chunk(ChunkDrop::CHUNK_SIZE, chunk);
         last_->take(chunk, now_ns_);
     }
 

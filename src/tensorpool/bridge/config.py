@@ -52,7 +52,6 @@ TRACED_BYTES: Final = 12  # by which a traced chunk is longer
 HEADER_BYTES: Final = 256  # the slot header that chunk 0 carries
 FIRST_CHUNK_OVERHEAD_BYTES: Final = AERON_HEADER_BYTES + CHUNK_OVERHEAD_BYTES + HEADER_BYTES  # G1: 345
 MTU_MARGIN_BYTES: Final = 128  # §5.2
-DEFAULT_MTU_BYTES: Final = 1408
 MAX_MTU_BYTES: Final = 65_504
 MAX_CHUNKS: Final = 65_535
 MAX_PAYLOAD_BYTES: Final = 1 << 30
@@ -83,8 +82,9 @@ OptionalUdpChannel = Annotated[
 ]
 OptionalAeronStreamId = Annotated[int, Meta(ge=0, le=2**31 - 1)]
 OptionalStreamId = Annotated[int, Meta(ge=0, le=2**32 - 2)]
-MtuBytes = Annotated[int, Meta(ge=FIRST_CHUNK_OVERHEAD_BYTES + 1, le=MAX_MTU_BYTES)]
+MtuBytes = Annotated[int, Meta(ge=0, le=MAX_MTU_BYTES)]
 ChunkBytes = Annotated[int, Meta(ge=1, le=65_535)]
+OptionalChunkBytes = Annotated[int, Meta(ge=0, le=65_535)]
 PayloadBytes = Annotated[int, Meta(ge=1, le=MAX_PAYLOAD_BYTES)]
 Inflight = Annotated[int, Meta(ge=1, le=4096)]
 Role = Annotated[Literal["", "sender", "receiver", "both"], Meta(description='"sender", "receiver" or "both"')]
@@ -94,11 +94,7 @@ Ranges = tuple[StreamIdRange, ...]
 
 
 def _mtu_bytes(table: Any, _: Any) -> int:
-    return mtu_of("bridge.payload_channel", table.payload_channel) or DEFAULT_MTU_BYTES
-
-
-def _chunk_bytes(table: Any, _: Any) -> int:
-    return max(int(table.mtu_bytes) - MTU_MARGIN_BYTES, 1)
+    return mtu_of("bridge.payload_channel", table.payload_channel) or 0
 
 
 def _direction(_: Any, root: Any) -> str:
@@ -129,10 +125,11 @@ class BridgeSection(msgspec.Struct, frozen=True, kw_only=True):
     """The Aeron stream id of control_channel."""
     role: Role = ""
     """The end of the link that this bridge is, for all mappings; "" leaves it to their directions."""
-    mtu_bytes: Annotated[MtuBytes, Derived("payload_channel's mtu=, or 1408", _mtu_bytes)]
-    """The size of a datagram; a chunk fits into one."""
-    chunk_bytes: Annotated[ChunkBytes, Derived("mtu_bytes - 128", _chunk_bytes)]
-    """The payload bytes of a chunk; the same at both ends."""
+    mtu_bytes: Annotated[MtuBytes, Derived("payload_channel's mtu=, or 0", _mtu_bytes)]
+    """The size of a datagram; a chunk fits into one. 0 is the media driver's where frames are sent, and the sender's
+    where they are received."""
+    chunk_bytes: OptionalChunkBytes = 0
+    """The payload bytes of a chunk, at most; 0 is as many as fit: the MTU less 128."""
     dialect: Dialect = "specification"
     """How chunks are sent: as the specification says, or "traced", with the frame's trace id and a checksum of each
     chunk, as other implementations do. Both are received."""
@@ -214,16 +211,29 @@ class BridgeSection(msgspec.Struct, frozen=True, kw_only=True):
     receive_payload = EndpointOf("receive_payload")
     receive_control = EndpointOf("receive_control")
 
+    def at_mtu(self, mtu_bytes: int) -> BridgeSection:
+        """With this MTU, where none is configured. Raises ConfigError where it leaves no room for a chunk."""
+        if self.mtu_bytes:
+            return self
+        found = msgspec.structs.replace(self, mtu_bytes=mtu_bytes)
+        checks.check_sizes(found)
+        return found
+
     @property
     def effective_chunk_bytes(self) -> int:
         """The most payload bytes that a chunk carries, and that a receiver takes (§5.2, §10)."""
-        return min(self.chunk_bytes, self.mtu_bytes - MTU_MARGIN_BYTES, self.max_chunk_bytes)
+        bounds = (self.chunk_bytes, self.mtu_bytes and self.mtu_bytes - MTU_MARGIN_BYTES, self.max_chunk_bytes)
+        return min(bound for bound in bounds if bound)
+
+    @property
+    def least_mtu_bytes(self) -> int:
+        """For chunk 0, which carries the slot header (G1), and a byte of payload."""
+        return FIRST_CHUNK_OVERHEAD_BYTES + (TRACED_BYTES if self.dialect == "traced" else 0) + 1
 
     @property
     def first_chunk_bytes(self) -> int:
-        """The most that chunk 0 carries beside its header, so that it fits the MTU (G1)."""
-        overhead_bytes = FIRST_CHUNK_OVERHEAD_BYTES + (TRACED_BYTES if self.dialect == "traced" else 0)
-        return min(self.effective_chunk_bytes, self.mtu_bytes - overhead_bytes)
+        """The most that chunk 0 carries beside its header, so that it fits the MTU, which is known (G1)."""
+        return min(self.effective_chunk_bytes, self.mtu_bytes - self.least_mtu_bytes + 1)
 
     @property
     def largest_frame_bytes(self) -> int:
@@ -292,7 +302,7 @@ class BridgeConfig(Configuration, frozen=True, kw_only=True):
     """The configuration of one bridge, complete and consistent.
 
     >>> config = BridgeConfig.load(Path("bridge.toml"))     # doctest: +SKIP
-    >>> config.bridge.effective_chunk_bytes                 # doctest: +SKIP
+    >>> config.bridge.at_mtu(1408).effective_chunk_bytes    # doctest: +SKIP
     1280
 
     """

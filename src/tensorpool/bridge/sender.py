@@ -16,7 +16,7 @@ from typing import Final
 from tensorpool import aeron
 from tensorpool._core import ChunkPlan, DescriptorFeed, FrameSource, StreamSender
 from tensorpool.bridge.background_attach import BackgroundAttach
-from tensorpool.bridge.config import BridgeConfig, BridgeSection, MappingConfig
+from tensorpool.bridge.config import AERON_HEADER_BYTES, BridgeConfig, BridgeSection, MappingConfig
 from tensorpool.bridge.forwarding import Forwarder
 from tensorpool.bridge.metrics import Counters, Key
 from tensorpool.bridge.publications import Publications
@@ -45,7 +45,8 @@ class Sender:
         counters: Counters,
         mac_key: bytes = b"",
     ) -> None:
-        section = config.bridge
+        self._publication = publications.get(_payload_channel(config.bridge), config.bridge.payload_stream_id)
+        section = config.bridge.at_mtu(self._publication.max_payload_length + AERON_HEADER_BYTES)
         self.mapping = mapping
         self._is_paused = False
         self._section = section
@@ -63,7 +64,6 @@ class Sender:
         )
         self._consumer: Consumer | None = None
         self._frames: _EpochSender | None = None
-        self._publication = publications.get(_payload_channel(section), section.payload_stream_id)
         self._forwarder = Forwarder(mapping, config, client.config, transport, publications, counters)
 
     @property
@@ -211,7 +211,9 @@ def _ignore_progress(progress: Progress) -> None: ...
 
 
 def _payload_channel(section: BridgeSection) -> ChannelUri:
-    """With room for a chunk in one datagram, where the channel itself names no MTU (Bridge §5.2, §10; G1)."""
-    mtu_bytes = -(-section.mtu_bytes // MTU_ALIGNMENT_BYTES) * MTU_ALIGNMENT_BYTES
+    """With room for a chunk in one datagram, where an MTU is configured and the channel names none (§5.2, §10; G1)."""
     channel = check_channel("bridge.payload_channel", section.payload_channel)
+    if not section.mtu_bytes:
+        return channel
+    mtu_bytes = -(-section.mtu_bytes // MTU_ALIGNMENT_BYTES) * MTU_ALIGNMENT_BYTES
     return channel.with_defaults({"mtu": str(mtu_bytes)})

@@ -22,6 +22,7 @@ from tensorpool.client.metadata import MetadataSender
 from tensorpool.client.names import preferred_id
 from tensorpool.client.session import Session, State, StateChange
 from tensorpool.client.streams import ClientStreams
+from tensorpool.client.trace_ids import MAX_NODE_ID
 from tensorpool.client.wall_clock import ClockPair, EpochClock
 from tensorpool.control.provisioning import RingRequest, describe
 from tensorpool.errors import (
@@ -178,8 +179,14 @@ class ProducerSession(Session):
     def on_attached(self, response: AttachResponse, now_ns: int) -> None:
         regions = Regions.of(response)
         self.attachment.spec = msgspec.structs.replace(self.attachment.spec, stream_id=regions.stream_id)
-        self.trace_ids.set_node(self.attachment.node_id, is_derived=self.attachment.is_node_id_derived)
+        self._set_node()
         self.start_mapping(regions, writable=True)
+
+    def _set_node(self) -> None:
+        """Trace ids hold 16 bits of a node id: of a longer one they say that others may have the same."""
+        node_id = self.attachment.node_id
+        is_cut = node_id != node_id & MAX_NODE_ID
+        self.trace_ids.set_node(node_id & MAX_NODE_ID, is_derived=is_cut or self.attachment.is_node_id_derived)
 
     def on_lost(self, reason: str) -> None:
         self.stop_mapping()

@@ -39,7 +39,9 @@ from tensorpool.wire import Message
 from tensorpool.wire.attach import AttachResponse
 from tensorpool.wire.control import ClockDomain, ShmPoolAnnounce
 from tensorpool.wire.driver import (
+    ExtendedAttachRequest,
     ResponseCode,
+    ShmAttachRequest,
     ShmDetachResponse,
     ShmLeaseRevoked,
 )
@@ -338,7 +340,7 @@ class Session:
         """
         if self.streams is None:
             return False
-        if isinstance(message, ShmAttachRequest):
+        if isinstance(message, ShmAttachRequest | ExtendedAttachRequest):
             self.conductor.declare_process()
         try:
             return bool(self.streams.control.offer(message.encode()))

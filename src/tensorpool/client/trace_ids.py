@@ -17,6 +17,8 @@ from tensorpool.wire.trace import Parent
 MAX_PARENTS: Final = 10_000
 MAX_TRACE_ID: Final = 2**64 - 2
 
+MAX_NODE_ID: Final = 2**16 - 1
+
 _NODE_BITS: Final = 16
 _TICK_NS: Final = 2**14
 _FIRST: Final = datetime(2026, 1, 1, tzinfo=UTC)
@@ -45,13 +47,13 @@ def trace_id_parts(trace_id: int) -> TraceIdParts:
 is_derived=False)
     """
     ticks = trace_id >> _NODE_BITS + 1
-    node_id, is_derived = trace_id & 2**_NODE_BITS - 1, bool(trace_id >> _NODE_BITS & 1)
+    node_id, is_derived = trace_id & MAX_NODE_ID, bool(trace_id >> _NODE_BITS & 1)
     return TraceIdParts(_FIRST + timedelta(microseconds=ticks * _TICK_NS // 1000), node_id, is_derived)
 
 
 def derived_node_id(client_id: int) -> int:
     """For a client to which no driver has assigned one."""
-    return (client_id ^ client_id >> _NODE_BITS) & 2**_NODE_BITS - 1
+    return (client_id ^ client_id >> _NODE_BITS) & MAX_NODE_ID
 
 
 def parent_ids(parents: Iterable[Traced | int]) -> tuple[tuple[Parent, ...], int]:
