@@ -528,7 +528,7 @@ class Producer(ProducerBase):
             trace_id=trace_id,
             parents=links,
         )
-        session.conductor.order(lambda now_ns: session.post_metadata(message))
+        session.conductor.order(lambda now_ns: session.link(message))
 
 
 class _Totals(msgspec.Struct, frozen=True):
