@@ -64,7 +64,7 @@ class Advice:
             self.warn(
                 "chunks_too_large",
                 accepted_bytes=self._section.effective_chunk_bytes,
-                advice="give bridge.mtu_bytes, bridge.chunk_bytes and bridge.max_chunk_bytes as the sender, or not at all",
+                advice="give mtu_bytes, chunk_bytes and max_chunk_bytes of [bridge] as the sender does, or not at all",
             )
 
     def _warn_of_profile(self, ring: RingSpec) -> None:

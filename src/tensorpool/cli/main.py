@@ -54,6 +54,7 @@ COMMANDS: Final = {
         "tensorpool.cli.stats",
         "Show rates, gaps, latency and pixels of a lake, as tables and pictures.",
     ),
+    "trace": ("tensorpool.cli.trace", "Show from which frames a frame was made, live or from a lake."),
     "qos": ("tensorpool.cli.qos", "Show how consumers kept up while a lake was recorded: lag and drops."),
     "record": ("tensorpool.cli.record", "Record streams to a lake of Parquet files, with Spark."),
     "export": ("tensorpool.cli.export", "Write frames as files: PNG, TIFF, NPY, MP4, Zarr, HDF5, MCAP."),

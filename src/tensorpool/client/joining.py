@@ -144,8 +144,8 @@ class Join:
         """
         deadline_s = None if timeout is None else time.monotonic() + seconds("timeout", timeout)
         while True:
-            has_more = self._receive()
-            if (found := self._take()) is not None:
+            has_more = self.receive()
+            if (found := self.take()) is not None:
                 return found
             if has_more:
                 continue
@@ -167,7 +167,7 @@ class Join:
 
     # --- inside
 
-    def _receive(self) -> bool:
+    def receive(self) -> bool:
         """Take what the consumers have; whether one of them may have more."""
         has_more = False
         for index, consumer in enumerate(self._consumers):
@@ -231,7 +231,8 @@ class Join:
             dropped_before=frame.dropped_before,
         )
 
-    def _take(self) -> tuple[Joinable, ...] | None:
+    def take(self) -> tuple[Joinable, ...] | None:
+        """The next tuple of what was received; None where there is none."""
         is_new = self._barrier.waiting  # of by="latest": frames that were not in a tuple before
         while (found := self._barrier.take()) is not None:
             torn = [not frame.is_intact() for frame in found]
@@ -249,12 +250,14 @@ class Join:
         for one in left:
             self._unjoined[one.input_index][one.why] += 1
 
-    def _wait(self, timeout_s: float) -> None:
+    def wait_at_most(self, timeout_s: float) -> float:
+        """The time for which there is nothing to do without a frame, and at most that."""
         expiry_ns = self._barrier.next_expiry_ns()
-        if expiry_ns is not None:
-            timeout_s = min(timeout_s, max(0.0, (expiry_ns - time.monotonic_ns()) / NS))
+        return timeout_s if expiry_ns is None else min(timeout_s, max(0.0, (expiry_ns - time.monotonic_ns()) / NS))
+
+    def _wait(self, timeout_s: float) -> None:
         is_open = [one for one in self._consumers if one.state is not State.CLOSED]
-        wait_any(is_open, timeout_s)
+        wait_any(is_open, self.wait_at_most(timeout_s))
 
 
 def join(

@@ -508,9 +508,9 @@ class Producer(ProducerBase):
 
     def _trace(self, trace_id: int | None, parents: Iterable[Traced | int]) -> tuple[int, tuple[Parent, ...]]:
         """The trace id of a frame, 0 for none, and what to link it to. Checked before anything is published."""
-        if type(parents) is tuple and not parents:
+        links, untraced = ((), 0) if type(parents) is tuple and not parents else parent_ids(parents)
+        if not links and not untraced:
             return self._session.route.new_trace_id() if trace_id is None else trace_id, ()
-        links, untraced = parent_ids(parents)
         if trace_id == 0 and links:
             raise LocalProtocolError(
                 "trace_id = 0: a frame with parents= has one; leave it out, and it is made for you"
@@ -543,7 +543,7 @@ class Producer(ProducerBase):
             trace_id=trace_id,
             parents=links,
         )
-        session.conductor.order(lambda now_ns: session.post_metadata(message))
+        session.conductor.order(lambda now_ns: session.link(message))
 
 
 class _Totals(msgspec.Struct, frozen=True):

@@ -32,7 +32,6 @@ from tensorpool.errors import (
 )
 from tensorpool.shm import MappedRing
 from tensorpool.shm.announced import Regions
-from tensorpool.wire import Message
 from tensorpool.wire.attach import AttachResponse
 from tensorpool.wire.control import (
     ConsumerHello,
@@ -43,6 +42,7 @@ from tensorpool.wire.control import (
     ShmPoolAnnounce,
 )
 from tensorpool.wire.driver import ResponseCode
+from tensorpool.wire.trace import TraceLinkSet
 
 
 class ProducerOptions(msgspec.Struct, frozen=True, kw_only=True):
@@ -130,9 +130,9 @@ class ProducerSession(Session):
         """Conductor: the timestamps of this epoch's frames are by another host's clock."""
         self._metadata.set_clock(EpochClock(pair))
 
-    def post_metadata(self, message: Message) -> None:
-        """Conductor: send once on the metadata stream, in order, when there is room."""
-        self._metadata.post(message)
+    def link(self, message: TraceLinkSet) -> None:
+        """Conductor: send on the metadata stream, in order, when there is room."""
+        self._metadata.link(message)
 
     @property
     def metadata_lost(self) -> int:

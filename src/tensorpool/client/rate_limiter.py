@@ -73,8 +73,7 @@ class RateLimiter(ClosesOnExit):
 
     `timeout` is that of `Client.consumer`. The stream `target` is made with a ring that fits, and made anew, as another
     epoch, for frames that have grown. Raises like `Client.consumer`, and, from `step`, like `Client.producer`, and
-    FrameTooLarge
-    where the driver makes no ring that holds such a frame.
+    FrameTooLarge where the driver makes no ring that holds such a frame.
     """
 
     def __init__(
