@@ -10,11 +10,13 @@ from __future__ import annotations
 import pytest
 from _pytest.mark import ParameterSet
 
+from tensorpool import _core
 from tests.levels import SEED, SOAK
 from tests.native.mutants import MUTANTS, STREAM_ALWAYS, Mutant, is_caught
 from tests.native.programs import Edit, build, headers, run
 
 SECONDS = 5 * SOAK
+KINDS = sorted({kind for use in _core.copy_kinds() for kind in _core.copy_candidates(use)})  # of this processor
 FEW = ("no-header-recheck", "commit-before-payload", "relaxed-commit")  # one of each kind
 
 
@@ -46,6 +48,22 @@ def test_no_torn_read_is_accepted_while_every_slot_is_overwritten(edits: tuple[E
     assert report["raced_header"] > 0, report
     assert report["mixed_discarded"] > 100, report
     assert not edits or report["streamed"] > 0, report
+
+
+@pytest.mark.spec("WIRE-15.13-02", "WIRE-8.3-06")
+@pytest.mark.timeout(SECONDS + 240)
+@pytest.mark.parametrize("kind", KINDS)
+def test_no_kind_of_copy_makes_a_read_torn(kind: str) -> None:
+    """Whichever instructions the calibration or TENSORPOOL_COPY choose, accepted frames are whole."""
+    edits = (STREAM_ALWAYS,) if kind.startswith("stream-") else ()
+    seconds = SECONDS / 4
+    limits = ("--seconds", str(seconds), "--seed", str(SEED), "--copy", kind)
+    result = run(build("torn_reads", edits), *limits, timeout=seconds + 120)
+    report = result.report
+    assert report["torn_header"] == report["torn_payload"] == report["unexplained"] == report["crashed"] == 0, report
+    assert result.code == 0, report
+    assert report["adds_up"], report
+    assert report["mixed_discarded"] > 0, report  # frames did change under the readers' hands
 
 
 @pytest.mark.spec("WIRE-8.3-03", "WIRE-8.3-07", "WIRE-15.3-03")
