@@ -459,8 +459,8 @@ private:
             frame.pool = ring.open_image(frame.seq, frame.payload_length);
             if (frame.pool == RingGeometry::npos) return lose(frame, FrameLoss::NO_POOL, now_ns_);
             const Pool& pool = ring.geometry().pools()[frame.pool];
-            copy_payload(RingGeometry::payload(pool, index), frame.at, frame.payload_length,
-                         is_streamed(ring, frame.pool, frame.payload_length));
+            write_payload(RingGeometry::payload(pool, index), frame.at, frame.payload_length,
+                          ring.geometry().pool_bytes(pool));
         }
         count_published(frame, now_ns);  // before a consumer can see the frame
         ring.commit_image(frame.seq, frame.pool, frame.image.data());
@@ -482,7 +482,7 @@ private:
 
     static bool is_streamed(const RingWriter& ring, std::size_t pool, std::uint32_t bytes) noexcept {
         const RingGeometry& geometry = ring.geometry();
-        return prefers_streaming(bytes, std::size_t{geometry.nslots()} * geometry.pools()[pool].stride_bytes);
+        return prefers_streaming(bytes, geometry.pool_bytes(geometry.pools()[pool]));
     }
 
     void count_published(const Frame& frame, std::uint64_t now_ns) noexcept {

@@ -69,6 +69,8 @@ public:
         return pool.region.data() + payload_offset(pool, index);
     }
 
+    std::size_t pool_bytes(const Pool& pool) const noexcept { return std::size_t{nslots()} * pool.stride_bytes; }
+
     // §9: the smallest pool that holds it; npos when none does.
     static constexpr std::size_t npos = static_cast<std::size_t>(-1);
     std::size_t pool_for(std::uint64_t bytes) const noexcept {
@@ -145,8 +147,7 @@ public:
         std::uint8_t* const slot = geometry_.slot(index);
         CommitWord word(slot);
         word.begin(seq);
-        const bool streaming = prefers_streaming(bytes.size(), std::size_t{geometry_.nslots()} * pool.stride_bytes);
-        copy_payload(RingGeometry::payload(pool, index), bytes.data(), bytes.size(), streaming);
+        write_payload(RingGeometry::payload(pool, index), bytes.data(), bytes.size(), geometry_.pool_bytes(pool));
         write_header(slot, layout, pool, index, timestamp_ns, meta_version, trace_id);
         word.commit(seq);
         finish(seq);
@@ -338,8 +339,7 @@ public:
     bool copy(const SlotFrame& frame, std::uint8_t* to) const {
         check_own(frame);
         const Pool& pool = geometry_.pools()[frame.pool];
-        copy_payload(to, pool.region.data() + frame.payload_offset, frame.values_len_bytes,
-                     prefers_streaming(frame.values_len_bytes, frame.values_len_bytes));
+        read_payload(to, pool.region.data() + frame.payload_offset, frame.values_len_bytes);
         return intact(frame);
     }
 

@@ -43,8 +43,12 @@ def _tidy() -> None:
 
 @pytest.fixture(scope="session", autouse=True)
 def patience() -> Iterator[None]:
-    """A call that names no timeout waits for a minute: tests ask whether something happens, not how soon."""
+    """A call that names no timeout waits for a minute: tests ask whether something happens, not how soon.
+
+    No process measures which copies are fastest, nor keeps a file about it in the home.
+    """
     with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("TENSORPOOL_COPY", "processor")
         for name, value in PATIENT.items():
             patch.setenv(name, value)
         yield

@@ -1133,3 +1133,25 @@ class ChunkRouter:
         """
         Chunks and digests that belong to no assembler: (what, reason): how many.
         """
+
+def processor() -> str:
+    """What copies depend on; the same text on every processor of one kind."""
+
+def last_level_cache_bytes() -> int: ...
+
+def copy_kinds() -> dict[str, str]:
+    """The kind of copy of each use, in this process."""
+
+def copy_candidates(use: str) -> list[str]:
+    """The kinds that this processor has for a use."""
+
+def set_copy_kind(use: str, kind: str) -> None:
+    """
+    From the next copy on. Raises ValueError for what the processor or the use cannot take.
+    """
+
+def reset_copy_kinds() -> None:
+    """Back to what the processor is known for."""
+
+def calibrate_copies(budget_ns: int) -> dict[str, str]:
+    """Measures which kinds are fastest, and changes nothing."""

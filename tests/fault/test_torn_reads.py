@@ -12,11 +12,13 @@ from typing import Any
 import pytest
 from _pytest.mark import ParameterSet
 
+from tensorpool import _core
 from tests.levels import SEED, SOAK
 from tests.native.mutants import MUTANTS, STREAM_ALWAYS, Mutant, is_caught
 from tests.native.programs import Edit, build, headers, run
 
 SECONDS = 5 * SOAK
+KINDS = sorted({kind for use in _core.copy_kinds() for kind in _core.copy_candidates(use)})  # of this processor
 FEW = ("no-header-recheck", "commit-before-payload", "relaxed-commit")  # one of each kind
 
 
@@ -49,6 +51,22 @@ def was_tried(report: dict[str, Any]) -> bool:
     """Whether every size was delivered, and frames did change under the readers' hands."""
     by_size = all(report["accepted_by_size"].values()) and all(report["raced_by_size"].values())
     return by_size and report["raced_header"] > 0 and report["mixed_discarded"] > 100
+
+
+@pytest.mark.spec("WIRE-15.13-02", "WIRE-8.3-06")
+@pytest.mark.timeout(SECONDS + 240)
+@pytest.mark.parametrize("kind", KINDS)
+def test_no_kind_of_copy_makes_a_read_torn(kind: str) -> None:
+    """Whichever instructions the calibration or TENSORPOOL_COPY choose, accepted frames are whole."""
+    edits = (STREAM_ALWAYS,) if kind.startswith("stream-") else ()
+    seconds = SECONDS / 4
+    limits = ("--seconds", str(seconds), "--seed", str(SEED), "--copy", kind)
+    result = run(build("torn_reads", edits), *limits, timeout=seconds + 120)
+    report = result.report
+    assert report["torn_header"] == report["torn_payload"] == report["unexplained"] == report["crashed"] == 0, report
+    assert result.code == 0, report
+    assert report["adds_up"], report
+    assert report["mixed_discarded"] > 0, report  # frames did change under the readers' hands
 
 
 @pytest.mark.spec("WIRE-8.3-03", "WIRE-8.3-07", "WIRE-15.3-03")

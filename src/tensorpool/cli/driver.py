@@ -15,12 +15,14 @@ import click
 import msgspec
 
 from tensorpool import logs, shm
+from tensorpool._core import last_level_cache_bytes
 from tensorpool.cli import format, options
 from tensorpool.cli.service_process import Monitoring, ServiceProcess, missing_media_driver, monitoring_options
 from tensorpool.cli.signals import StopSignals
 from tensorpool.diagnosis.check_result import Level
 from tensorpool.diagnosis.space import check_space, shortage
 from tensorpool.driver import Driver, DriverConfig
+from tensorpool.driver.memory_bill import Bill
 from tensorpool.logs import get_logger
 
 if TYPE_CHECKING:
@@ -116,7 +118,13 @@ def _print_bill(config: DriverConfig, *, as_json: bool) -> None:
             {**msgspec.structs.asdict(line), "total_bytes": line.total_bytes}  # a property is not a field
             for line in bill.lines
         ]
-        total = {"total_bytes": bill.total_bytes, "base_dir": config.shm.base_dir, "free_bytes": mount.free_bytes}
+        cache = {"last_level_cache_bytes": last_level_cache_bytes()}
+        total = {
+            **cache,
+            "total_bytes": bill.total_bytes,
+            "base_dir": config.shm.base_dir,
+            "free_bytes": mount.free_bytes,
+        }
         click.echo(msgspec.json.encode({"streams": lines, **total, "settings": config.dump()}))
         return
     click.echo(
@@ -131,6 +139,7 @@ def _print_bill(config: DriverConfig, *, as_json: bool) -> None:
     if config.policies.allow_dynamic_streams:
         click.echo(f"rings that clients ask for: {_limit(config.policies.max_provisioned_bytes)} more at most")
     click.echo(f"in total at most {_limit(bill.total_bytes)}; {mount.mount_point} has {_limit(mount.free_bytes)} free")
+    _note_cache(bill)
     room = check_space(config)
     if room.level is not Level.OK:
         click.echo(f"warning: {room.found}; {room.remedy}")
@@ -140,6 +149,18 @@ def _print_bill(config: DriverConfig, *, as_json: bool) -> None:
         click.echo(
             f"note: this machine has {format.size(machine_bytes)} of memory; should all streams have producers, some "
             "would be refused: policies.max_bytes and policies.max_streams limit what clients can take"
+        )
+
+
+def _note_cache(bill: Bill) -> None:
+    """Say which rings go round through memory instead of the cache."""
+    cache_bytes = last_level_cache_bytes()
+    names = [line.name for line in bill.lines if line.epoch_bytes > cache_bytes]
+    if names:
+        click.echo(
+            f"note: rings beyond this machine's last-level cache ({format.size(cache_bytes)}): {', '.join(names)}: "
+            "a slot has left the cache when its turn comes again, and reading or writing a frame takes about twice as "
+            "long; where that matters more than how far a consumer may fall behind, use fewer slots (header_nslots)"
         )
 
 

@@ -35,6 +35,7 @@ from tensorpool.control.provisioning import RingRequest
 from tensorpool.driver.config import DriverConfig
 from tensorpool.errors import Closed, ConfigError, LocalProtocolError, TensorPoolError
 from tensorpool.logs import get_logger
+from tensorpool.shm.copies import choose_copies
 from tensorpool.wire.driver import Role
 
 if TYPE_CHECKING:
@@ -71,6 +72,7 @@ class Client(ClosesOnExit):
     ) -> None:
         if conductor not in ("thread", "invoked"):
             raise LocalProtocolError(f"conductor = {conductor!r}: expected 'thread' or 'invoked'")
+        choose_copies()
         self.config = config
         self.aeron_dir = aeron_dir
         label = name or f"tensorpool {os.getpid()}"

@@ -29,6 +29,7 @@ from tensorpool.errors import RegionRejected, TensorPoolError
 from tensorpool.lake.offsets import SeqRange
 from tensorpool.shm import AllowedBases, map_ring
 from tensorpool.shm.announced import Regions
+from tensorpool.shm.copies import choose_copies
 from tensorpool.wire.control import Dtype, MajorOrder
 from tensorpool.wire.region_uri import RegionUri
 
@@ -133,6 +134,7 @@ def mapped_epoch(regions: Regions, bases: tuple[str, ...]) -> MappedEpoch:
             kept.used_ns = now_ns
             _mapped.move_to_end(key)
             return kept.epoch
+    choose_copies()
     ring = map_ring(
         regions.ring,
         regions.uris,
