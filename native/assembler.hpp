@@ -463,6 +463,7 @@ private:
                           ring.geometry().pool_bytes(pool));
         }
         count_published(frame, now_ns);  // before a consumer can see the frame
+        set_trace_id(frame.image.data(), frame.trace_id);
         ring.commit_image(frame.seq, frame.pool, frame.image.data());
         target_->announce(frame.seq, load<std::uint32_t>(frame.image.data() + slot::kMetaVersion), frame.trace_id,
                           frame.payload_length);

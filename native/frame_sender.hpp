@@ -182,6 +182,7 @@ private:
         if (head_.index == 0) {
             copy_racing(places.header + 8, slot_ + 8, kHeaderSlotBytes - 8);
             store<std::uint64_t>(places.header, committed(head_.seq));  // G24
+            set_trace_id(places.header, head_.trace_id);                // K9: in the specified layout none leaves
         }
         copy_racing(places.payload, payload_ + head_.offset, head_.length);
         if (places.crc32c != nullptr) store<std::uint32_t>(places.crc32c, crc32c(payload, crc32c(header)));

@@ -65,4 +65,17 @@ inline void store(std::uint8_t* at, T value) noexcept {
     std::memcpy(at, &value, sizeof value);
 }
 
+// The trace id in the padding of a slot; 0: none (K11).
+inline std::uint64_t trace_id_of(const std::uint8_t* image) noexcept {
+    const auto trace_id = load<std::uint64_t>(image + slot::kTraceId);
+    return load<std::uint64_t>(image + slot::kTraceMark) == (trace_id ^ kTraceMarkBits) ? trace_id : 0;
+}
+
+// Padding without a trace id is left as it is: it may be another implementation's.
+inline void set_trace_id(std::uint8_t* image, std::uint64_t trace_id) noexcept {
+    if (trace_id == 0 && trace_id_of(image) == 0) return;
+    store<std::uint64_t>(image + slot::kTraceId, trace_id);
+    store<std::uint64_t>(image + slot::kTraceMark, trace_id == 0 ? 0 : trace_id ^ kTraceMarkBits);
+}
+
 }  // namespace tensorpool

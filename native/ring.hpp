@@ -263,10 +263,7 @@ private:
         store<std::uint64_t>(image + slot::kTimestampNs, timestamp_ns);
         store<std::uint32_t>(image + slot::kMetaVersion, meta_version);
         write_tensor_header(image, layout);
-        if (trace_id != 0) {
-            store<std::uint64_t>(image + slot::kTraceId, trace_id);
-            store<std::uint64_t>(image + slot::kTraceMark, trace_id ^ kTraceMarkBits);
-        }
+        set_trace_id(image, trace_id);
         copy_racing(slot + 8, image + 8, kHeaderSlotBytes - 8);
     }
 
@@ -445,8 +442,7 @@ private:
         out.timestamp_ns = load<std::uint64_t>(image + slot::kTimestampNs);
         out.meta_version = load<std::uint32_t>(image + slot::kMetaVersion);
         // K11: whether the frame is accepted does not depend on its padding (§8.2).
-        const auto trace_id = load<std::uint64_t>(image + slot::kTraceId);
-        out.trace_id = load<std::uint64_t>(image + slot::kTraceMark) == (trace_id ^ kTraceMarkBits) ? trace_id : 0;
+        out.trace_id = trace_id_of(image);
         out.slot = index;
         out.pool = static_cast<std::uint32_t>(pool);
         out.values_len_bytes = values_len;

@@ -142,7 +142,7 @@ def test_sizes_follow_the_mtu_of_the_channel() -> None:
 
 
 def test_a_media_driver_whose_datagrams_are_too_small_is_refused() -> None:
-    for dialect, least in (("specification", 346), ("traced", 358)):
+    for dialect, least in (("specified", 346), ("2026-01", 358)):
         section = load(dialect=dialect).bridge
         assert section.at_mtu(least).first_chunk_bytes == 1
         with pytest.raises(ConfigError, match=f"at least {least}"):

@@ -27,7 +27,7 @@ BIG = 200_000  # more than the receiver's window
 @pytest.fixture
 def rigs(make: Callable[..., Rig]) -> list[Rig]:
     """Three streams of one bridge, each with a receiver of its own that knows its epoch."""
-    rigs = [make(), make(crc32c=True), make(dialect="traced")]
+    rigs = [make(), make(crc32c=True), make(dialect="2026-01")]
     for rig in rigs:
         rig.on_chunk = lambda data: None
         rig.listen()
@@ -150,7 +150,7 @@ def bridge_of(pool: tp.Local, name: str, there: list[str], here: list[str], mapp
 
 
 @pytest.mark.parametrize(
-    ("dialect", "protection"), [("specification", "none"), ("specification", "mac"), ("traced", "crc32c")]
+    ("dialect", "protection"), [("specified", "none"), ("specified", "mac"), ("2026-01", "crc32c")]
 )
 def test_eight_mappings_in_each_direction_lose_nothing(
     host: tp.Local, tmp_path: Path, protection: str, dialect: str
@@ -192,7 +192,7 @@ def test_eight_mappings_in_each_direction_lose_nothing(
                     pass
                 assert frame is not None
                 assert (frame.array == number + index).all()
-                assert frame.trace_id == (1000 * number + index + 1 if dialect == "traced" else 0)
+                assert frame.trace_id == (1000 * number + index + 1 if dialect == "2026-01" else 0)
                 received[index] += 1
         assert set(received.values()) == {FRAMES}
         for mapping in bridges[0].counters.keys() - {""}:

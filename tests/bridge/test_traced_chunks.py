@@ -86,7 +86,9 @@ def test_a_traced_frame_is_put_together(order: int) -> None:
     receiving = Receiving()
     receiving.take(*traced_chunks_of(1, PAYLOAD)[::order])
     assert receiving.ring.payload(1) == PAYLOAD
-    assert receiving.ring.image(1)[8:] == header_of(1, PAYLOAD)[8:]
+    header = bytearray(header_of(1, PAYLOAD))
+    header[34:50] = struct.pack("<QQ", TRACE_ID, TRACE_ID ^ 0x5450_5452_4143_4531)  # K11: in the slot, too
+    assert receiving.ring.image(1)[8:] == header[8:]
     receiving.take(*chunks_of(2, PAYLOAD, [700, 700]))  # the specification's go on beside them
     assert receiving.ring.payload(2) == PAYLOAD
     assert not receiving.frames_dropped
@@ -148,7 +150,7 @@ def test_the_authentication_code_covers_the_trace_id() -> None:
 
 def test_a_traced_sender_sends_the_trace_id_and_a_checksum_of_each_chunk(make: Callable[..., Rig]) -> None:
     """Chunk 0 is 12 bytes shorter than the specification's, so that it fits the datagram, too."""
-    rig = make(dialect="traced")
+    rig = make(dialect="2026-01")
     messages: list[bytes] = []
     rig.on_chunk = messages.append
     rig.listen()

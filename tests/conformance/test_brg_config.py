@@ -139,7 +139,7 @@ def test_what_is_not_said_has_the_default_of_the_specification(key: str, value: 
         ({"chunk_bytes": 1200}, 1063, 1200),
         ({"max_chunk_bytes": 100}, 100, 100),
         ({"mtu_bytes": 346}, 1, 218),
-        ({"mtu_bytes": 358, "dialect": "traced"}, 1, 230),
+        ({"mtu_bytes": 358, "dialect": "2026-01"}, 1, 230),
     ],
 )
 def test_a_chunk_is_what_fits_the_mtu_or_less(keys: dict[str, Any], first: int, others: int) -> None:

@@ -88,7 +88,7 @@ OptionalChunkBytes = Annotated[int, Meta(ge=0, le=65_535)]
 PayloadBytes = Annotated[int, Meta(ge=1, le=MAX_PAYLOAD_BYTES)]
 Inflight = Annotated[int, Meta(ge=1, le=4096)]
 Role = Annotated[Literal["", "sender", "receiver", "both"], Meta(description='"sender", "receiver" or "both"')]
-Dialect = Annotated[Literal["specification", "traced"], Meta(description='"specification" or "traced"')]
+Dialect = Annotated[Literal["specified", "2026-01"], Meta(description='"specified" or "2026-01"')]
 Direction = Annotated[Literal["", "send", "receive"], Meta(description='"send" or "receive"')]
 Ranges = tuple[StreamIdRange, ...]
 
@@ -126,13 +126,13 @@ class BridgeSection(msgspec.Struct, frozen=True, kw_only=True):
     role: Role = ""
     """The end of the link that this bridge is, for all mappings; "" leaves it to their directions."""
     mtu_bytes: Annotated[MtuBytes, Derived("payload_channel's mtu=, or 0", _mtu_bytes)]
-    """The size of a datagram; a chunk fits into one. 0 is the media driver's where frames are sent, and the sender's
+    """The size of a datagram, into which a chunk fits; 0 is the media driver's where frames are sent, and the sender's
     where they are received."""
     chunk_bytes: OptionalChunkBytes = 0
     """The payload bytes of a chunk, at most; 0 is as many as fit: the MTU less 128."""
-    dialect: Dialect = "specification"
-    """How chunks are sent: as the specification says, or "traced", with the frame's trace id and a checksum of each
-    chunk, as other implementations do. Both are received."""
+    dialect: Dialect = "specified"
+    """How chunks are sent: as specified, or as other implementations do since January 2026, with the frame's trace id and
+    a checksum of each chunk; both are received."""
     max_chunk_bytes: ChunkBytes = 65_535
     """A received chunk with more payload bytes is dropped."""
     max_payload_bytes: PayloadBytes = MAX_PAYLOAD_BYTES
@@ -228,7 +228,7 @@ class BridgeSection(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def least_mtu_bytes(self) -> int:
         """For chunk 0, which carries the slot header (G1), and a byte of payload."""
-        return FIRST_CHUNK_OVERHEAD_BYTES + (TRACED_BYTES if self.dialect == "traced" else 0) + 1
+        return FIRST_CHUNK_OVERHEAD_BYTES + (TRACED_BYTES if self.dialect == "2026-01" else 0) + 1
 
     @property
     def first_chunk_bytes(self) -> int:

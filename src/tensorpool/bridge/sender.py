@@ -159,7 +159,7 @@ class Sender:
                 self._plan,
                 max_payload_bytes=self._section.max_payload_bytes,
                 timeout_ns=self._section.assembly_timeout_ns,  # a receiver gives up a frame that takes longer
-                is_traced=self._section.dialect == "traced",
+                is_traced=self._section.dialect == "2026-01",
                 with_digest=self._section.has_digests,
                 mac_key=self._mac_key,
             )

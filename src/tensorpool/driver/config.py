@@ -278,7 +278,7 @@ class PoliciesSection(msgspec.Struct, frozen=True, kw_only=True):
     max_streams: PositiveU32 = 1_000
     """How many streams may exist at a time, configured ones included."""
     max_user_leases: U32 = 0
-    """How many leases one user may hold; 0: no limit. Clients that do not declare themselves count as one user."""
+    """How many leases one user may hold, or all clients together that do not declare themselves; 0: no limit."""
     max_user_streams: U32 = 0
     """How many streams that one user's clients created may exist; 0: no limit."""
     max_user_bytes: Bytes = 0

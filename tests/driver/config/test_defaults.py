@@ -99,6 +99,7 @@ KEYS = [
     number("policies.rate_limited_default_hz", "POLICIES_RATE_LIMITED_DEFAULT_HZ", 10),
     number("client.attach_timeout_ms", "CLIENT_ATTACH_TIMEOUT_MS", 5000),
     number("client.discover_timeout_ms", "CLIENT_DISCOVER_TIMEOUT_MS", 2000),
+    switch("client.trace_ids", "CLIENT_TRACE_IDS", False),
     Key("profiles.a.header_nslots", "PROFILES_A_HEADER_NSLOTS", 1024, "1", "2", 2**31, (1, 2)),
     Key("profiles.a.payload_pools[0].pool_id", None, 1, "0"),
     Key("profiles.a.payload_pools[0].stride_bytes", None, 65536, "64"),
