@@ -48,7 +48,7 @@ LONGEST_REPEAT_NS: Final = 1_000 * MS  # between identical requests: a driver th
 REPORT_FRESH_NS: Final = 10_000 * MS  # a driver that makes memory says so every second, on a busy machine later
 DETACH_NS: Final = 1_000 * MS
 MOST_EARLIER: Final = 4  # requests in the other dialect that may be answered yet
-DERIVED_NODE_IDS: Final = 1024  # 10 bits: what trace ids hold of a node id
+NODE_ID_BITS: Final = 16  # of a derived one
 LOST_RETRY_NS: Final = 10 * MS  # after a loss the first attempt comes soon
 
 
@@ -188,8 +188,10 @@ class Attachment:
 
     @property
     def node_id(self) -> int:
-        """Who makes the trace ids: what the driver gave, or else some bits of the client id (K9)."""
-        return self.client_id % DERIVED_NODE_IDS if self.granted_node_id is None else self.granted_node_id
+        """Who makes the trace ids: what the driver gave, or else derived from the client id (K9)."""
+        if self.granted_node_id is not None:
+            return self.granted_node_id
+        return (self.client_id ^ self.client_id >> NODE_ID_BITS) % 2**NODE_ID_BITS
 
     @property
     def is_node_id_derived(self) -> bool:
