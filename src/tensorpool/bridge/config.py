@@ -131,8 +131,8 @@ class BridgeSection(msgspec.Struct, frozen=True, kw_only=True):
     chunk_bytes: OptionalChunkBytes = 0
     """The payload bytes of a chunk, at most; 0 is as many as fit: the MTU less 128."""
     dialect: Dialect = "specified"
-    """How chunks are sent: as specified, or as other implementations do since January 2026, with the frame's trace id and
-    a checksum of each chunk; both are received."""
+    """How chunks are sent: as specified, or as other implementations do since January 2026, with the frame's trace id
+    and a checksum of each chunk; both are received."""
     max_chunk_bytes: ChunkBytes = 65_535
     """A received chunk with more payload bytes is dropped."""
     max_payload_bytes: PayloadBytes = MAX_PAYLOAD_BYTES

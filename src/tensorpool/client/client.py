@@ -24,6 +24,7 @@ from tensorpool.client.conductor import ClientConductor, WakeableIdle
 from tensorpool.client.consumer_session import ConsumerSession, Preferences, StandaloneSession
 from tensorpool.client.discovery import PATIENCE_NS, config_for
 from tensorpool.client.discovery_query import DiscoveredStream, DiscoveryQuery, Filters
+from tensorpool.client.merge_maps import MergeMapQuery
 from tensorpool.client.names import preferred_id
 from tensorpool.client.producer_session import ProducerOptions, ProducerSession
 from tensorpool.client.provisioning import provision, ring_request
@@ -50,6 +51,8 @@ if TYPE_CHECKING:
 CLOSE_WITHIN_S: Final = 2.0
 PATIENCE_S: Final = PATIENCE_NS / 1e9
 LOOK_AGAIN_S: Final = 0.05
+
+type Awaited = Session | DiscoveryQuery | MergeMapQuery
 
 
 class Client(ClosesOnExit):
@@ -539,15 +542,13 @@ class Client(ClosesOnExit):
         """Whether the conductor takes turns; not so in a forked child."""
         return self._invoker is not None or (self._runner is not None and self._runner.is_running)
 
-    def _wait_for(self, session: Session | DiscoveryQuery, is_met: Callable[[], bool], timeout: float | None) -> bool:
+    def _wait_for(self, session: Awaited, is_met: Callable[[], bool], timeout: float | None) -> bool:
         """Wait until it is so; without a thread for the conductor this call turns it."""
         deadline = None if timeout is None else time.monotonic() + timeout
         with self._conductor.awaited():
             return self._wait_until(session, is_met, deadline)
 
-    def _wait_until(
-        self, session: Session | DiscoveryQuery, is_met: Callable[[], bool], deadline: float | None
-    ) -> bool:
+    def _wait_until(self, session: Awaited, is_met: Callable[[], bool], deadline: float | None) -> bool:
         while not is_met():
             if session.is_closed:
                 return is_met()

@@ -26,6 +26,7 @@ from tensorpool.client.attachment_phases import Phase
 from tensorpool.client.declaration import ProcessDeclaration
 from tensorpool.client.discovery import Discovery, NameFinder
 from tensorpool.client.mapped_epoch import EpochMapper
+from tensorpool.client.merge_maps import MergeMapAnnounce, MergeMapQuery, MergeMapRequest
 from tensorpool.client.names import Names
 from tensorpool.client.session import Session
 from tensorpool.client.streams import ClientStreams, Handler
@@ -55,6 +56,12 @@ from tensorpool.wire.driver import (
     ShmDetachResponse,
     ShmDriverShutdown,
     ShmLeaseRevoked,
+)
+from tensorpool.wire.merge import (
+    SequenceMergeMapAnnounce,
+    SequenceMergeMapRequest,
+    TimestampMergeMapAnnounce,
+    TimestampMergeMapRequest,
 )
 
 if TYPE_CHECKING:
@@ -122,6 +129,7 @@ class ClientConductor:
         self._sessions: list[Session] = []
         self._producers: list[ProducerSession] = []
         self._consumers: list[ConsumerSession] = []
+        self.merge_queries: list[MergeMapQuery] = []
         self._wants_names = False
         self._next_correlation_id = secrets.randbits(62)
         self._lock = threading.Lock()
@@ -375,6 +383,10 @@ class ClientConductor:
         adapter.add(ShmPoolAnnounce, self.on_shm_pool_announce)
         adapter.add(ConsumerHello, self.on_consumer_hello)
         adapter.add(ConsumerConfig, self.on_consumer_config)
+        adapter.add(SequenceMergeMapRequest, self.on_merge_map_request)
+        adapter.add(TimestampMergeMapRequest, self.on_merge_map_request)
+        adapter.add(SequenceMergeMapAnnounce, self.on_merge_map_announce)
+        adapter.add(TimestampMergeMapAnnounce, self.on_merge_map_announce)
         return adapter
 
     def _qos_adapter(self) -> MessageAdapter:
@@ -446,10 +458,23 @@ class ClientConductor:
             self._driver_heard_ns = now_ns
             self.discovery.on_announce(announce, now_ns)
             self.dialects.on_announce(announce.header_region_uri, now_ns)
+            for query in self.merge_queries:
+                if query.out_stream_id == announce.stream_id:
+                    for request in query.on_pool_announce(announce.epoch):
+                        self._say(request)
         concerned = [session for session in self._sessions if session.stream_id == announce.stream_id]
         for session in concerned:
             if session.is_fresh(announce, joined_ns, now_ns, wall_ns):
                 session.on_announce(announce, now_ns, wall_ns)
+
+    def on_merge_map_request(self, request: MergeMapRequest, info: aeron.MessageInfo) -> None:
+        for producer in self._producers:
+            if producer.stream_id == request.out_stream_id:
+                producer.on_merge_map_request(request)
+
+    def on_merge_map_announce(self, announce: MergeMapAnnounce, info: aeron.MessageInfo) -> None:
+        for query in self.merge_queries:
+            query.on_announce(announce)
 
     def on_qos_consumer(self, qos: QosConsumer, info: aeron.MessageInfo) -> None:
         for producer in self._producers:

@@ -18,6 +18,7 @@ from tensorpool.client.conductor import ClientConductor
 from tensorpool.client.known_consumers import KnownConsumers, ProgressSender
 from tensorpool.client.mapped_epoch import EpochWriter
 from tensorpool.client.mapping import ActivityDuty
+from tensorpool.client.merge_maps import MergeMap, MergeMapRequest
 from tensorpool.client.metadata import MetadataSender
 from tensorpool.client.names import preferred_id
 from tensorpool.client.session import Session, State, StateChange
@@ -42,6 +43,7 @@ from tensorpool.wire.control import (
     ShmPoolAnnounce,
 )
 from tensorpool.wire.driver import ResponseCode
+from tensorpool.wire.merge import SequenceMergeMapRequest
 from tensorpool.wire.trace import TraceLinkSet
 
 
@@ -89,6 +91,8 @@ class ProducerSession(Session):
         self._descriptors: aeron.Publication | None = None
         self._metadata = MetadataSender()
         self._activity = ActivityDuty()
+        self._merge_map: MergeMap | None = None  # of a joined stream
+        self._is_map_due = False
         self._next_ns = 0
 
     # --- asked by the user's side
@@ -125,6 +129,16 @@ class ProducerSession(Session):
     def add_blob(self, version: int, blob_type: int, data: bytes, checksum: bool) -> None:
         """Conductor: send now, and again to consumers that come later."""
         self._metadata.add_blob(version, blob_type, data, checksum)
+
+    def set_merge_map(self, merge_map: MergeMap) -> None:
+        """Conductor: the rules by which the frames of this stream are joined from others."""
+        self._merge_map, self._is_map_due = merge_map, True
+
+    def on_merge_map_request(self, request: MergeMapRequest) -> None:
+        """Somebody asks for the rules of this stream; several questions in one turn get one answer."""
+        by = "seq" if isinstance(request, SequenceMergeMapRequest) else "time"
+        if self._merge_map is not None and self._merge_map.by == by:
+            self._is_map_due = True
 
     def set_clock(self, pair: ClockPair | None) -> None:
         """Conductor: the timestamps of this epoch's frames are by another host's clock."""
@@ -212,7 +226,11 @@ class ProducerSession(Session):
             self._next_ns = now_ns + self.config.announce_period_ns
             self._send_periodic(now_ns)
             self.consumers.forget_stale(now_ns)
+            self._is_map_due = self._merge_map is not None
             work += 1
+        if self._is_map_due and self._merge_map is not None and self.writer is not None:
+            self._is_map_due = False
+            self.send(self._merge_map.announce(self.stream_id, self.writer.epoch))
         return work + self._metadata.flush(self._offer_metadata) + self.progress.flush(self.consumers.fan_out)
 
     @property

@@ -239,7 +239,7 @@ def test_a_node_id_that_the_driver_let_rest_is_not_wished_for() -> None:
 def test_a_client_that_got_no_node_id_derives_one(node_id: int | None) -> None:
     """Null, or 0 as one implementation writes it."""
     attachment = attached(node_id).attachment
-    assert (attachment.node_id, attachment.is_node_id_derived) == (attachment.client_id % 1024, True)
+    assert (attachment.node_id, attachment.is_node_id_derived) == (attachment.client_id, True)
 
 
 # --- what is remembered of announces
