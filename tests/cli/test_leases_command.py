@@ -12,17 +12,23 @@ import msgspec
 import pytest
 
 import tensorpool as tp
+from tensorpool.process_description import ProcessDescription
 from tests.cli.conftest import Shell
 from tests.support.processes import Process, wait_until
 
 HOLD = """
 import sys
 import tensorpool as tp
+from tensorpool.process_description import ProcessDescription
+if sys.argv[2] == "lie":
+    lie = ProcessDescription(user="nobody\x1b[2J", host="<b>", program="none", command="y" * 4000)
+    ProcessDescription.own = classmethod(lambda cls: lie)
 client = tp.connect()
-lease = client.producer(sys.argv[1], create=True) if sys.argv[2] == "produce" else client.consumer(sys.argv[1])
+lease = client.consumer(sys.argv[1]) if sys.argv[2] == "consume" else client.producer(sys.argv[1], create=True)
 print("attached", flush=True)
 sys.stdin.read()
 """
+UNSHARE = ("unshare", "--pid", "--fork", "--kill-child", "--mount-proc")
 APART = "import os, sys; os.execvp(sys.argv[1], sys.argv[1:])"
 
 
@@ -89,6 +95,20 @@ def test_a_process_in_a_namespace_of_its_own_is_declared_only(shell: Shell) -> N
         assert row["pid"] != process.pid
         code, output = shell.run_here("leases", "--stream", "leases/apart")
         assert (code, "declared" in output, "(container)" in output) == (0, True, True)
+
+
+@pytest.mark.parametrize("run", [(), UNSHARE], ids=["here", "apart"])
+def test_what_a_client_says_counts_only_where_nobody_can_look(shell: Shell, run: tuple[str, ...]) -> None:
+    """On this host its account and command line are as /proc has them; from elsewhere they are cut and escaped."""
+    name = f"leases/lie-{len(run)}"
+    with hold(shell, name, "lie", *run):
+        row = declared(shell, name, 1)["PRODUCER"]
+        if run:
+            assert (row["source"], row["user"], row["host"]) == ("declared", r"nobody\x1b[2J", "<b>")
+            assert row["command"] == "y" * 199 + "…"
+        else:
+            assert (row["source"], row["user"]) == ("seen", ProcessDescription.own().user)
+            assert " lie " in row["command"]
 
 
 def test_a_client_that_declares_nothing_shows_what_the_media_driver_knows(shell: Shell) -> None:
