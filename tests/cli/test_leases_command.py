@@ -87,9 +87,7 @@ def test_producers_and_consumers_are_shown_with_their_processes(shell: Shell, pr
 
 def test_a_process_in_a_namespace_of_its_own_is_declared_only(shell: Shell) -> None:
     """The driver cannot look at it: its number means another process here."""
-    with hold(
-        shell, "leases/apart", "produce", "unshare", "--pid", "--fork", "--kill-child", "--mount-proc"
-    ) as process:
+    with hold(shell, "leases/apart", "produce", *UNSHARE) as process:
         row = declared(shell, "leases/apart", 1)["PRODUCER"]
         assert (row["source"], row["place"]) == ("declared", "container")
         assert row["pid"] != process.pid
