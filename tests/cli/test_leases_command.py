@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import sys
 from collections.abc import Iterator
@@ -180,3 +181,18 @@ def test_drain_and_reload_are_commands() -> None:
         assert (code, "this driver was started by a program" in output) == (1, True)
         assert shell.run_here("drain", "--reason", "maintenance") == (0, "draining\n")
         wait_until(lambda: not pool.is_running, "the driver ends")
+
+
+def test_many_leases_come_page_by_page(shell: Shell) -> None:
+    """Each once, also where they do not fit into one message."""
+    with (
+        shell.pool.connect() as client,
+        client.producer("leases/many", create=True) as producer,
+        contextlib.ExitStack() as held,
+    ):
+        ids = {held.enter_context(client.consumer(producer.stream_id)).consumer_id for _ in range(80)}
+        code, output = shell.run_here("leases", "--stream", str(producer.stream_id), "--json")
+        found = [row["client_id"] for row in json.loads(output) if row["role"] == "CONSUMER"]
+        assert code == 0
+        assert len(output) > 16 << 10
+        assert (len(found), set(found)) == (80, ids)
