@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import sys
 from collections.abc import Iterator
@@ -12,17 +13,23 @@ import msgspec
 import pytest
 
 import tensorpool as tp
+from tensorpool.process_description import ProcessDescription
 from tests.cli.conftest import Shell
 from tests.support.processes import Process, wait_until
 
 HOLD = """
 import sys
 import tensorpool as tp
+from tensorpool.process_description import ProcessDescription
+if sys.argv[2] == "lie":
+    lie = ProcessDescription(user="nobody\x1b[2J", host="<b>", program="none", command="y" * 4000)
+    ProcessDescription.own = classmethod(lambda cls: lie)
 client = tp.connect()
-lease = client.producer(sys.argv[1], create=True) if sys.argv[2] == "produce" else client.consumer(sys.argv[1])
+lease = client.consumer(sys.argv[1]) if sys.argv[2] == "consume" else client.producer(sys.argv[1], create=True)
 print("attached", flush=True)
 sys.stdin.read()
 """
+UNSHARE = ("unshare", "--pid", "--fork", "--kill-child", "--mount-proc")
 APART = "import os, sys; os.execvp(sys.argv[1], sys.argv[1:])"
 
 
@@ -81,14 +88,26 @@ def test_producers_and_consumers_are_shown_with_their_processes(shell: Shell, pr
 
 def test_a_process_in_a_namespace_of_its_own_is_declared_only(shell: Shell) -> None:
     """The driver cannot look at it: its number means another process here."""
-    with hold(
-        shell, "leases/apart", "produce", "unshare", "--pid", "--fork", "--kill-child", "--mount-proc"
-    ) as process:
+    with hold(shell, "leases/apart", "produce", *UNSHARE) as process:
         row = declared(shell, "leases/apart", 1)["PRODUCER"]
         assert (row["source"], row["place"]) == ("declared", "container")
         assert row["pid"] != process.pid
         code, output = shell.run_here("leases", "--stream", "leases/apart")
         assert (code, "declared" in output, "(container)" in output) == (0, True, True)
+
+
+@pytest.mark.parametrize("run", [(), UNSHARE], ids=["here", "apart"])
+def test_what_a_client_says_counts_only_where_nobody_can_look(shell: Shell, run: tuple[str, ...]) -> None:
+    """On this host its account and command line are as /proc has them; from elsewhere they are cut and escaped."""
+    name = f"leases/lie-{len(run)}"
+    with hold(shell, name, "lie", *run):
+        row = declared(shell, name, 1)["PRODUCER"]
+        if run:
+            assert (row["source"], row["user"], row["host"]) == ("declared", r"nobody\x1b[2J", "<b>")
+            assert row["command"] == "y" * 199 + "…"
+        else:
+            assert (row["source"], row["user"]) == ("seen", ProcessDescription.own().user)
+            assert " lie " in row["command"]
 
 
 def test_a_client_that_declares_nothing_shows_what_the_media_driver_knows(shell: Shell) -> None:
@@ -162,3 +181,18 @@ def test_drain_and_reload_are_commands() -> None:
         assert (code, "this driver was started by a program" in output) == (1, True)
         assert shell.run_here("drain", "--reason", "maintenance") == (0, "draining\n")
         wait_until(lambda: not pool.is_running, "the driver ends")
+
+
+def test_many_leases_come_page_by_page(shell: Shell) -> None:
+    """Each once, also where they do not fit into one message."""
+    with (
+        shell.pool.connect() as client,
+        client.producer("leases/many", create=True) as producer,
+        contextlib.ExitStack() as held,
+    ):
+        ids = {held.enter_context(client.consumer(producer.stream_id)).consumer_id for _ in range(80)}
+        code, output = shell.run_here("leases", "--stream", str(producer.stream_id), "--json")
+        found = [row["client_id"] for row in json.loads(output) if row["role"] == "CONSUMER"]
+        assert code == 0
+        assert len(output) > 16 << 10
+        assert (len(found), set(found)) == (80, ids)

@@ -258,3 +258,20 @@ def test_bridges_show_what_they_carry(seen: Watched, site: Site, tmp_path: Path)
             }""",
             [role, verb],
         )
+
+
+LEASES: Final = """() => [...document.querySelectorAll('.leases tbody tr')]
+    .map(row => [row.querySelector('.process').innerText.trim(), row.querySelector('.process span').title])"""
+
+
+def test_leases_name_the_processes_that_hold_them(site: Site, seen: Watched) -> None:
+    """User, pid and program; the command line is the tip. What a process calls itself is text, not HTML."""
+    html = "<img src=x onerror=alert(1)>"
+    process = site.start_camera(html, "--shape", "48x64", "--rate", "5")
+    stream = site.stream(html)
+    seen.open(site.url(f"/streams/{stream['stream_id']}"))
+    seen.wait(f"() => document.querySelector('.leases .process')?.innerText.includes('{process.pid}')")
+    ((shown, command),) = [row for row in seen.page.evaluate(LEASES) if str(process.pid) in row[0].split()]
+    assert shown.split()[1:] == [str(process.pid), "tensorpool"]
+    assert html in command
+    assert seen.page.evaluate("() => document.querySelectorAll('.leases img').length") == 0

@@ -7,9 +7,11 @@ import random
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import msgspec
 import pytest
 
 from tensorpool import aeron
+from tensorpool.driver.clients import DECLARATION_NS
 from tensorpool.errors import Closed, TransportError
 from tensorpool.wire.control import ShmPoolAnnounce
 from tensorpool.wire.driver import (
@@ -22,7 +24,8 @@ from tensorpool.wire.driver import (
     ShmLeaseRevoked,
 )
 from tests.driver.conftest import attach
-from tests.fuzz.driver_conversation import FRONT, MS, REAR, Conversation, configured
+from tests.driver.test_clients import owner
+from tests.fuzz.driver_conversation import FRONT, INFO, MS, REAR, Conversation, configured
 
 UNLUCKY, LUCKY = 666, 5
 
@@ -166,3 +169,21 @@ def test_a_silent_lease_ends_however_short_the_keepalive_interval_is() -> None:
         said = [message for _ in range(10) for message in driver.turn(3 * MS)]
         assert [it.lease_id for it in said if isinstance(it, ShmLeaseRevoked)] == [driver.lease]
         assert driver.conductor.lifecycle.counts["stalls"] == 0
+
+
+@pytest.mark.parametrize("is_declared", [True, False])
+def test_with_limits_for_users_an_attach_waits_for_its_declaration(driver: Conversation, is_declared: bool) -> None:
+    """Until it comes, or a moment has passed; the user that counts is then known."""
+    conductor, life = driver.conductor, driver.conductor.lifecycle
+    policies = msgspec.structs.replace(life.config.policies, max_user_leases=2)
+    conductor._config = life.config = msgspec.structs.replace(life.config, policies=policies)
+    assert answered(driver.ask(attach(LUCKY, correlation_id=1))) == []
+    if is_declared:
+        life.on_identify(INFO.session_id, owner(user="lab"))
+        said = driver.turn()
+    else:
+        said = driver.turn(DECLARATION_NS)
+    assert answered(said) == [1]
+    lease = life.leases.of_client(LUCKY)
+    assert lease is not None
+    assert lease.user == ("lab" if is_declared else None)

@@ -158,7 +158,7 @@ class DriverCommands:
             for name in ("lease_id", "client_id", "stream_id")
             if (number := getattr(asked, name)) is not None
         ]
-        for lease in sorted(self._lifecycle.leases, key=lambda lease: lease.lease_id):
+        for lease in self._lifecycle.leases:  # in the order of their ids, as they were granted
             if lease.lease_id > asked.after and all(getattr(lease, name) == number for name, number in wanted):
                 yield lease
 
