@@ -46,6 +46,7 @@ from tensorpool.wire.control import (
     QosProducer,
     ShmPoolAnnounce,
 )
+from tensorpool.wire.trace import TraceLinkSet
 
 FRAGMENT_LIMIT: Final = 256
 CONTROL_LIMIT: Final = 64
@@ -59,7 +60,7 @@ METADATA_TERM: Final = "1m"
 CONTROL_TERM: Final = "64k"
 NETWORK_BUFFERS: Final = {"so-rcvbuf": "4m", "rcv-wnd": "2m"}
 
-type Metadata = DataSourceAnnounce | DataSourceMeta | MetaBlobAnnounce | MetaBlobChunk | MetaBlobComplete
+type Metadata = DataSourceAnnounce | DataSourceMeta | MetaBlobAnnounce | MetaBlobChunk | MetaBlobComplete | TraceLinkSet
 
 
 class Reception:
@@ -91,6 +92,8 @@ class Reception:
         self._now_ns = 0
         self._control_adapter = self._make_control_adapter()
         self._metadata_adapter = self._make_metadata_adapter()
+        if section.forward_traces:
+            self._metadata_adapter.add(TraceLinkSet, self.on_metadata)
         unrouted.include(self._unrouted_counts)
         try:
             self._payload = self._subscribe(transport, section.receive_payload)
@@ -452,7 +455,7 @@ class Receiver:
             self._early.append((message, origin))
         elif not self.metadata_session.admits(origin.session_id, origin.address):
             self._counters.add("metadata_dropped", reason="session")
-        elif self._metadata.take(message, self._source.epoch):
+        elif self._metadata.take(message, self._source.epoch) and not self._is_of_other_epoch(message):
             self._tell_metadata(message)
         else:
             self._counters.add("metadata_dropped", reason="epoch")
@@ -490,6 +493,9 @@ class Receiver:
         for message in self._metadata.of(self._source.epoch):
             self._tell_metadata(message)
 
+    def _is_of_other_epoch(self, message: Metadata) -> bool:
+        return isinstance(message, TraceLinkSet) and message.epoch != self._source.epoch
+
     def _tell_metadata(self, message: Message) -> None:
         writer, producer = self._writer, self._producer
         if writer is None or producer is None:
@@ -498,6 +504,8 @@ class Receiver:
         changes: dict[str, object] = {"stream_id": self.metadata_stream_id}
         if isinstance(message, DataSourceAnnounce):
             changes |= {"epoch": writer.ring.epoch, "producer_id": producer.producer_id}
+        elif isinstance(message, TraceLinkSet):
+            changes = {"stream_id": self.dest_stream_id, "epoch": writer.ring.epoch}
         self._publish("metadata", msgspec.structs.replace(message, **changes), "metadata")
 
     def _publish(self, where: str, message: Message, what: str) -> None:
