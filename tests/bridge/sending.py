@@ -132,7 +132,9 @@ class Rig:
     def received[M: Message](self, kind: type[M]) -> list[M]:
         """The messages of one kind that came on the control or metadata stream."""
         messages = [
-            decode(data) for data in (*self.control, *self.metadata) if data[4:6] == (900).to_bytes(2, "little")
+            decode(data)
+            for data in (*self.control, *self.metadata)
+            if int.from_bytes(data[4:6], "little") in (900, 904)
         ]
         return [message for message in messages if isinstance(message, kind)]
 

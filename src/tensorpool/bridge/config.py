@@ -158,6 +158,8 @@ class BridgeSection(msgspec.Struct, frozen=True, kw_only=True):
     """The Aeron stream id on which local producers publish names and metadata."""
     forward_qos: bool = False
     """Forward QoS reports; every mapping needs both control stream ids."""
+    forward_traces: bool = False
+    """Forward trace links, on the metadata channel; the same at both ends."""
     forward_progress: bool = False
     """Forward the progress of frames; every mapping needs both control stream ids."""
     rewrite_progress_epoch: bool = False

@@ -192,8 +192,10 @@ def check_mappings(mappings: tuple[MappingConfig, ...]) -> None:
 
 
 def check_forwarding(settings: BridgeConfig) -> None:
-    """§9: progress and QoS need both control streams."""
+    """§9: progress and QoS need both control streams, trace links the metadata stream."""
     section = settings.bridge
+    if section.forward_traces and section.metadata is None and section.receive_metadata is None:
+        raise ConfigError("bridge.forward_traces", True, "false without bridge.metadata_channel, on which links travel")
     for flag in ("forward_progress", "forward_qos"):
         if not getattr(section, flag):
             continue

@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Forwards to the other host what belongs to a stream beside its chunks: announces, metadata, QoS and progress.
+"""Forwards to the other host what belongs to a stream beside its chunks: announces, metadata, QoS, progress, links.
 
 Messages travel unchanged, under the id of the source stream; the receiver rewrites them. Announces and metadata are
 state: the last one is kept until the network takes it and sent again to a receiver that connects later, metadata only
 while their epoch lasts. Tables (MetaBlob*) are sent when they are complete, and are state as well. Aeron does not tell
 of a receiver that restarts quickly, nor of a second one of a group: metadata and tables are repeated every few seconds.
-QoS and progress are events: they are sent once or dropped. QosConsumer stays at home: the other host would take our
-consumers for its own.
+QoS, progress and trace links are events: they are sent once or dropped. QosConsumer stays at home: the other host would
+take our consumers for its own.
 Bridge §7.1, §7.2, §9; decisions G10, G13, G16, K4.
 """
 
@@ -38,6 +38,7 @@ from tensorpool.wire.control import (
     QosProducer,
     ShmPoolAnnounce,
 )
+from tensorpool.wire.trace import TraceLinkSet
 
 FRAGMENT_LIMIT: Final = 64
 MAX_DUE: Final = 256  # metadata that wait for room
@@ -54,6 +55,7 @@ _TABLE: Final = "table"
 _SOURCE: Final = "source"
 _METADATA: Final[Kinds] = {DataSourceAnnounce: _SOURCE, DataSourceMeta: "metadata"}
 _TABLES: Final[Kinds] = {MetaBlobAnnounce: _TABLE, MetaBlobChunk: _TABLE, MetaBlobComplete: _TABLE}
+_TRACES: Final[Kinds] = {TraceLinkSet: "traces"}
 _QOS: Final[Kinds] = {QosProducer: "qos"}
 _PROGRESS: Final[Kinds] = {FrameProgress: "progress"}
 
@@ -87,6 +89,9 @@ class Forwarder:
                 self._metadata = _MetadataOutlet(publications, section.metadata, counters)
                 source = Endpoint(driver.driver.metadata_channel, section.source_metadata_stream_id)
                 self._listen(transport, source, _METADATA | _TABLES, self._on_metadata)
+                if section.forward_traces:
+                    links = self._metadata
+                    self._listen(transport, source, _TRACES, lambda kind, data, *_: links.send(kind, data))
             wanted = (_QOS if section.forward_qos else {}) | (_PROGRESS if section.forward_progress else {})
             if wanted and mapping.source_control_stream_id:
                 source = Endpoint(config.local_control_channel(driver), mapping.source_control_stream_id)

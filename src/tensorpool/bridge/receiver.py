@@ -46,6 +46,7 @@ from tensorpool.wire.control import (
     QosProducer,
     ShmPoolAnnounce,
 )
+from tensorpool.wire.trace import TraceLinkSet
 
 CONTROL_LIMIT: Final = 64
 SECOND: Final = 1_000_000_000
@@ -59,7 +60,7 @@ MAX_MESSAGE_BYTES: Final = (1 << 20) // 8  # what a log of that term takes; noth
 CONTROL_TERM: Final = "64k"
 NETWORK_BUFFERS: Final = {"so-rcvbuf": "4m", "rcv-wnd": "2m"}
 
-type Metadata = DataSourceAnnounce | DataSourceMeta | MetaBlobAnnounce | MetaBlobChunk | MetaBlobComplete
+type Metadata = DataSourceAnnounce | DataSourceMeta | MetaBlobAnnounce | MetaBlobChunk | MetaBlobComplete | TraceLinkSet
 
 
 class Reception:
@@ -91,6 +92,8 @@ class Reception:
         self._now_ns = 0
         self._control_adapter = self._make_control_adapter()
         self._metadata_adapter = self._make_metadata_adapter()
+        if section.forward_traces:
+            self._metadata_adapter.add(TraceLinkSet, self.on_metadata)
         self._control_filter = self._control_adapter.make_filter(MAX_MESSAGE_BYTES)
         self._metadata_filter = self._metadata_adapter.make_filter(MAX_MESSAGE_BYTES)
         unrouted.include(self._unrouted_counts)
@@ -456,6 +459,8 @@ class Receiver:
                 self._counters.add("metadata_dropped", reason="early")  # the sender repeats tables
         elif not self.metadata_session.admits(origin.session_id, origin.address):
             self._counters.add("metadata_dropped", reason="session")
+        elif isinstance(message, TraceLinkSet):
+            self._tell_link(message)
         elif isinstance(message, MetaBlobAnnounce | MetaBlobChunk | MetaBlobComplete):
             reason = self._metadata.tables.take(message, message)
             if reason:
@@ -504,6 +509,16 @@ class Receiver:
         self._again_ns = now_ns + self._metadata.tables.period_ns()
         for message in self._metadata.again(self._source.epoch):
             self._tell_metadata(message)
+
+    def _tell_link(self, link: TraceLinkSet) -> None:
+        """Links are events: published now or never."""
+        if link.epoch != self._source.epoch:
+            self._counters.add("metadata_dropped", reason="epoch")
+        elif self._writer is None:
+            self._counters.add("metadata_dropped", reason="no_lease")
+        else:
+            changed = msgspec.structs.replace(link, stream_id=self.dest_stream_id, epoch=self._writer.ring.epoch)
+            self._publish("metadata", changed, "metadata")
 
     def _tell_metadata(self, message: Metadata) -> None:
         if self._writer is None:

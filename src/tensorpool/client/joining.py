@@ -15,6 +15,7 @@ from typing import Any, Final, Literal, Self
 
 import msgspec
 
+from tensorpool import _core
 from tensorpool.client.arguments import seconds, whole_number
 from tensorpool.client.arguments import timeout as arguments_timeout
 from tensorpool.client.consumer import Consumer
@@ -30,7 +31,7 @@ from tensorpool.wire.control import Dtype
 from tensorpool.wire.merge import ClockDomain, TimestampSource
 
 MAX_WAITING: Final = 256  # frames of one stream
-POLLS: Final = 64  # frames of one stream that are taken before the next stream's turn
+POLLS: Final = 64  # frames of each stream that are taken before they are joined
 SLICE_S: Final = 0.1
 NS: Final = 1_000_000_000
 
@@ -191,18 +192,20 @@ class Join:
 
     def receive(self) -> bool:
         """Take what the consumers have; whether one of them may have more."""
-        has_more = False
-        for index, consumer in enumerate(self._consumers):
-            for _ in range(POLLS):
-                frame = consumer.poll() if consumer.state is not State.CLOSED else None
-                if frame is None:
-                    break
-                self._offer(index, frame)
-            else:
-                has_more = True
+        is_open = [one for one in self._consumers if one.state is not State.CLOSED]
+        count = 1
+        for _ in range(POLLS if is_open else 0):
+            count = 0
+            for consumer in _core.wait_any(is_open, 0):  # a poll that finds nothing costs more than to ask before
+                frame = consumer.poll()
+                if frame is not None:
+                    self._offer(self._consumers.index(consumer), frame)
+                    count += 1
+            if count == 0:
+                break
         self._barrier.expire(time.monotonic_ns())
         self._keep_whole()
-        return has_more
+        return bool(is_open) and count > 0
 
     def _offer(self, index: int, frame: Frame) -> None:
         self._received[index] += 1
@@ -229,9 +232,12 @@ class Join:
     def _keep_whole(self) -> None:
         """Copy frames that have waited for half of their ring, or whose epoch has ended."""
         for index, consumer in enumerate(self._consumers):
+            items = self._barrier.items(index)
+            if not items:
+                continue
             mapped = consumer._reader.mapped
             nslots = 0 if mapped is None else mapped.reader.nslots
-            for frame in self._barrier.items(index):
+            for frame in items:
                 if not isinstance(frame, Frame):
                     continue
                 is_safe = frame.epoch == self._epochs[index] and self._newest[index] - frame.seq < nslots // 2
