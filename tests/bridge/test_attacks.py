@@ -18,6 +18,8 @@ import pytest
 from tensorpool import aeron
 from tensorpool.bridge.sessions import FollowedSession, Origin
 from tensorpool.client.metadata import blob_messages
+from tensorpool.wire import Message
+from tensorpool.wire.bridge import BridgeFrameChunk
 from tensorpool.wire.control import (
     DataSourceMeta,
     FrameProgress,
@@ -200,7 +202,7 @@ def test_what_is_longer_than_a_datagram_takes_no_memory(reception: Reception) ->
 
 
 @pytest.mark.spec("BRG-5.2-30", "BRG-5.2-31")
-@pytest.mark.parametrize("stream", ["control", "metadata"])
+@pytest.mark.parametrize("stream", ["payload", "control", "metadata"])
 def test_long_messages_of_strangers_take_no_memory(host: Host, link: Link, stream: str) -> None:
     """Twelve sessions with 8 MB each, of known kinds and of others, at a bridge in a process of its own."""
     own = link.again()
@@ -211,10 +213,15 @@ def test_long_messages_of_strangers_take_no_memory(host: Host, link: Link, strea
         client = aeron.connect(host.aeron_dir)
         stack.callback(client.close)
         channel, stream_id = getattr(own, stream)
-        kinds = (ShmPoolAnnounce, FrameProgress) if stream == "control" else (DataSourceMeta, MetaBlobChunk)
+        known: dict[str, tuple[type[Message], ...]] = {
+            "payload": (BridgeFrameChunk, BridgeFrameChunk),
+            "control": (ShmPoolAnnounce, FrameProgress),
+            "metadata": (DataSourceMeta, MetaBlobChunk),
+        }
+        kinds: tuple[type[Message], ...] = (*known[stream], QosProducer, ShmAttachRequest)
         before = own_bytes(reception.bridge.pid)
         for number in range(12):
-            kind = (*kinds, QosProducer, ShmAttachRequest)[number % 4]
+            kind = kinds[number % len(kinds)]
             head = struct.pack("<HHHHI", 24, kind.TEMPLATE_ID, kind.SCHEMA_ID, 1, reception.sender.stream_id)
             data = head.ljust(8_000_000, b".")
             publication = client.add_publication(f"{channel}|term-length=64m|mtu=8k", stream_id, exclusive=True)
@@ -232,6 +239,9 @@ def test_long_messages_of_strangers_take_no_memory(host: Host, link: Link, strea
         for each in reception.bridge.stop().values():
             counts.update(each)
     assert grown < 8_000_000
+    if stream == "payload":
+        assert counts["chunks_dropped.fragmented"] == 12
+        return
     unknown = 3 if stream == "control" else 6  # QosProducer is of the control stream, a driver's message of none
     assert counts[f"{stream}_dropped.too_long"] == 12 - unknown
     assert counts[f"{stream}_dropped.foreign"] == unknown
