@@ -2,7 +2,8 @@
 """What rounds that scatter say: a median with its interval of 95 %, and whether it decides about a target.
 
 The interval is that of order statistics (how many of the rounds may lie beyond the true median), which asks nothing of
-the distribution. With fewer than six rounds it goes from the lowest to the highest, which is less than 95 %.
+the distribution. With fewer than six rounds it goes from the lowest to the highest, which is less than 95 % and
+decides nothing.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from enum import StrEnum
 import msgspec
 
 MISTAKE = 0.05
+DECISIVE_ROUNDS = 6  # with fewer even all of them are less than 95 %
 
 
 class Estimate(msgspec.Struct, frozen=True):
@@ -63,6 +65,8 @@ class Target(msgspec.Struct, frozen=True, kw_only=True):
         if self.value is None:
             return Verdict.NOT_MEASURED
         low, high = self.value.low, self.value.high
+        if self.value.rounds < DECISIVE_ROUNDS:
+            return Verdict.NOT_DECIDED
         if low >= self.bound if self.at_least else high <= self.bound:
             return Verdict.MET
         if high < self.bound if self.at_least else low > self.bound:
