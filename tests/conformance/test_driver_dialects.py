@@ -6,12 +6,17 @@ from __future__ import annotations
 import struct
 from collections.abc import Iterator
 
+import numpy as np
 import pytest
 
+import tensorpool as tp
 from tensorpool import aeron
+from tensorpool.wire.control import FrameDescriptor
 from tensorpool.wire.driver import ExtendedAttachResponse, ResponseCode, Role, ShmAttachResponse
-from tests.support.driver_client import DriverClient, deployed, extended_request, new_client_id, packed_text
+from tests.support.driver_client import DriverClient, extended_request, new_client_id, packed_text, serving
 from tests.support.driver_process import Deployment
+from tests.support.processes import private_directory
+from tests.support.wire_consumer import WireConsumer, separate
 
 STREAM = 10_700
 NULL_U32, NULL_U64 = 2**32 - 1, 2**64 - 1
@@ -19,12 +24,15 @@ NULL_U32, NULL_U64 = 2**32 - 1, 2**64 - 1
 
 @pytest.fixture(scope="module")
 def deployment(shared_media_driver: aeron.MediaDriver) -> Iterator[Deployment]:
-    with deployed(
-        shared_media_driver.aeron_dir,
-        streams=[STREAM],
-        policies={"lease_keepalive_interval_ms": 1000, "lease_expiry_grace_intervals": 20},
-    ) as deployment:
-        yield deployment
+    with private_directory() as folder:
+        deployment = Deployment(
+            folder,
+            shared_media_driver.aeron_dir,
+            streams=[STREAM],
+            policies={"lease_keepalive_interval_ms": 1000, "lease_expiry_grace_intervals": 20},
+        )
+        with serving(separate(deployment)):
+            yield deployment
 
 
 def raw(correlation_id: int, wish: int, *, role: int = 2, block: int = 27, client_id: int | None = None) -> bytes:
@@ -47,6 +55,29 @@ def test_a_request_of_27_bytes_gets_an_answer_of_54(client: DriverClient, role: 
         assert getattr(other, name) == getattr(response, name), name
     client.detach(lease)
     assert not client.received(ShmAttachResponse, correlation_id=response.correlation_id)
+
+
+def test_a_consumer_of_the_newer_dialect_reads_the_frames_of_our_producer(deployment: Deployment) -> None:
+    """Our driver and our producer, in the specified dialect, and a peer that knows nothing but the wire."""
+    frame = np.arange(12, dtype=np.int16).reshape(3, 4)
+    with (
+        WireConsumer(deployment) as peer,
+        tp.connect(deployment.aeron_dir, config=deployment.config_path) as client,
+        client.producer(STREAM, timeout=60) as producer,
+    ):
+        lease = peer.granted(extended_request(STREAM))
+        mapped = peer.map(lease.response)
+        assert mapped.epoch == producer.epoch
+
+        def is_published() -> bool:
+            """Until the peer's subscription is connected, descriptors go nowhere."""
+            producer.publish(frame)
+            return bool(peer.received(FrameDescriptor, stream_id=STREAM, epoch=producer.epoch))
+
+        peer.wait_until(is_published, "a descriptor arrives")
+        seq = peer.received(FrameDescriptor, stream_id=STREAM, epoch=producer.epoch)[-1].message.seq
+        np.testing.assert_array_equal(mapped.array(seq), frame)
+        peer.detach(lease)
 
 
 def test_a_wish_that_another_client_has_is_rejected_byte_by_byte(client: DriverClient) -> None:

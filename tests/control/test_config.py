@@ -49,6 +49,7 @@ def test_variables_and_flags_set_them() -> None:
     [
         ({"status_stream_id": 1400}, "control.status_stream_id"),
         ({"schema_id": 901}, "control.schema_id"),
+        ({"schema_id": 903}, "control.schema_id"),
         ({"schema_id": 70_000}, "control.schema_id"),
         ({"aliases": ["service driver"]}, "control.aliases[0]"),
         ({"aliases": ["x" * 256]}, "control.aliases[0]"),

@@ -33,6 +33,7 @@ from tensorpool.wire import Message, decode
 from tensorpool.wire.control import ConsumerConfig, Mode, ShmPoolAnnounce
 from tensorpool.wire.discovery import DiscoveryRequest
 from tensorpool.wire.driver import (
+    ExtendedAttachRequest,
     HugepagesPolicy,
     PublishMode,
     ResponseCode,
@@ -241,6 +242,10 @@ class Conversation:
         assert max(len(private.descriptor_ids), len(private.control_ids)) <= len(private)
         overrides = [it.override for it in private._borrowers.values() if it.override is not None]
         assert all(len(override.payload_fallback_uri) <= URI_BYTES for override in overrides)
+        node_ids = [life.node_ids.of(lease.client_id) for lease in life.leases]
+        held = [node_id for node_id in node_ids if node_id is not None]
+        assert len(set(held)) == len(held)
+        assert len(held) <= len(life.node_ids) <= len(life.leases) + len(life._pending)
         producers = [lease.stream_id for lease in life.leases if lease.role is Role.PRODUCER]
         assert len(producers) == len(set(producers))
         if self.lease is not None:
@@ -362,17 +367,20 @@ class Conversation:
         return chance.choice((*texts, "Z" * chance.choice((1, 40, 4095, 9_000, 31_000)), "aeron:ipc?alias=" + "Z" * 40))
 
     def _attach(self) -> Message:
+        """In either dialect."""
         chance = self.chance
-        return ShmAttachRequest(
-            correlation_id=chance.choice((0, 77, 78, -(2**63), 2**63 - 1, chance.randrange(9))),
-            stream_id=self._stream_id(),
-            client_id=self._client_id(),
-            role=chance.choice(list(Role)),
-            expected_layout_version=chance.choice((0, 0, 0, 1, 2, U32)),
-            max_dims=chance.choice((0, 8, 255)),
-            publish_mode=chance.choice((None, *PublishMode)),
-            require_hugepages=chance.choice(list(HugepagesPolicy)),
-        )
+        fields: dict[str, Any] = {
+            "correlation_id": chance.choice((0, 77, 78, -(2**63), 2**63 - 1, chance.randrange(9))),
+            "stream_id": self._stream_id(),
+            "client_id": self._client_id(),
+            "role": chance.choice(list(Role)),
+            "expected_layout_version": chance.choice((0, 0, 0, 1, 2, U32)),
+            "publish_mode": chance.choice((None, *PublishMode)),
+            "require_hugepages": chance.choice(list(HugepagesPolicy)),
+        }
+        if chance.random() < 0.5:
+            return ShmAttachRequest(**fields, max_dims=chance.choice((0, 8, 255)))
+        return ExtendedAttachRequest(**fields, desired_node_id=chance.choice((None, 0, 1, 5, U32 - 1)))
 
     def _of_lease(self) -> dict[str, Any]:
         """The fields of another client's lease, of ours with one of them wrong, or of none."""

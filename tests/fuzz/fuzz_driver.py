@@ -23,6 +23,8 @@ from tensorpool.errors import DecodeError
 from tensorpool.wire import Message, decode
 from tensorpool.wire.control import ConsumerConfig, ConsumerHello
 from tensorpool.wire.driver import (
+    ExtendedAttachRequest,
+    ExtendedAttachResponse,
     ResponseCode,
     Role,
     ShmAttachRequest,
@@ -89,7 +91,7 @@ class Conversation:
         match message:
             case ShmLeaseKeepalive():
                 lifecycle.on_keepalive(message, now_ns)
-            case ShmAttachRequest():
+            case ShmAttachRequest() | ExtendedAttachRequest():
                 return lifecycle.on_attach(message, now_ns)
             case ShmDetachRequest():
                 return lifecycle.on_detach(message, now_ns)
@@ -126,7 +128,7 @@ class Conversation:
         assert decode(data) == message
         assert len(data) <= room + ANSWER_BYTES, type(message)
         match message:
-            case ShmAttachResponse(code=ResponseCode.OK):
+            case ShmAttachResponse(code=ResponseCode.OK) | ExtendedAttachResponse(code=ResponseCode.OK):
                 assert message.lease_id is not None
                 self._granted.add(message.lease_id)
                 assert message.lease_id not in self._ended
@@ -140,6 +142,10 @@ class Conversation:
         assert {lease.lease_id for lease in leases} == self._granted - self._ended
         assert len(leases) <= MAX_LEASES
         assert len({lease.client_id for lease in leases}) == len(leases)
+        node_ids = [self._lifecycle.node_ids.of(lease.client_id) for lease in leases]
+        held = [node_id for node_id in node_ids if node_id is not None]
+        assert len(set(held)) == len(held) <= len(self._lifecycle.node_ids)
+        assert len(self._lifecycle.node_ids) <= len(leases) + len(self._lifecycle._pending)
         producers = [lease.stream_id for lease in leases if lease.role is Role.PRODUCER]
         assert len(producers) == len(set(producers))
         for stream in self._lifecycle.streams:

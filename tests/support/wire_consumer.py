@@ -19,8 +19,8 @@ from numpy.typing import NDArray
 
 from tensorpool import aeron
 from tensorpool.wire import Message
+from tensorpool.wire.attach import AttachResponse
 from tensorpool.wire.control import ConsumerHello, MajorOrder, QosConsumer, ShmPoolAnnounce
-from tensorpool.wire.driver import ShmAttachResponse
 from tests.support.driver_client import DriverClient, new_client_id
 from tests.support.driver_process import IPC, Deployment, path_of
 from tests.support.listener import Endpoint, ReceivedMessage
@@ -69,7 +69,7 @@ class Slot(NamedTuple):
 class MappedStream:
     """The regions of one epoch, mapped for reading."""
 
-    def __init__(self, source: ShmAttachResponse | ShmPoolAnnounce) -> None:
+    def __init__(self, source: AttachResponse | ShmPoolAnnounce) -> None:
         assert source.header_nslots is not None
         self.nslots = source.header_nslots
         self.epoch = source.epoch
@@ -146,7 +146,7 @@ class WireConsumer(DriverClient):
         for mapped in self._maps:
             mapped.close()
 
-    def map(self, source: ShmAttachResponse | ShmPoolAnnounce) -> MappedStream:
+    def map(self, source: AttachResponse | ShmPoolAnnounce) -> MappedStream:
         """The regions that a driver's message names."""
         self._maps.append(MappedStream(source))
         return self._maps[-1]

@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tensorpool.cli.tap import KINDS
 from tensorpool.errors import DecodeFault
 from tensorpool.wire import DecodeError, Message, decode, driver, merge
 from tensorpool.wire.driver import (
@@ -202,3 +203,8 @@ def test_a_schema_encodes_both_layouts_under_its_id() -> None:
         encoded = moved.encode(message)
         assert encoded == data[:4] + struct.pack("<H", 999) + data[6:]
         assert moved.decode(encoded) == message
+
+
+def test_the_tap_can_be_limited_to_each_of_them() -> None:
+    """By the name that it prints."""
+    assert {type(message).__name__ for message, _ in GOLDEN} <= KINDS

@@ -24,15 +24,15 @@ from tensorpool.cli.decode import plain_fields
 from tensorpool.cli.signals import StopSignals
 from tensorpool.driver.config import DriverSection
 from tensorpool.errors import DecodeError
-from tensorpool.wire import Message, bridge, control, decode, discovery, driver, event, trace
+from tensorpool.wire import Message, bridge, control, decode, discovery, driver, event, merge, trace
 
 FRAGMENT_LIMIT: Final = 64
 MAX_HEX_BYTES: Final = 32
 MALFORMED: Final = "malformed"
 KINDS: Final = frozenset(
     kind.__name__
-    for module in (control, driver, bridge, trace, event, discovery)
-    for kind in module.schema.messages.values()
+    for module in (control, driver, bridge, merge, trace, event, discovery)
+    for kind in (*module.schema.messages.values(), *module.schema.dialects.values())
 ) | {MALFORMED}
 
 

@@ -15,11 +15,11 @@ from msgspec import Meta
 from tensorpool.channel import Endpoint, check_channel, check_endpoints
 from tensorpool.errors import ConfigError
 from tensorpool.settings import HIDDEN, IPC, AeronStreamId, EndpointOf, PositiveU32, PublishableChannel, Secret
-from tensorpool.wire import bridge, control, discovery, driver, event, trace
+from tensorpool.wire import bridge, control, discovery, driver, event, merge, trace
 
 MAX_TAG_BYTES: Final = 255
 MIN_TOKEN: Final = 16  # characters
-TAKEN: Final = frozenset(module.schema.id for module in (control, driver, bridge, trace, discovery))
+TAKEN: Final = frozenset(module.schema.id for module in (control, driver, bridge, merge, trace, discovery))
 
 Tag = Annotated[
     str, Meta(pattern=rf"\A[!-~]{{1,{MAX_TAG_BYTES}}}\Z", description="1 to 255 visible ASCII characters, no spaces")
