@@ -10,12 +10,16 @@ import msgspec
 import numpy as np
 import pytest
 
+from tensorpool.bridge.tables import REPEAT_NS, SECOND
 from tensorpool.wire import Message
 from tensorpool.wire.control import (
     DataSourceAnnounce,
     DataSourceMeta,
     FrameProgress,
     FrameProgressState,
+    MetaBlobAnnounce,
+    MetaBlobChunk,
+    MetaBlobComplete,
     Mode,
     QosConsumer,
     QosProducer,
@@ -154,6 +158,32 @@ def test_metadata_of_an_epoch_that_is_over_are_not_sent_to_later_receivers(make:
     rig.until(lambda: rig.turn() == 0, "nothing is left to send")
     assert all(it == renewed for it in rig.received(DataSourceAnnounce))
     assert rig.received(DataSourceMeta) == []
+
+
+@pytest.mark.spec("BRG-7.1-02")
+def test_tables_are_sent_again_to_who_comes_later_and_every_period(make: Callable[..., Rig]) -> None:
+    """Whole: a receiver that restarts before Aeron notices gets them by the period."""
+    rig = make(**with_metadata())
+    rig.settle()
+    rig.producer.publish_blob(b"calibration", blob_type=7)
+
+    def wait_table() -> None:
+        rig.until(lambda: rig.received(MetaBlobComplete), "the table has come")
+        (announce, *_), (chunk, *_) = rig.received(MetaBlobAnnounce), rig.received(MetaBlobChunk)
+        assert (announce.stream_id, announce.blob_type, chunk.chunk_bytes) == (rig.stream_id, 7, b"calibration")
+
+    wait_table()
+    rig.deafen()
+    rig.wait_until_disconnected()
+    rig.metadata.clear()
+    rig.listen()
+    wait_table()
+    rig.skipped_ns += SECOND  # after which a new receiver gets everything once more
+    rig.until(lambda: len(rig.received(MetaBlobComplete)) >= 2, "it has come once more")
+    rig.until(lambda: rig.turn() == 0, "nothing is left to send")
+    rig.metadata.clear()
+    rig.skipped_ns += REPEAT_NS
+    wait_table()
 
 
 @pytest.mark.spec("BRG-7.1-06")
