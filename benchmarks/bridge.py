@@ -114,6 +114,8 @@ SWEEP: dict[str, Settings] = {
     "default, 1m and rcv-wnd=512k": Settings(receiving="|so-rcvbuf=1m|rcv-wnd=512k"),
     "default, 2m and rcv-wnd=1m": Settings(receiving="|so-rcvbuf=2m|rcv-wnd=1m"),
     "default, 4m and rcv-wnd=4m": Settings(receiving="|so-rcvbuf=4m|rcv-wnd=4m"),
+    "default, 8m and rcv-wnd=4m": Settings(receiving="|so-rcvbuf=8m|rcv-wnd=4m"),  # needs net.core.rmem_max=8388608
+    "default, 16m and rcv-wnd=8m": Settings(receiving="|so-rcvbuf=16m|rcv-wnd=8m"),  # and 16777216
     "default, term-length=4m": Settings(sending="|term-length=4m", receiving=BUFFERS),
     "default, term-length=64m": Settings(sending="|term-length=64m", receiving=BUFFERS),
     "default, yielding": Settings(receiving=BUFFERS, media_driver={"shared_idle_strategy": "yield"}),

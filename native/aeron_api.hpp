@@ -94,11 +94,13 @@ inline constexpr std::int64_t kPublicationClosed = -4;
 inline constexpr std::int64_t kMaxPositionExceeded = -5;
 inline constexpr std::uint8_t kUnfragmented = 0xC0;
 inline constexpr std::uint8_t kBegin = 0x80;
+inline constexpr std::uint8_t kEnd = 0x40;
 
 using ErrorHandler = void (*)(void*, int, const char*);
 using ImageHandler = void (*)(void*, Sub*, Image*);
 using Notification = void (*)(void*);
 using FragmentHandler = Action (*)(void*, const std::uint8_t*, std::size_t, Header*);
+using BlockHandler = void (*)(void*, const std::uint8_t*, std::size_t, std::int32_t session_id, std::int32_t term_id);
 using CounterVisitor = void (*)(std::int64_t, std::int32_t, std::int32_t, const std::uint8_t*, std::size_t, const char*,
                                 std::size_t, void*);
 using LogFunction = void (*)(const char*);
@@ -158,6 +160,7 @@ using LogFunction = void (*)(const char*);
     X(int, buffer_claim_commit, (BufferClaim*)) \
     X(int, buffer_claim_abort, (BufferClaim*)) \
     X(int, subscription_controlled_poll, (Sub*, FragmentHandler, void*, std::size_t)) \
+    X(long, subscription_block_poll, (Sub*, BlockHandler, void*, std::size_t)) \
     X(bool, subscription_is_connected, (Sub*)) \
     X(bool, subscription_is_closed, (Sub*)) \
     X(int, subscription_image_count, (Sub*)) \

@@ -61,7 +61,6 @@ public:
     }
 
 private:
-    static constexpr std::size_t kFragmentLimit = 256;
     static constexpr std::size_t kYields = 20;
     static constexpr std::uint64_t kLongestFullNapNs = 100'000;
     static constexpr std::uint64_t kShortestNapNs = 20'000;
@@ -75,8 +74,7 @@ private:
 
     Round go_round(std::span<Outflow> outflows, const Inflow* inflow, std::uint64_t now_ns) {
         Round round;
-        if (inflow != nullptr)
-            round.work += inflow->router.router.poll(inflow->router, inflow->payload, kFragmentLimit, now_ns);
+        if (inflow != nullptr) round.work += inflow->router.router.poll(inflow->router, inflow->payload, now_ns);
         const std::size_t count = outflows.size();
         const auto open =
             std::find_if(outflows.begin(), outflows.end(), [](const auto& it) { return it.sender.is_open(); });

@@ -16,7 +16,7 @@
 
 namespace tensorpool {
 
-class ChunkRouter final : public aeron::Sink {
+class ChunkRouter final : public aeron::FragmentSink {
 public:
     explicit ChunkRouter(AllowedSources allowed) : allowed_(std::move(allowed)) {}
 
@@ -54,10 +54,10 @@ public:
         std::vector<std::unique_ptr<Assembler::Busy>> held;
     };
 
-    // At most `limit` fragments, as if they had arrived at `now_ns`; returns how many there were.
-    int poll(const Busy&, aeron::Subscription& subscription, std::size_t limit, std::uint64_t now_ns) {
+    // A block of the log of each session, as if it had arrived at `now_ns`; returns how many fragments there were.
+    int poll(const Busy&, aeron::Subscription& subscription, std::uint64_t now_ns) {
         now_ns_ = now_ns;
-        return subscription.poll(*this, limit);
+        return subscription.poll_blocks(*this, kBlockBytes);
     }
 
     // Takes the digests of frames that are next on the control stream; whether another message follows them.
@@ -85,19 +85,16 @@ public:
     std::uint64_t digests_unknown() const noexcept { return digests_unknown_.get(); }
     std::uint64_t drops(ChunkDrop drop) const noexcept { return drops_[static_cast<std::size_t>(drop)].get(); }
 
-    bool on_message(std::span<const std::uint8_t> message, const aeron::MessageInfo& info) override {
-        if (source_ == nullptr || source_->session_id != info.session_id) source_ = find_source(info.session_id);
+    // A chunk is one datagram (§5.2): what is not is no chunk, and takes no memory.
+    void on_fragment(std::span<const std::uint8_t> fragment, std::int32_t session_id, bool is_first,
+                     bool is_last) override {
+        if (!is_first) return;
+        if (!is_last) return count(ChunkDrop::FRAGMENTED);
+        if (source_ == nullptr || source_->session_id != session_id) source_ = find_source(session_id);
         if (source_ == nullptr || !source_->is_allowed)
             count(ChunkDrop::ADDRESS);
         else
-            route(message, source_);
-        return true;
-    }
-
-    // A chunk is one datagram (§5.2): what is not is no chunk, and takes no memory.
-    bool wants(std::span<const std::uint8_t>, const aeron::MessageInfo&) override {
-        count(ChunkDrop::FRAGMENTED);
-        return false;
+            route(fragment, source_);
     }
 
     void on_image(const aeron::ImageEvent& event) override {
@@ -123,6 +120,7 @@ private:
     };
 
     static constexpr std::size_t kMtuMargin = 128;
+    static constexpr std::size_t kBlockBytes = 256 << 10;  // of a window of 2 MiB: what is read makes room for more
 
     // Null: the session that the mapping follows.
     void route(std::span<const std::uint8_t> message, const Source* source) {

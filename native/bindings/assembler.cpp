@@ -170,17 +170,6 @@ void bind_router(nb::module_& m) {
             "assembler"_a, nb::keep_alive<1, 2>())
         .def("remove", &ChunkRouter::remove, "stream_id"_a)
         .def(
-            "poll",
-            [](ChunkRouter& self, PySubscription& subscription, std::int64_t limit, std::uint64_t now_ns) {
-                const std::shared_ptr<aeron::Subscription> kept = subscription.subscription;
-                const std::size_t most = positive(limit);
-                const nb::gil_scoped_release release;
-                const ChunkRouter::Busy busy(self);
-                return self.poll(busy, *kept, most, now_ns);
-            },
-            "subscription"_a, "limit"_a, "now_ns"_a,
-            "Take at most `limit` fragments, without the GIL; how many there were.")
-        .def(
             "take",
             [](ChunkRouter& self, nb::handle message, std::uint64_t now_ns) {
                 const Buffer buffer(message, PyBUF_ANY_CONTIGUOUS);

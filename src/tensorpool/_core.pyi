@@ -1117,9 +1117,6 @@ class ChunkRouter:
 
     def remove(self, stream_id: int) -> None: ...
 
-    def poll(self, subscription: Subscription, limit: int, now_ns: int) -> int:
-        """Take at most `limit` fragments, without the GIL; how many there were."""
-
     def take(self, message: Buffer, now_ns: int) -> None:
         """One message, as if it had arrived then."""
 
