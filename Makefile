@@ -35,7 +35,7 @@ WEB_MODULES := src/tensorpool/console/web/vendor/LICENSES.txt
 setup: .venv/.installed $(WEB_MODULES)
 
 demo: setup
-	MPLCONFIGDIR=$(CURDIR)/build/matplotlib JDK_JAVA_OPTIONS=-XX:-UsePerfData $(PY) -m tensorpool demo
+	MPLCONFIGDIR=$(CURDIR)/build/matplotlib XDG_CACHE_HOME=$(CURDIR)/build/cache JDK_JAVA_OPTIONS=-XX:-UsePerfData $(PY) -m tensorpool demo
 
 # Tests mostly wait, for timers and other processes: two workers a core.
 PYTEST := $(PY) -m pytest --numprocesses 4 --dist loadfile --no-loadscope-reorder
@@ -72,7 +72,7 @@ bench-peers: setup .venv/.bench
 check: setup
 	.venv/bin/ruff check .
 	.venv/bin/ruff format --check .
-	.venv/bin/clang-format --dry-run --Werror $(filter %.hpp %.cpp,$(NATIVE)) $(wildcard tests/native/*.hpp tests/native/*.cpp)
+	.venv/bin/clang-format --dry-run --Werror $(filter %.hpp %.cpp,$(NATIVE)) $(wildcard tests/native/*.hpp tests/native/*.cpp benchmarks/native_pair.cpp)
 	.venv/bin/mypy
 	.venv/bin/lint-imports --no-cache
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import importlib
 import importlib.metadata
 import resource
 import time
@@ -29,8 +30,8 @@ Frame = NDArray[np.uint64]
 SOURCES = 4  # arrays that the writer takes its frames from in turn
 PAGE_BYTES = 4096
 PAGE_WORDS = PAGE_BYTES // 8
-WARM_UP_S = 0.25  # until every slot has been touched by both processes
-TAIL_S = 0.1  # the writer goes on after the reader's window
+WARM_UP_S = 0.08  # until every slot has been touched by both processes
+TAIL_S = 0.03  # the writer goes on after the reader's window
 
 memcpy = ctypes.PyDLL(None).memcpy  # PyDLL: without giving up the GIL around the call
 memcpy.argtypes = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t)
@@ -74,6 +75,14 @@ class Failure(msgspec.Struct, frozen=True, kw_only=True):
     """What made a process end."""
 
     words: str
+
+
+class Work(msgspec.Struct, frozen=True, kw_only=True):
+    """What the writer did during a phase: its share of a core, frames, and the CPU time of its own thread for each."""
+
+    cpu: float
+    frames: int
+    us_per_frame: float
 
 
 class Visit:
@@ -150,10 +159,11 @@ class Peer(Protocol):
 
     name: str
     package: str | None  # its distribution on PyPI, if it is not the standard library
+    module: str  # what to import of it
     says: str  # how it is used here, for the output
 
-    def host(self, size: int, depth: int, folder: Path) -> AbstractContextManager[Any]:
-        """What has to exist before the two processes, and is cleaned up after them. Yields what both are given."""
+    def host(self, size: int, depth: int, folder: Path, readers: int) -> AbstractContextManager[Any]:
+        """What has to exist before the processes, and is cleaned up after them. Yields what they are given."""
 
     def writer(self, shared: Any, size: int, depth: int) -> Writer: ...
 
@@ -171,28 +181,34 @@ def version(peer: Peer) -> str | None:
 
 
 def run_writer(peer: Peer, shared: Any, size: int, depth: int, commands: Connection) -> None:
-    """The writing process: publishes what the runner asks for, answers with its share of a core."""
-    with _telling(commands), contextlib.closing(peer.writer(shared, size, depth)) as writer:
-        sources = [writer.source(size) for _ in range(SOURCES)]
-        commands.send("ready")
-        for phase in iter(commands.recv, None):
-            with Cpu() as cpu:
-                _write(writer, sources, phase)
-            commands.send(cpu.share)
+    """The writing process: publishes what the runner asks for, answers with what it did."""
+    with _telling(commands):
+        _await_opening(peer, commands)
+        with contextlib.closing(peer.writer(shared, size, depth)) as writer:
+            sources = [writer.source(size) for _ in range(SOURCES)]
+            commands.send("ready")
+            for phase in iter(commands.recv, None):
+                began_ns = time.thread_time_ns()
+                with Cpu() as cpu:
+                    frames = _write(writer, sources, phase)
+                us = (time.thread_time_ns() - began_ns) / 1e3 / max(frames, 1)
+                commands.send(Work(cpu=cpu.share, frames=frames, us_per_frame=us))
 
 
 def run_reader(peer: Peer, shared: Any, size: int, depth: int, commands: Connection) -> None:
     """The reading process: answers every phase with what it saw."""
-    with _telling(commands), contextlib.closing(peer.reader(shared, size, depth)) as reader:
-        own = new_frame(size)
-        commands.send("ready")
-        for phase in iter(commands.recv, None):
-            visit = Visit(touching=not phase.copying)
-            deadline_s = time.monotonic() + phase.total_s
-            wait_s = 0.5 if phase.rate_hz == 0 else 0.05
-            with Cpu() as cpu:
-                reader.run(visit, own if phase.copying else None, deadline_s, wait_s)
-            commands.send(visit.sight(phase, cpu.share))
+    with _telling(commands):
+        _await_opening(peer, commands)
+        with contextlib.closing(peer.reader(shared, size, depth)) as reader:
+            own = new_frame(size)
+            commands.send("ready")
+            for phase in iter(commands.recv, None):
+                visit = Visit(touching=not phase.copying)
+                deadline_s = time.monotonic() + phase.total_s
+                wait_s = 0.5 if phase.rate_hz == 0 else 0.05
+                with Cpu() as cpu:
+                    reader.run(visit, own if phase.copying else None, deadline_s, wait_s)
+                commands.send(visit.sight(phase, cpu.share))
 
 
 @contextlib.contextmanager
@@ -206,17 +222,28 @@ def _telling(commands: Connection) -> Iterator[None]:
         raise
 
 
-def _write(writer: Writer, sources: list[Frame], phase: Phase) -> None:
+def _await_opening(peer: Peer, commands: Connection) -> None:
+    """Processes start at once and open one after the other: iceoryx2 fails when many open at the same time."""
+    if peer.package is not None:
+        importlib.import_module(peer.module)
+    commands.send("started")
+    commands.recv()
+
+
+def _write(writer: Writer, sources: list[Frame], phase: Phase) -> int:
+    """How many frames it published."""
     words = [memoryview(source).cast("B").cast("Q") for source in sources]
     turns = list(zip(words, sources, strict=True))
     publish, clock = writer.publish, time.monotonic_ns
     started_ns = clock()
     end_ns = started_ns + int(phase.total_s * 1e9)
+    frames = 0
     if phase.rate_hz is None:
         while True:
             for word, source in turns:
                 word[0] = word[-1] = stamp = clock()
                 publish(source)
+            frames += SOURCES
             if stamp >= end_ns:
                 break
     elif phase.rate_hz == 0:
@@ -228,7 +255,9 @@ def _write(writer: Writer, sources: list[Frame], phase: Phase) -> None:
             word, source = turns[turn % SOURCES]
             word[0] = word[-1] = clock()
             publish(source)
+            frames += 1
     writer.finish()
+    return frames
 
 
 class Cpu:

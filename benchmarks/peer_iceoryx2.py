@@ -13,6 +13,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 
@@ -21,8 +22,15 @@ from benchmarks.peer import Frame, Visit, memcpy, new_frame
 SETTLE_S = 10.0
 
 
+class Shared(NamedTuple):
+    root: str
+    prefix: str
+    readers: int  # at most
+
+
 class Iceoryx2:
     package: str | None = "iceoryx2"
+    module = "iceoryx2"
 
     def __init__(self, *, event: bool) -> None:
         self.event = event
@@ -30,31 +38,31 @@ class Iceoryx2:
         self.says = "loaned samples; " + ("listener and notifier, the reader sleeps" if event else "the reader spins")
 
     @contextmanager
-    def host(self, size: int, depth: int, folder: Path) -> Iterator[tuple[str, str]]:
+    def host(self, size: int, depth: int, folder: Path, readers: int) -> Iterator[Shared]:
         prefix = f"{folder.name}-iox_"
         root = folder / "iceoryx2"
         root.mkdir()
         try:
-            yield f"{root}/", prefix
+            yield Shared(f"{root}/", prefix, readers)
         finally:
             for left in Path("/dev/shm").glob(f"{prefix}*"):
                 left.unlink(missing_ok=True)
 
-    def writer(self, shared: tuple[str, str], size: int, depth: int) -> Iceoryx2Writer:
+    def writer(self, shared: Shared, size: int, depth: int) -> Iceoryx2Writer:
         return Iceoryx2Writer(_Services(shared, depth), size, event=self.event)
 
-    def reader(self, shared: tuple[str, str], size: int, depth: int) -> Iceoryx2Reader:
+    def reader(self, shared: Shared, size: int, depth: int) -> Iceoryx2Reader:
         return Iceoryx2Reader(_Services(shared, depth), size, event=self.event)
 
 
 class _Services:
     """The two services, opened or created alike by both sides."""
 
-    def __init__(self, shared: tuple[str, str], depth: int) -> None:
+    def __init__(self, shared: Shared, depth: int) -> None:
         import iceoryx2 as iox2
 
         iox2.set_log_level(iox2.LogLevel.Error)
-        root, prefix = shared
+        root, prefix, readers = shared
         config = iox2.config.default()
         config.global_cfg.root_path = iox2.Path.new(root)
         config.global_cfg.prefix = iox2.FileName.new(prefix)
@@ -66,12 +74,14 @@ class _Services:
             .enable_safe_overflow(True)
             .history_size(0)
             .max_publishers(1)
-            .max_subscribers(1)
+            .max_subscribers(readers)
+            .max_nodes(readers + 2)
             .subscriber_max_buffer_size(depth)
             .subscriber_max_borrowed_samples(2)
             .open_or_create()
         )
-        self.events = self.node.service_builder(name).event().open_or_create()
+        events = self.node.service_builder(name).event().max_listeners(readers).max_nodes(readers + 2)
+        self.events = events.open_or_create()
 
 
 class Iceoryx2Writer:

@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The picture of `benchmarks.peers`: throughput over frame size with both readers, and latency with its tail."""
+"""The picture of `benchmarks.peers`: throughput over frame size with both readers, and latency with its tail.
+
+Below it, where fan-out was measured: latency, CPU and goodput over the number of readers.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +14,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, NullLocator
 
-from benchmarks.peer_report import MEMCPY, OURS, RATE_HZ, Figures
+from benchmarks.peer_report import EVENT, FAN_METRICS, MEMCPY, OURS, RATE_HZ, Figures
 
 COLOURS = {
     OURS: "#d1495b",
@@ -24,12 +27,18 @@ COLOURS = {
 }
 MARKERS = {OURS: "o", "iceoryx2 poll": "s", "iceoryx2 event": "D", "zenoh SHM": "^", "pyzmq ipc": "v"}
 INK = "#333333"
+FAN_SHOWN = ("fan-out latency p50", "fan-out CPU", "fan-out goodput")
 
 
 def draw(figures: Figures, peers: list[str], sizes: dict[str, int], file: Path) -> None:
     mpl.rcParams.update({"font.size": 9, "svg.fonttype": "none", "svg.hashsalt": "tensorpool", "text.color": INK})
-    picture = Figure(figsize=(12, 4.2), dpi=150, layout="constrained")
-    touching, copying, latency = picture.subplots(1, 3)
+    fans = list(figures.rounds.get("fan-out CPU", {}))
+    rows = 2 if fans else 1
+    picture = Figure(figsize=(12, 4.2 * rows), dpi=150, layout="constrained")
+    axes = picture.subplots(rows, 3, squeeze=False)
+    touching, copying, latency = axes[0]
+    for place, metric in zip(axes[-1], FAN_SHOWN, strict=True) if fans else ():
+        _fan_out(place, figures, metric, fans)
     _throughput(touching, figures, "touching", "Throughput, frames read in place", peers, sizes)
     _throughput(copying, figures, "copying", "Throughput, frames copied by the reader", peers, sizes)
     copying.sharey(touching)
@@ -49,6 +58,25 @@ def _throughput(axes: Axes, figures: Figures, reader: str, title: str, peers: li
     axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
     axes.set_ylabel("GiB/s received")
     _dress(axes, title, sizes)
+
+
+def _fan_out(axes: Axes, figures: Figures, metric: str, fans: list[str]) -> None:
+    """The median with its interval over the number of readers."""
+    counts = [int(name.split()[0]) for name in fans]
+    for peer in (OURS, EVENT):
+        found = [(count, figures.estimate(metric, name, peer)) for count, name in zip(counts, fans, strict=True)]
+        points = [(count, value) for count, value in found if value is not None]
+        if points:
+            middle = [value.median for _, value in points]
+            spans = [
+                [value.median - value.low for _, value in points],
+                [value.high - value.median for _, value in points],
+            ]
+            axes.errorbar([count for count, _ in points], middle, yerr=spans, capsize=2, label=peer, **_line(peer))
+    axes.set_yscale("log")
+    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+    _dress(axes, f"Fan-out of 64 KiB: {FAN_METRICS[metric]}", {str(count): count for count in counts})
+    axes.set_xlabel("readers", fontsize=8)
 
 
 def _latency(axes: Axes, figures: Figures, peers: list[str], sizes: dict[str, int]) -> None:

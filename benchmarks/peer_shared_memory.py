@@ -36,10 +36,11 @@ class Ends(NamedTuple):
 class SharedMemory:
     name = "shared_memory + pipe"
     package: str | None = None
+    module = ""
     says = "a ring of slots, slot numbers through a Pipe, a semaphore of free slots; no protection against torn reads"
 
     @contextmanager
-    def host(self, size: int, depth: int, folder: Path) -> Iterator[Ends]:
+    def host(self, size: int, depth: int, folder: Path, readers: int) -> Iterator[Ends]:
         context = multiprocessing.get_context("spawn")
         segment = shared_memory.SharedMemory(create=True, size=size * depth)
         receiving, sending = context.Pipe(duplex=False)

@@ -15,6 +15,7 @@ from typing import NamedTuple
 
 import tensorpool as tp
 from benchmarks.peer import Frame, Visit, new_frame
+from tensorpool.errors import DISTRIBUTION
 
 STREAM_ID = 10_000
 SETTLE_S = 10.0
@@ -27,11 +28,12 @@ class Place(NamedTuple):
 
 class Tensorpool:
     name = "tensorpool"
-    package: str | None = "tensorpool"
+    package: str | None = DISTRIBUTION
+    module = "tensorpool"
     says = "publish and poll, every frame checked to be intact after its use"
 
     @contextmanager
-    def host(self, size: int, depth: int, folder: Path) -> Iterator[Place]:
+    def host(self, size: int, depth: int, folder: Path, readers: int) -> Iterator[Place]:
         stride_bytes = 1 << (size - 1).bit_length()
         with tempfile.TemporaryDirectory(dir="/dev/shm", prefix="tensorpool-peers-") as memory:
             config = folder / "driver.toml"

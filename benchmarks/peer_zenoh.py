@@ -27,10 +27,11 @@ POOL_HEADROOM_BYTES = 1 << 20
 class Zenoh:
     name = "zenoh SHM"
     package: str | None = "eclipse-zenoh"
+    module = "zenoh"
     says = "peer to peer over a unix socket, SHM provider, blocking congestion control, callback"
 
     @contextmanager
-    def host(self, size: int, depth: int, folder: Path) -> Iterator[str]:
+    def host(self, size: int, depth: int, folder: Path, readers: int) -> Iterator[str]:
         yield f"unixsock-stream/{folder}/zenoh.sock"
 
     def writer(self, shared: str, size: int, depth: int) -> ZenohWriter:

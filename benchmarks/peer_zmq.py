@@ -26,10 +26,11 @@ ZERO_COPY_FROM_BYTES = 1 << 20
 class Zmq:
     name = "pyzmq ipc"
     package: str | None = "pyzmq"
+    module = "zmq"
     says = "PUSH to PULL, copy=False from 1 MiB on; the copying reader receives into its array"
 
     @contextmanager
-    def host(self, size: int, depth: int, folder: Path) -> Iterator[str]:
+    def host(self, size: int, depth: int, folder: Path, readers: int) -> Iterator[str]:
         yield f"ipc://{folder}/zmq.sock"
 
     def writer(self, shared: str, size: int, depth: int) -> ZmqWriter:

@@ -1,17 +1,21 @@
 # SPDX-License-Identifier: Apache-2.0
-"""tensorpool next to its peers: two processes, frames of 4 KiB to 16 MiB, everything interleaved in one run.
+"""tensorpool next to its peers, everything interleaved in one run of about ten minutes.
 
     throughput   frames that a reader received whole, the writer publishing as fast as it goes; the reader touches every
                  page in place, or copies the frame into an array of its own
     latency      from just before publish to the array in the reader's hands, at 200 Hz
-    CPU          share of a core, at 200 Hz and when nothing is published
+    cpu          share of a core, at 200 Hz and when nothing is published, of the reader and of all processes
+    goodput      4 KiB as fast as it goes into a ring of 16, which laps the reader; alone and beside a busy process
+    fanout       one writer, 1 to 32 readers, at 100 Hz and as fast as it goes; and what idle readers cost the writer
+    native       the C++ headers of native/ without Python, both sides spinning
 
-A round visits every size and every peer, each in two fresh processes and alone on the machine, in an order that
-shifts from round to round; a figure is the median over the rounds, a ratio the median of the rounds' ratios. Frames
-may be lost: only what arrived counts, and every frame that arrived is checked. memcpy is one process copying from the
-same arrays into a ring of the same depth.
+The processes of all peers stay while a size is measured, and take short turns in an order that shifts from round to
+round; a ratio is the median of the rounds' ratios with its interval of 95 %, and a target is met or missed when the
+whole interval is on one side of it. Frames may be lost: only what arrived counts, and every frame that arrived is
+checked. memcpy is one process copying from the same arrays into a ring of the same depth.
 
-    python -m benchmarks.peers [--quick] [--peers a,b] [--sizes 4,640] [--rounds N] [--json FILE] [--plot FILE]
+    python -m benchmarks.peers [--only throughput,latency] [--quick] [--peers a,b] [--sizes 4,640] [--rounds N]
+                               [--markdown] [--json FILE] [--plot FILE]
 """
 
 from __future__ import annotations
@@ -19,47 +23,45 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
-import multiprocessing
-import os
-import platform
-import re
 import signal
 import sys
 import tempfile
 import time
-from collections.abc import Callable
-from multiprocessing.connection import Connection
-from multiprocessing.process import BaseProcess
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import numpy as np
 
-from benchmarks.peer import (
-    SOURCES,
-    Cpu,
-    Failure,
-    Peer,
-    Phase,
-    Sight,
-    memcpy,
-    new_frame,
-    run_reader,
-    run_writer,
-    version,
-)
+from benchmarks import native_pair, peer_fanout
+from benchmarks.estimate import Verdict
+from benchmarks.machine import Conditions
+from benchmarks.peer import SOURCES, Peer, Phase, memcpy, new_frame, version
+from benchmarks.peer_group import Group, Outcome, busy_neighbour
 from benchmarks.peer_iceoryx2 import Iceoryx2
-from benchmarks.peer_report import CPU_SIZE, MEMCPY, OURS, RATE_HZ, Figures, report, targets
+from benchmarks.peer_report import (
+    CPU_SIZE,
+    EVENT,
+    LAPPED,
+    MEMCPY,
+    OURS,
+    POLL,
+    RATE_HZ,
+    Figures,
+    tables,
+    targets,
+)
 from benchmarks.peer_shared_memory import SharedMemory
 from benchmarks.peer_tensorpool import Tensorpool
 from benchmarks.peer_zenoh import Zenoh
 from benchmarks.peer_zmq import Zmq
 
 SIZES = {"4 KiB": 4 << 10, "64 KiB": 64 << 10, "640 KiB": 640 << 10, "4 MiB": 4 << 20, "16 MiB": 16 << 20}
-
-READY_S = 30.0
-QUIET = 0.2  # of a core: what else may run on a machine that is measured
+PARTS = ("throughput", "latency", "cpu", "goodput", "fanout", "native")
+LAPPED_SIZE, LAPPED_SLOTS = 4 << 10, 16
+RIVALS = (OURS, POLL, EVENT)  # in every round; the others in every fourth
+OTHERS_EVERY = 4
 
 
 def depth_of(size: int) -> int:
@@ -71,141 +73,162 @@ def depth_of(size: int) -> int:
 
 
 class Plan(msgspec.Struct, frozen=True, kw_only=True):
-    rounds: int
+    rounds: int  # of throughput and goodput
+    slow_rounds: int  # of latency, of CPU, and of fan-out's rates
     throughput_s: float
     latency_s: float
     idle_s: float
+    fans: tuple[int, ...]
+    cycles: int  # in which a peer's readers are started anew, for fan-out
 
 
-FULL = Plan(rounds=5, throughput_s=0.5, latency_s=1.5, idle_s=5.0)
-QUICK = Plan(rounds=1, throughput_s=0.25, latency_s=1.0, idle_s=2.0)
+FULL = Plan(rounds=13, slow_rounds=7, throughput_s=0.15, latency_s=0.8, idle_s=1.0, fans=(1, 2, 4, 8, 16, 32), cycles=2)
+QUICK = Plan(rounds=3, slow_rounds=2, throughput_s=0.1, latency_s=0.4, idle_s=0.5, fans=(1, 4), cycles=1)
 
 
-class Pair:
-    """The two processes of one peer, and their share of a core; ends with them."""
+class Run:
+    """Everything that is measured, part by part."""
 
-    def __init__(self, peer: Peer, size: int, folder: Path) -> None:
-        self._host = peer.host(size, depth_of(size), folder)
-        self._processes: list[BaseProcess] = []
-        self._segments: set[Path] = set()
-        shared = self._host.__enter__()
+    def __init__(self, peers: list[Peer], sizes: dict[str, int], plan: Plan, folder: Path) -> None:
+        self.figures = Figures()
+        self.conditions = Conditions()
+        self._peers, self._sizes, self._plan, self._folder = peers, sizes, plan, folder
+
+    def measure(self, parts: list[str]) -> None:
+        alternating = set(parts) & {"throughput", "latency", "cpu"}
+        for name, size in self._sizes.items():
+            if alternating and not (alternating == {"cpu"} and name != CPU_SIZE):
+                self._visit(name, size, alternating)
+        if "goodput" in parts:
+            self._goodput()
+        if "fanout" in parts:
+            fanning = [peer for peer in self._peers if peer.name in (OURS, EVENT)]
+            for cycle in range(self._plan.cycles):
+                for peer in fanning:
+                    _say(f"fan-out of {peer.name}, cycle {cycle + 1}")
+                    with self._failing(peer, "fan-out"), self._own_folder() as own:
+                        plan = self._plan
+                        peer_fanout.measure(
+                            self.figures, self.conditions, peer, own, plan.fans, plan.slow_rounds, cycle
+                        )
+        if "native" in parts:
+            self._native()
+
+    def _visit(self, name: str, size: int, parts: set[str]) -> None:
+        plan = self._plan
+        with self._groups(size, depth_of(size), name) as groups:
+            if "throughput" in parts:
+                for turn in self._turns(f"throughput, {name}", plan.rounds):
+                    rate = _memcpy_rate(size, plan.throughput_s / 2)
+                    for copying in (False, True):
+                        metric = "throughput copying" if copying else "throughput touching"
+                        self.figures.add(metric, name, MEMCPY, rate)
+                        phase = Phase(seconds=plan.throughput_s, copying=copying)
+                        for peer, outcome in self._round(groups, turn, name, phase):
+                            self.figures.add(metric, name, peer, outcome.sight.per_second)
+            if "latency" in parts or (name == CPU_SIZE and "cpu" in parts):
+                for turn in self._turns(f"latency, {name}", plan.slow_rounds):
+                    phase = Phase(seconds=plan.latency_s, rate_hz=RATE_HZ)
+                    for peer, outcome in self._round(groups, turn, name, phase):
+                        percentiles = np.percentile(np.array(outcome.sight.latencies_ns), (50, 99)) / 1e3
+                        self.figures.add("latency p50", name, peer, float(percentiles[0]))
+                        self.figures.add("latency p99", name, peer, float(percentiles[1]))
+                        if name == CPU_SIZE:
+                            self.figures.add("CPU at 200 Hz, reader", name, peer, outcome.sight.cpu)
+                            self.figures.add("CPU at 200 Hz, all", name, peer, outcome.cpu)
+        if name == CPU_SIZE and "cpu" in parts:
+            self._idle(name, size)
+
+    def _idle(self, name: str, size: int) -> None:
+        """Alone: what a peer's processes do when idle is what is measured, so that no other's may be there."""
+        for turn in self._turns("idle", self._plan.slow_rounds):
+            for peer in _shifted(self._peers, turn):
+                if peer.name not in (OURS, EVENT) and turn % OTHERS_EVERY:
+                    continue
+                with self._failing(peer, "idle"), self._own_folder() as own:
+                    group = Group(peer, size, depth_of(size), own, self.conditions)
+                    with contextlib.closing(group):
+                        time.sleep(0.5)  # what starting left to do
+                        outcome = group.run(Phase(seconds=self._plan.idle_s, rate_hz=0))
+                    self.figures.add("CPU idle, reader", name, peer.name, outcome.sight.cpu)
+                    self.figures.add("CPU idle, writer", name, peer.name, outcome.work.cpu)
+                    self.figures.add("CPU idle, all", name, peer.name, outcome.cpu)
+
+    def _goodput(self) -> None:
+        phase = Phase(seconds=2 * self._plan.throughput_s)
+        with self._groups(LAPPED_SIZE, LAPPED_SLOTS, "goodput") as every:
+            groups = [group for group in every if group.peer.name in RIVALS]
+            for turn in self._turns("goodput", self._plan.rounds):
+                for metric in LAPPED:
+                    with busy_neighbour() if metric == LAPPED[1] else contextlib.nullcontext():
+                        for peer, outcome in self._round(groups, turn, "goodput", phase):
+                            self.figures.add(metric, "4 KiB", peer, outcome.sight.per_second)
+
+    def _native(self) -> None:
+        if native_pair.binary() is None:
+            self.figures.failed.append("native: no C++ compiler (g++, or CXX)")
+            return
+        seconds = self._plan.throughput_s
+        for turn in self._turns("native", self._plan.rounds):
+            self.figures.turn = turn
+            for name, size in {"64 B": 64, **self._sizes}.items():
+                found = native_pair.run("latency", size, seconds) or {}
+                self.figures.add("native latency p50", name, OURS, found["p50_ns"] / 1e3)
+                self.figures.add("native latency p99", name, OURS, found["p99_ns"] / 1e3)
+                for metric, more in (("native touching", ()), ("native copying", ("copy",))):
+                    report = native_pair.run("throughput", size, depth_of(size), seconds, *more) or {}
+                    self.figures.add(metric, name, OURS, report["per_second"])
+
+    @contextlib.contextmanager
+    def _groups(self, size: int, depth: int, name: str) -> Iterator[list[Group]]:
+        """The processes of every peer, of those that start."""
+        with contextlib.ExitStack() as stack:
+            groups = []
+            for peer in self._peers:
+                _say(f"{name}: {peer.name} starts")
+                with self._failing(peer, name):
+                    group = Group(peer, size, depth, stack.enter_context(self._own_folder()), self.conditions)
+                    stack.callback(group.close)
+                    groups.append(group)
+            yield groups
+        for group in groups:
+            self.figures.wrong[group.peer.name] = self.figures.wrong.get(group.peer.name, 0) + group.wrong
+
+    def _round(self, groups: list[Group], turn: int, name: str, phase: Phase) -> Iterator[tuple[str, Outcome]]:
+        """One measurement of each peer, in an order of this round."""
+        for group in _shifted(groups, turn):
+            if group.peer.name in RIVALS or turn % OTHERS_EVERY == 0:
+                with self._failing(group.peer, name):
+                    yield group.peer.name, group.run(phase)
+
+    def _turns(self, what: str, count: int) -> Iterator[int]:
+        for turn in range(count):
+            _say(f"{what}, round {turn + 1} of {count}")
+            self.figures.turn = turn
+            self.conditions.look()
+            yield turn
+
+    @contextlib.contextmanager
+    def _failing(self, peer: Peer, what: str) -> Iterator[None]:
+        """One peer that fails does not end the others."""
         try:
-            self._reader = self._start(run_reader, peer, shared, size)
-            self._expect(self._reader, READY_S)
-            self._writer = self._start(run_writer, peer, shared, size)
-            self._expect(self._writer, READY_S)
-        except BaseException:
-            self.close()
-            raise
+            yield
+        except Exception as error:
+            words = f"{peer.name}, {what}, round {self.figures.turn + 1}: {type(error).__name__}: {error}"
+            self.figures.failed.append(words)
 
-    def run(self, phase: Phase) -> tuple[Sight, float, float]:
-        """What the reader saw, the share of a core of all its processes, and that of everything else meanwhile."""
-        busy_s, started_s = _busy_s(), time.monotonic()
-        with Cpu() as host:
-            self._reader.send(phase)
-            self._writer.send(phase)
-            writer_share = self._expect(self._writer, phase.total_s + READY_S)
-            sight = self._expect(self._reader, phase.total_s + READY_S)
-        total_cpu = sight.cpu + writer_share + host.share
-        return sight, total_cpu, (_busy_s() - busy_s) / (time.monotonic() - started_s) - total_cpu
-
-    def close(self) -> None:
-        for process in self._processes:
-            self._segments |= _segments(process.pid)
-        for end in (getattr(self, "_writer", None), getattr(self, "_reader", None)):
-            if end is not None:
-                with contextlib.suppress(OSError):
-                    end.send(None)
-        for process in self._processes:
-            process.join(5)
-            if process.is_alive():
-                process.kill()
-                process.join()
-        self._host.__exit__(None, None, None)
-        for segment in self._segments:
-            segment.unlink(missing_ok=True)
-
-    def _start(self, target: Callable[..., None], peer: Peer, shared: Any, size: int) -> Connection:
-        context = multiprocessing.get_context("spawn")
-        ours, theirs = context.Pipe()
-        process = context.Process(target=target, args=(peer, shared, size, depth_of(size), theirs), daemon=True)
-        process.start()
-        theirs.close()
-        self._processes.append(process)
-        return ours
-
-    def _expect(self, end: Connection, seconds: float) -> Any:
-        if not end.poll(seconds):
-            raise TimeoutError(f"no answer within {seconds:.0f} s")
-        answer = end.recv()
-        if isinstance(answer, Failure):
-            raise RuntimeError(answer.words)
-        return answer
+    @contextlib.contextmanager
+    def _own_folder(self) -> Iterator[Path]:
+        with tempfile.TemporaryDirectory(dir=self._folder, prefix="p") as own:
+            yield Path(own)
 
 
-def _segments(pid: int | None) -> set[Path]:
-    """Files in /dev/shm that the process has mapped: what is left of them afterwards is ours to remove."""
-    try:
-        maps = Path(f"/proc/{pid}/maps").read_text()
-    except OSError:
-        return set()
-    return {Path(path) for path in re.findall(r"(/dev/shm/(?!sem\.)\S+)$", maps, re.MULTILINE)}
+def _shifted[T](entries: list[T], turn: int) -> list[T]:
+    return entries[turn % len(entries) :] + entries[: turn % len(entries)] if entries else []
 
 
-def _busy_s() -> float:
-    """Seconds of all cores that were not idle so far."""
-    user, nice, system, _, _, *interrupts = map(int, Path("/proc/stat").read_text().split("\n")[0].split()[1:9])
-    return (user + nice + system + sum(interrupts)) / os.sysconf("SC_CLK_TCK")
-
-
-def measure(peers: list[Peer], sizes: dict[str, int], plan: Plan) -> Figures:
-    figures = Figures()
-    jobs = [(name, size, turn) for turn in range(plan.rounds) for name, size in sizes.items()]
-    with tempfile.TemporaryDirectory(prefix="tensorpool-peers-") as folder:
-        for number, (name, size, turn) in enumerate(jobs):
-            print(f"\r{number}/{len(jobs)}: {name}, round {turn + 1}   ", end="", file=sys.stderr, flush=True)
-            figures.turn = turn
-            rate = _memcpy_rate(size, plan.throughput_s)
-            figures.add("throughput touching", name, MEMCPY, rate)
-            figures.add("throughput copying", name, MEMCPY, rate)
-            for peer in peers[turn % len(peers) :] + peers[: turn % len(peers)]:
-                with tempfile.TemporaryDirectory(dir=folder, prefix="p") as own:
-                    _visit(figures, peer, name, size, plan, Path(own))
-    print("\r" + " " * 60 + "\r", end="", file=sys.stderr)
-    return figures
-
-
-def _visit(figures: Figures, peer: Peer, name: str, size: int, plan: Plan, folder: Path) -> None:
-    try:
-        pair = Pair(peer, size, folder)
-        try:
-            for copying in (False, True):
-                sight, _ = _run(figures, peer, pair, Phase(seconds=plan.throughput_s, copying=copying))
-                metric = "throughput copying" if copying else "throughput touching"
-                figures.add(metric, name, peer.name, sight.per_second)
-            sight, total_cpu = _run(figures, peer, pair, Phase(seconds=plan.latency_s, rate_hz=RATE_HZ))
-            percentiles = np.percentile(np.array(sight.latencies_ns), (50, 99)) / 1e3
-            figures.add("latency p50", name, peer.name, float(percentiles[0]))
-            figures.add("latency p99", name, peer.name, float(percentiles[1]))
-            if name == CPU_SIZE:
-                figures.add("CPU at 200 Hz, reader", name, peer.name, sight.cpu)
-                figures.add("CPU at 200 Hz, all", name, peer.name, total_cpu)
-                sight, total_cpu = _run(figures, peer, pair, Phase(seconds=plan.idle_s, rate_hz=0))
-                figures.add("CPU idle, reader", name, peer.name, sight.cpu)
-                figures.add("CPU idle, all", name, peer.name, total_cpu)
-        finally:
-            pair.close()
-    except Exception as error:
-        figures.failed.append(f"{peer.name}, {name}, round {figures.turn + 1}: {type(error).__name__}: {error}")
-
-
-def _run(figures: Figures, peer: Peer, pair: Pair, phase: Phase) -> tuple[Sight, float]:
-    sight, total_cpu, others = pair.run(phase)
-    figures.others.append(others)
-    figures.wrong[peer.name] = figures.wrong.get(peer.name, 0) + sight.wrong
-    if sight.frames == 0 and phase.rate_hz != 0:
-        raise RuntimeError("the reader received nothing")
-    return sight, total_cpu
+def _say(words: str) -> None:
+    print(f"\r{words:<70}", end="", file=sys.stderr, flush=True)
 
 
 def _memcpy_rate(size: int, seconds: float) -> float:
@@ -224,81 +247,78 @@ def _memcpy_rate(size: int, seconds: float) -> float:
     return copies / took
 
 
-def _machine() -> dict[str, Any]:
-    models = re.findall(r"^model name\s*:\s*(.+)$", Path("/proc/cpuinfo").read_text(), re.MULTILINE)
-    return {
-        "cpu": models[0] if models else platform.machine(),
-        "cores": os.cpu_count(),
-        "kernel": platform.release(),
-        "python": platform.python_version(),
-    }
-
-
 def main() -> int:
     known: dict[str, Peer] = {
         peer.name: peer
         for peer in (Tensorpool(), Iceoryx2(event=False), Iceoryx2(event=True), Zmq(), Zenoh(), SharedMemory())
     }
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help="one short round")
-    parser.add_argument("--rounds", type=int, help=f"rounds of a full run, by default {FULL.rounds}")
+    parser.add_argument("--only", help=f"only these parts of {', '.join(PARTS)}")
+    parser.add_argument("--quick", action="store_true", help="few short rounds")
+    parser.add_argument("--rounds", type=int, help=f"rounds of throughput, by default {FULL.rounds}; others about half")
     parser.add_argument("--peers", help=f"only those whose names begin so, of: {', '.join(known)}")
     parser.add_argument("--sizes", help="only frames of so many KiB, such as 4,640")
+    parser.add_argument("--markdown", action="store_true", help="print tables as docs/benchmarks.md shows them")
     parser.add_argument("--json", type=Path, help="also write every round's figures to this file")
     parser.add_argument("--plot", type=Path, help="also draw them, as .png or .svg")
     options = parser.parse_args()
     plan = QUICK if options.quick else FULL
     if options.rounds:
-        plan = msgspec.structs.replace(plan, rounds=options.rounds)
+        plan = msgspec.structs.replace(plan, rounds=options.rounds, slow_rounds=max(1, options.rounds // 2))
+    parts = options.only.split(",") if options.only else list(PARTS)
     wanted = options.peers.split(",") if options.peers else [""]
     chosen = [peer for peer in known.values() if any(peer.name.startswith(start) for start in wanted)]
     kib = {int(part) << 10 for part in options.sizes.split(",")} if options.sizes else set(SIZES.values())
     sizes = {name: size for name, size in SIZES.items() if size in kib}
-    if not chosen or not sizes:
-        parser.error(f"nothing to measure; peers are {', '.join(known)}, sizes {', '.join(SIZES)}")
-
+    if not chosen or not sizes or not set(parts) <= set(PARTS):
+        parser.error(
+            f"nothing to measure; parts are {', '.join(PARTS)}, peers {', '.join(known)}, sizes {', '.join(SIZES)}"
+        )
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # an end that cleans up
     versions = {peer.name: version(peer) for peer in chosen}
     for peer in chosen:
         release = versions[peer.name]
         status = f"MISSING: pip install {peer.package}" if release is None else f"{release:<8} {peer.says}"
-        print(f"{peer.name:<22}{status}")
-    print()
+        print(f"{peer.name:<22}{status}", file=sys.stderr)
     present = [peer for peer in chosen if versions[peer.name] is not None]
-    figures = measure(present, sizes, plan)
-    names = [peer.name for peer in present]
-    for line in report(figures, names, sizes):
-        print(line)
+    began_s = time.monotonic()
+    with tempfile.TemporaryDirectory(prefix="tensorpool-peers-") as folder:
+        run = Run(present, sizes, plan, Path(folder))
+        run.measure(parts)
+    print("\r" + " " * 70 + "\r", end="", file=sys.stderr)
+    figures, names = run.figures, [peer.name for peer in present]
+    for table in tables(figures, names, sizes):
+        print(table.markdown() if options.markdown else table.text(), end="\n\n")
     verdicts = targets(figures, list(sizes)) if OURS in names else []
+    bullet = "- " if options.markdown else ""
     for target in verdicts:
-        print(target)
-    busy = sum(share > QUIET for share in figures.others)
-    if busy:
-        print(f"NOISY   during {busy} of {len(figures.others)} measurements others took over {QUIET:.0%} of a core")
+        print(f"{bullet}{target}")
+    print()
+    for line in [*run.conditions.lines(), f"took {time.monotonic() - began_s:.0f} s"]:
+        print(f"{bullet}{line}")
     for words in figures.failed:
-        print(f"FAILED  {words}")
+        print(f"{bullet}FAILED  {words}")
     for name, count in figures.wrong.items():
         if count:
-            print(f"WRONG   {name}: {count} frames with stamps that disagree or out of order")
+            print(f"{bullet}WRONG   {name}: {count} frames with stamps that disagree or out of order")
     if options.json:
-        document = {
-            "machine": _machine(),
+        document: dict[str, Any] = {
+            "machine": run.conditions.document,
             "versions": versions,
             "plan": msgspec.structs.asdict(plan),
             "sizes": sizes,
             "rounds": figures.rounds,
-            "others": figures.others,
             "wrong": figures.wrong,
             "failed": figures.failed,
-            "targets": [{**msgspec.structs.asdict(target), "holds": target.holds} for target in verdicts],
+            "targets": [{**msgspec.to_builtins(target), "verdict": target.verdict} for target in verdicts],
         }
         options.json.write_text(json.dumps(document, indent=2))
     if options.plot:
         from benchmarks.peer_plot import draw
 
         draw(figures, names, sizes, options.plot)
-    bad = figures.failed or any(figures.wrong.values()) or any(target.holds is False for target in verdicts)
-    return 1 if bad else 0
+    is_missed = any(target.verdict is Verdict.MISSED for target in verdicts)
+    return 1 if figures.failed or any(figures.wrong.values()) or is_missed else 0
 
 
 if __name__ == "__main__":

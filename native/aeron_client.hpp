@@ -87,6 +87,7 @@ struct ImageEvent {
     std::int64_t position;
     std::uint64_t monotonic_ns;
     std::string source;
+    std::size_t mtu_bytes;  // of its publisher
 };
 
 class ClientCore;
@@ -112,7 +113,7 @@ struct ImageEvents {
         if (queue.size() == kMaxEvents) queue.pop_front();  // the subscription is not polled
         queue.push_back({available, constants.session_id, constants.correlation_id,
                          available ? constants.join_position : api.image_position(image), monotonic_ns(),
-                         constants.source_identity ? constants.source_identity : ""});
+                         constants.source_identity ? constants.source_identity : "", constants.mtu_length});
         pending.store(true, std::memory_order_release);
     }
 

@@ -5,6 +5,7 @@
 #include <atomic>
 #include <cstdint>
 #include <exception>
+#include <limits>
 #include <memory>
 #include <span>
 #include <string>
@@ -32,6 +33,9 @@ public:
     virtual bool on_message(std::span<const std::uint8_t> message, const MessageInfo& info) = 0;
     // The first fragment of a message of several: false passes over the message, and no memory is taken for it.
     virtual bool wants(std::span<const std::uint8_t>, const MessageInfo&) { return true; }
+    // A message of several fragments that is longer is given up, and reported, at the fragment that exceeds this.
+    virtual std::size_t max_bytes() const { return std::numeric_limits<std::size_t>::max(); }
+    virtual void on_too_long(const MessageInfo&) {}
     virtual void on_image(const ImageEvent&) {}
 };
 
@@ -79,18 +83,34 @@ public:
         return fragments;
     }
 
-    // Whether a poll would find something now; takes nothing.
-    bool has_fragment() {
+    // Hands messages of one fragment to `take` until it refuses one, which stays in the log, as do those after it; so does
+    // a longer message. Whether there was such a one. `take` does not throw.
+    template <typename Take>
+    bool take_front(Take&& take) {
         const Inside inside(*this);
         const Polling polling(*this);
         require_fresh();
-        bool is_found = false;
-        const auto look = [](void* found, const std::uint8_t*, std::size_t, Header*) -> Action {
-            *static_cast<bool*>(found) = true;
-            return kAbort;
+        struct Front {
+            Subscription& subscription;
+            Take& take;
+            bool is_refused = false;
+        } front{*this, take};
+        const auto look = [](void* found, const std::uint8_t* data, std::size_t length, Header* header) -> Action {
+            auto& in_front = *static_cast<Front*>(found);
+            HeaderValues values{};
+            in_front.subscription.api().header_values(header, &values);
+            in_front.is_refused =
+                in_front.is_refused || (values.flags & kUnfragmented) != kUnfragmented ||
+                !in_front.take(std::span(data, length), in_front.subscription.info_of(values, header));
+            return in_front.is_refused ? kAbort : kContinue;
         };
-        if (api().subscription_controlled_poll(sub_, look, &is_found, 1) < 0) throw last_error(api(), name());
-        return is_found;
+        if (api().subscription_controlled_poll(sub_, look, &front, kFrontLimit) < 0) throw last_error(api(), name());
+        return front.is_refused;
+    }
+
+    // Whether a poll would find something now; takes nothing.
+    bool has_fragment() {
+        return take_front([](std::span<const std::uint8_t>, const MessageInfo&) noexcept { return false; });
     }
 
     bool is_connected() {
@@ -103,9 +123,11 @@ public:
     }
     std::int32_t stream_id() const noexcept { return stream_id_; }
     const std::string& channel() const noexcept { return channel_; }
-    std::size_t partial_sessions() const noexcept { return assemblers_.size(); }
+    std::size_t partial_sessions() const noexcept { return partials_.size(); }
 
 private:
+    static constexpr std::size_t kFrontLimit = 64;
+
     struct Polling {
         explicit Polling(Subscription& subscription) : subscription(subscription) {
             if (subscription.polled_.exchange(true, std::memory_order_acquire))
@@ -142,8 +164,11 @@ private:
         if ((values.flags & kUnfragmented) == kUnfragmented) return on_message(self, data, length, header);
         try {
             if (!subscription->is_wanted(values, {data, length}, header)) return kContinue;
-            Assembler* const assembler = subscription->assembler_for(values.session_id);
-            return subscription->api().image_controlled_fragment_assembler_handler(assembler, data, length, header);
+            Partial& partial = subscription->partial_for(values.session_id);
+            partial.bytes = (values.flags & kBegin) != 0 ? length : partial.bytes + length;
+            if (partial.bytes > subscription->sink_->max_bytes()) return subscription->give_up(values, header);
+            return subscription->api().image_controlled_fragment_assembler_handler(partial.assembler, data, length,
+                                                                                   header);
         } catch (...) {
             return subscription->fail();
         }
@@ -158,6 +183,14 @@ private:
                 unwanted_.insert(values.session_id);
         }
         return !unwanted_.contains(values.session_id);
+    }
+
+    // The message is too long: what came of it is freed, and its other fragments are passed over.
+    Action give_up(const HeaderValues& values, Header* header) {
+        forget_session(values.session_id);
+        unwanted_.insert(values.session_id);
+        sink_->on_too_long(info_of(values, header));
+        return kContinue;
     }
 
     MessageInfo info_of(const HeaderValues& values, Header* header) const {
@@ -185,28 +218,34 @@ private:
         return kBreak;
     }
 
+    // A message of which fragments came.
+    struct Partial {
+        Assembler* assembler = nullptr;
+        std::size_t bytes = 0;
+    };
+
     // One assembler per session that sent fragments, deleted with its image: memory is bounded by the live images.
-    Assembler* assembler_for(std::int32_t session_id) {
-        const auto found = assemblers_.find(session_id);
-        if (found != assemblers_.end()) return found->second;
+    Partial& partial_for(std::int32_t session_id) {
+        const auto found = partials_.find(session_id);
+        if (found != partials_.end()) return found->second;
         Assembler* assembler = nullptr;
         if (api().image_controlled_fragment_assembler_create(&assembler, &Subscription::on_message, this) < 0)
             throw last_error(api(), name());
-        return assemblers_.emplace(session_id, assembler).first->second;
+        return partials_.emplace(session_id, Partial{assembler}).first->second;
     }
     void forget_session(std::int32_t session_id) {
         unwanted_.erase(session_id);
-        const auto found = assemblers_.find(session_id);
-        if (found == assemblers_.end()) return;
-        api().image_controlled_fragment_assembler_delete(found->second);
-        assemblers_.erase(found);
+        const auto found = partials_.find(session_id);
+        if (found == partials_.end()) return;
+        api().image_controlled_fragment_assembler_delete(found->second.assembler);
+        partials_.erase(found);
     }
 
     // Aeron may call the image callbacks until it reports that the close is complete: the queue outlives this object.
     void tear_down() noexcept override {
-        for (const auto& [session_id, assembler] : assemblers_)
-            api().image_controlled_fragment_assembler_delete(assembler);
-        assemblers_.clear();
+        for (const auto& [session_id, partial] : partials_)
+            api().image_controlled_fragment_assembler_delete(partial.assembler);
+        partials_.clear();
         if (sub_)
             api().subscription_close(
                 sub_,
@@ -223,7 +262,7 @@ private:
     bool stop_ = false;
     std::exception_ptr failure_;
     std::atomic<bool> polled_{false};
-    std::unordered_map<std::int32_t, Assembler*> assemblers_;
+    std::unordered_map<std::int32_t, Partial> partials_;
     std::unordered_set<std::int32_t> unwanted_;  // sessions in the middle of a message that is passed over
     std::shared_ptr<ImageEvents> images_;
     const std::string channel_;

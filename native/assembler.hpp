@@ -67,7 +67,7 @@ public:
         if (epoch_ == epoch) return;
         lose_all(FrameLoss::EPOCH);
         tombs_.clear();
-        checksums_.clear();
+        digests_.clear();
         ahead_.clear();
         published_.reset();
         jumped_ns_.reset();
@@ -90,18 +90,6 @@ public:
         is_paused_ = is_paused;
     }
 
-    // The sender's digest of a frame, before or after its chunks.
-    void set_digest(std::uint64_t epoch, std::uint64_t seq, std::uint32_t payload_length, const FrameDigest& digest,
-                    std::uint64_t now_ns) {
-        const Busy busy(*this);
-        now_ns_ = now_ns;
-        if (!limits_.needs_digest || epoch_ != epoch || (published_ && seq <= *published_)) return;
-        checksums_.push_back({seq, payload_length, digest});
-        if (checksums_.size() > std::size_t{4} * limits_.max_inflight) checksums_.erase(checksums_.begin());
-        if (Frame* const frame = find(seq); frame != nullptr && frame->is_whole())
-            is_expired(*frame, now_ns) ? lose(*frame, unproven(), now_ns) : finish(*frame);
-    }
-
     // Drops the frames that waited too long; returns how many.
     std::size_t expire(std::uint64_t now_ns) {
         const Busy busy(*this);
@@ -122,7 +110,8 @@ public:
     void take(const ArrivedChunk& chunk, std::uint64_t now_ns) {
         now_ns_ = now_ns;
         chunks_.add();
-        const ChunkDrop drop = judge(chunk);
+        ChunkDrop drop = judge(chunk);
+        if (drop == ChunkDrop::NONE && !chunk.is_unharmed()) drop = ChunkDrop::CRC;
         if (drop != ChunkDrop::NONE) return drop_chunk(drop, chunk);
         if (last_ == nullptr || last_->seq != chunk.seq) last_ = find(chunk.seq);
         if (last_ != nullptr && is_expired(*last_, now_ns))
@@ -144,6 +133,19 @@ public:
         if (drop == ChunkDrop::PAUSED) count(FrameLoss::PAUSED);
         if (drop == ChunkDrop::SEQ_JUMP) count(FrameLoss::SEQ_JUMP);
     }
+
+    // The sender's digest of a frame of this stream, before or after its chunks.
+    void take(const DigestMessage& sum, std::uint64_t now_ns) {
+        now_ns_ = now_ns;
+        if (!limits_.needs_digest || epoch_ != sum.epoch || (published_ && sum.seq <= *published_)) return;
+        digests_.push_back(sum);
+        if (digests_.size() > std::size_t{4} * limits_.max_inflight) digests_.erase(digests_.begin());
+        if (Frame* const frame = find(sum.seq); frame != nullptr && frame->is_whole())
+            is_expired(*frame, now_ns) ? lose(*frame, unproven(), now_ns) : finish(*frame);
+    }
+
+    // A digest of a session that is not followed.
+    void drop_digest() noexcept { digests_dropped_.add(); }
 
     // --- what happened
 
@@ -170,6 +172,7 @@ public:
     std::uint64_t assembly_ns() const noexcept { return assembly_ns_.get(); }
     std::uint64_t longest_assembly_ns() const noexcept { return longest_assembly_ns_.get(); }
     std::uint64_t buffered_bytes() const noexcept { return buffered_bytes_.get(); }
+    std::uint64_t digests_dropped() const noexcept { return digests_dropped_.get(); }
     std::uint64_t drops(ChunkDrop drop) const noexcept { return chunk_drops_[static_cast<std::size_t>(drop)].get(); }
     std::uint64_t losses(FrameLoss loss) const noexcept { return losses_[static_cast<std::size_t>(loss)].get(); }
 
@@ -203,6 +206,7 @@ private:
         std::uint64_t first_ns = 0;
         std::uint32_t count = 0;
         std::uint32_t payload_length = 0;
+        std::uint64_t trace_id = 0;
         std::uint32_t received = 0;
         std::uint64_t bytes = 0;
         std::uint8_t* at = nullptr;
@@ -221,12 +225,6 @@ private:
     struct Tomb {
         std::uint64_t seq;
         std::uint64_t until_ns;
-    };
-
-    struct Checksum {
-        std::uint64_t seq;
-        std::uint32_t payload_length;
-        FrameDigest digest;
     };
 
     // --- checks that need no frame
@@ -294,6 +292,7 @@ private:
         frame->first_ns = now_ns_;
         frame->count = chunk.count;
         frame->payload_length = chunk.payload_length;
+        frame->trace_id = chunk.trace_id;
         RingWriter& ring = target_->ring();
         const std::uint32_t index = ring.geometry().index_of(chunk.seq);
         if (chunk.index == 0 && in_slot(index) == nullptr) {
@@ -358,7 +357,8 @@ private:
 
     void add(Frame& frame, const ArrivedChunk& chunk) {
         FrameLoss loss = FrameLoss::NONE;
-        if (chunk.count != frame.count || chunk.payload_length != frame.payload_length)
+        if (chunk.count != frame.count || chunk.payload_length != frame.payload_length ||
+            chunk.trace_id != frame.trace_id)
             loss = FrameLoss::INCONSISTENT;
         else
             loss = fault_of(chunk);
@@ -440,9 +440,9 @@ private:
     // Every chunk is there.
     void finish(Frame& frame) {
         if (limits_.needs_digest) {
-            const auto sum = std::find_if(checksums_.begin(), checksums_.end(),
-                                          [&](const Checksum& each) { return each.seq == frame.seq; });
-            if (sum == checksums_.end()) return;  // it comes on another stream, and may come later
+            const auto sum = std::find_if(digests_.begin(), digests_.end(),
+                                          [&](const DigestMessage& each) { return each.seq == frame.seq; });
+            if (sum == digests_.end()) return;  // it comes on another stream, and may come later
             if (sum->payload_length != frame.payload_length || !(sum->digest == digest_of(frame)))
                 return lose(frame, unproven(), now_ns_);
         }
@@ -459,18 +459,20 @@ private:
             frame.pool = ring.open_image(frame.seq, frame.payload_length);
             if (frame.pool == RingGeometry::npos) return lose(frame, FrameLoss::NO_POOL, now_ns_);
             const Pool& pool = ring.geometry().pools()[frame.pool];
-            copy_payload(RingGeometry::payload(pool, index), frame.at, frame.payload_length,
-                         is_streamed(ring, frame.pool, frame.payload_length));
+            write_payload(RingGeometry::payload(pool, index), frame.at, frame.payload_length,
+                          ring.geometry().pool_bytes(pool));
         }
         count_published(frame, now_ns);  // before a consumer can see the frame
+        set_trace_id(frame.image.data(), frame.trace_id);
         ring.commit_image(frame.seq, frame.pool, frame.image.data());
-        target_->announce(frame.seq, load<std::uint32_t>(frame.image.data() + slot::kMetaVersion),
+        target_->announce(frame.seq, load<std::uint32_t>(frame.image.data() + slot::kMetaVersion), frame.trace_id,
                           frame.payload_length);
         advance_to(frame);
     }
 
     FrameDigest digest_of(const Frame& frame) const {
-        FrameDigester digester(limits_.mac_key, {stream_id_, *epoch_, frame.seq, 0, 0, 0, 0, frame.payload_length});
+        FrameDigester digester(limits_.mac_key,
+                               {stream_id_, *epoch_, frame.seq, 0, 0, 0, 0, frame.payload_length, frame.trace_id});
         digester.update(frame.image);
         digester.update({frame.at, frame.payload_length});
         return digester.digest();
@@ -481,7 +483,7 @@ private:
 
     static bool is_streamed(const RingWriter& ring, std::size_t pool, std::uint32_t bytes) noexcept {
         const RingGeometry& geometry = ring.geometry();
-        return prefers_streaming(bytes, std::size_t{geometry.nslots()} * geometry.pools()[pool].stride_bytes);
+        return prefers_streaming(bytes, geometry.pool_bytes(geometry.pools()[pool]));
     }
 
     void count_published(const Frame& frame, std::uint64_t now_ns) noexcept {
@@ -503,7 +505,7 @@ private:
         published_ns_ = now_ns_;
         jumped_ns_.reset();
         std::erase_if(tombs_, [seq](const Tomb& tomb) { return tomb.seq <= seq; });
-        std::erase_if(checksums_, [seq](const Checksum& sum) { return sum.seq <= seq; });
+        std::erase_if(digests_, [seq](const DigestMessage& sum) { return sum.seq <= seq; });
     }
 
     // Frames between the last published one and this one of which no chunk came at all.
@@ -575,7 +577,7 @@ private:
     std::unique_ptr<Frame> spare_;
     Frame* last_ = nullptr;  // what the chunk before belonged to
     std::vector<Tomb> tombs_;
-    std::vector<Checksum> checksums_;
+    std::vector<DigestMessage> digests_;
     std::vector<std::uint64_t> ahead_;  // dropped, above the last published one
     std::optional<std::uint64_t> published_;
     std::uint64_t published_ns_ = 0;
@@ -586,7 +588,7 @@ private:
     std::array<std::uint8_t, slot::kTail - slot::kHeaderLength> layout_bytes_;
     bool is_layout_known_ = false;
 
-    RelaxedCounter inflight_, buffered_bytes_;
+    RelaxedCounter inflight_, buffered_bytes_, digests_dropped_;
     RelaxedCounter chunks_, frames_out_, bytes_out_, in_place_, duplicates_, unseen_, assembly_ns_,
         longest_assembly_ns_;
     std::array<RelaxedCounter, static_cast<std::size_t>(ChunkDrop::COUNT_)> chunk_drops_;

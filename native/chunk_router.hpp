@@ -5,14 +5,11 @@
 
 #include <algorithm>
 #include <cstdint>
-#include <ctime>
 #include <memory>
 #include <span>
 #include <stdexcept>
 #include <string>
 #include <vector>
-
-#include <sched.h>
 
 #include "aeron_subscription.hpp"
 #include "assembler.hpp"
@@ -37,40 +34,37 @@ public:
         last_ = nullptr;
     }
 
-    // At most `limit` fragments, as if they had arrived at `now_ns`; returns how many there were.
-    int poll(aeron::Subscription& subscription, std::size_t limit, std::uint64_t now_ns) {
-        const Busy busy(*this);
-        now_ns_ = now_ns;
-        const int fragments = subscription.poll(*this, limit);
-        if (fragments > 0) polled_ns_ = monotonic_ns();
-        return fragments;
-    }
-
-    // Takes chunks as they come, `limit` fragments at a time, and sleeps while there are none: longer and longer,
-    // because Aeron cannot wake us. Ends after `for_ns`, or as soon as one of `others` has a message, because it may be
-    // an announce or a checksum by which the next chunks are judged. Returns how many fragments there were.
-    int pump(aeron::Subscription& subscription, std::span<aeron::Subscription* const> others, std::size_t limit,
-             std::uint64_t for_ns) {
-        const Busy busy(*this);
-        const std::uint64_t start_ns = monotonic_ns();
-        int taken = 0;
-        int empty = 0;  // polls since the last fragment
-        while (true) {
-            if (std::any_of(others.begin(), others.end(), [](auto* other) { return other->has_fragment(); }))
-                return taken;
-            now_ns_ = monotonic_ns();
-            if (now_ns_ - start_ns >= for_ns) return taken;
-            const int fragments = subscription.poll(*this, limit);
-            taken += fragments;
-            if (fragments > 0) {
-                polled_ns_ = now_ns_;
-                empty = 0;
-            } else if (++empty <= kYields) {
-                sched_yield();  // the media driver that receives the next chunks may wait for this core
-            } else {
-                nap(std::min(now_ns_ - polled_ns_, 8 * (start_ns + for_ns - now_ns_)));
+    // While it lives, its thread is the only one that uses the router and its assemblers.
+    struct Busy {
+        explicit Busy(ChunkRouter& router) : router(router) {
+            if (router.busy_.exchange(true, std::memory_order_acquire))
+                throw LocalProtocolError("this chunk router is being polled by another thread; one thread polls it");
+            try {
+                for (const auto& assembler : router.assemblers_)
+                    held.push_back(std::make_unique<Assembler::Busy>(*assembler));
+            } catch (...) {
+                router.busy_.store(false, std::memory_order_release);
+                throw;
             }
         }
+        ~Busy() { router.busy_.store(false, std::memory_order_release); }  // pairs with the exchange above
+        Busy(const Busy&) = delete;
+        Busy& operator=(const Busy&) = delete;
+        ChunkRouter& router;
+        std::vector<std::unique_ptr<Assembler::Busy>> held;
+    };
+
+    // At most `limit` fragments, as if they had arrived at `now_ns`; returns how many there were.
+    int poll(const Busy&, aeron::Subscription& subscription, std::size_t limit, std::uint64_t now_ns) {
+        now_ns_ = now_ns;
+        return subscription.poll(*this, limit);
+    }
+
+    // Takes the digests of frames that are next on the control stream; whether another message follows them.
+    bool poll_digests(const Busy&, aeron::Subscription& control, std::uint64_t now_ns) {
+        return control.take_front([&](std::span<const std::uint8_t> message, const aeron::MessageInfo& info) {
+            return route_digest(message, info.session_id, now_ns);
+        });
     }
 
     // One message of the session that its mapping follows, as if it had arrived at `now_ns`.
@@ -80,6 +74,15 @@ public:
         route(message, nullptr);
     }
 
+    // The digest of a frame, likewise, or of the given session. False for any other message.
+    bool take_digest(std::span<const std::uint8_t> message, std::optional<std::int32_t> session_id,
+                     std::uint64_t now_ns) {
+        const Busy busy(*this);
+        return route_digest(message, session_id, now_ns);
+    }
+
+    // Digests of streams that have no mapping.
+    std::uint64_t digests_unknown() const noexcept { return digests_unknown_.get(); }
     std::uint64_t drops(ChunkDrop drop) const noexcept { return drops_[static_cast<std::size_t>(drop)].get(); }
 
     bool on_message(std::span<const std::uint8_t> message, const aeron::MessageInfo& info) override {
@@ -103,7 +106,8 @@ public:
         if (event.available) {
             std::string address = address_of(event.source);
             const bool is_allowed = allowed_.allows(address);
-            sources_.push_back({event.session_id, std::move(address), is_allowed});
+            const auto most_bytes = static_cast<std::uint32_t>(std::max(event.mtu_bytes, kMtuMargin) - kMtuMargin);
+            sources_.push_back({event.session_id, std::move(address), is_allowed, most_bytes});
         } else {
             for (const auto& assembler : assemblers_) assembler->session().on_image_gone(event.session_id);
         }
@@ -115,31 +119,10 @@ private:
         std::int32_t session_id;
         std::string address;
         bool is_allowed;
+        std::uint32_t max_chunk_bytes;  // by its MTU (§5.2)
     };
 
-    static constexpr int kYields = 20;
-    static constexpr std::uint64_t kShortestNapNs = 20'000;
-    static constexpr std::uint64_t kLongestNapNs = 1'000'000;
-
-    // Holds the assemblers, too: the thread that polls is the one that uses them.
-    struct Busy {
-        explicit Busy(ChunkRouter& router) : router(router) {
-            if (router.busy_.exchange(true, std::memory_order_acquire))
-                throw LocalProtocolError("this chunk router is being polled by another thread; one thread polls it");
-            try {
-                for (const auto& assembler : router.assemblers_)
-                    held.push_back(std::make_unique<Assembler::Busy>(*assembler));
-            } catch (...) {
-                router.busy_.store(false, std::memory_order_release);
-                throw;
-            }
-        }
-        ~Busy() { router.busy_.store(false, std::memory_order_release); }  // pairs with the exchange above
-        Busy(const Busy&) = delete;
-        Busy& operator=(const Busy&) = delete;
-        ChunkRouter& router;
-        std::vector<std::unique_ptr<Assembler::Busy>> held;
-    };
+    static constexpr std::size_t kMtuMargin = 128;
 
     // Null: the session that the mapping follows.
     void route(std::span<const std::uint8_t> message, const Source* source) {
@@ -151,7 +134,23 @@ private:
         if (source != nullptr && last_->epoch() && !last_->session().admits(source->session_id, source->address))
             return last_->drop_chunk(ChunkDrop::SESSION, chunk);
         if (drop != ChunkDrop::NONE) return last_->drop_chunk(drop, chunk);
+        if (source != nullptr && chunk.length > source->max_chunk_bytes)
+            return last_->drop_chunk(ChunkDrop::CHUNK_SIZE, chunk);
         last_->take(chunk, now_ns_);
+    }
+
+    bool route_digest(std::span<const std::uint8_t> message, std::optional<std::int32_t> session_id,
+                      std::uint64_t now_ns) {
+        DigestMessage sum;
+        if (!sum.decode(message)) return false;
+        Assembler* const assembler = find(sum.stream_id);
+        if (assembler == nullptr)
+            digests_unknown_.add();
+        else if (session_id && assembler->session().origin() != session_id)
+            assembler->drop_digest();
+        else
+            assembler->take(sum, now_ns);
+        return true;
     }
 
     const Source* find_source(std::int32_t session_id) const noexcept {
@@ -166,11 +165,6 @@ private:
         return nullptr;
     }
 
-    static void nap(std::uint64_t silence_ns) noexcept {
-        const timespec duration{0, static_cast<long>(std::clamp(silence_ns / 8, kShortestNapNs, kLongestNapNs))};
-        nanosleep(&duration, nullptr);
-    }
-
     void count(ChunkDrop drop) noexcept { drops_[static_cast<std::size_t>(drop)].add(); }
 
     const AllowedSources allowed_;
@@ -179,8 +173,8 @@ private:
     std::vector<std::shared_ptr<Assembler>> assemblers_;
     Assembler* last_ = nullptr;
     std::uint64_t now_ns_ = 0;
-    std::uint64_t polled_ns_ = 0;  // when the last fragment came
     std::array<RelaxedCounter, static_cast<std::size_t>(ChunkDrop::COUNT_)> drops_;
+    RelaxedCounter digests_unknown_;
     std::atomic<bool> busy_{false};
 };
 

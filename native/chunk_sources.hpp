@@ -110,6 +110,7 @@ public:
         if (pinned_ == session_id) pinned_.reset();
     }
 
+    std::optional<std::int32_t> origin() const noexcept { return origin_; }
     std::optional<std::int32_t> pinned() const noexcept { return pinned_; }
 
 private:

@@ -42,7 +42,6 @@ struct Delivery {
 // A frame with what its descriptor said about it.
 struct ReceivedFrame : SlotFrame {
     std::uint64_t publish_timestamp_ns = FrameDescriptor::kNullU64;
-    std::uint64_t trace_id = 0;
     std::uint64_t dropped_before = 0;    // lost since the frame delivered before this one
     std::shared_ptr<Delivery> delivery;  // none: latest() shows a frame that was counted as lost before
 
@@ -146,7 +145,7 @@ public:
             const Drop drop = reader_.read(seq, out);
             if (drop != Drop::NONE) continue;  // overwritten since: look for a later one
             out.publish_timestamp_ns = last_.timestamp_ns;
-            out.trace_id = trace_of(last_);
+            if (trace_of(last_) != 0) out.trace_id = last_.trace_id;  // else what the slot says: K8, K11
             out.dropped_before = 0;
             if (is_delivered(seq)) {
                 dropped_before_ = 0;
@@ -177,6 +176,7 @@ public:
     Step step(const Busy&, aeron::Subscription& subscription, std::uint64_t now_ns) {
         const std::uint64_t quiet_ns = now_ns - arrived_ns_;
         const std::uint64_t bound_ns = bounded_sleep_ns(quiet_ns);
+        const std::uint64_t patience_ns = std::clamp(2 * interval_ns_, kLongestSleepNs, kLongestIdleSleepNs);
         const bool is_settled = quiet_ns >= kGraceNs;
         const std::uint64_t seq = expected_.value_or(watched_);
         const CommitWord word(reader_.geometry().slot(reader_.geometry().index_of(seq)));
@@ -184,14 +184,20 @@ public:
             polled_ns_ = now_ns;
             fill(subscription);
         }
-        if (!queue_.empty()) return {Step::kFrames};
+        if (!queue_.empty()) {
+            if (!is_woken_ && quiet_ns >= patience_ns) is_trusted_ = false;
+            return {Step::kFrames};
+        }
         if ((attention() & (kStopped | kSeqWentBack | kNewerEpoch)) != 0) return {Step::kOwner};
         if (!is_settled && interval_ns_ < kSlowNs) return {Step::kLull};
         const std::uint64_t seen = word.peek();
         if (seen < committed(seq)) {
             committed_since_ns_ = 0;
-            const std::uint64_t longest_ns =
-                is_settled ? std::max(bound_ns - (now_ns - polled_ns_), bound_ns / 2) : kSlowNs - quiet_ns;
+            // Its next wake-up comes: it has sent the last one kWakeEveryNs ago at least.
+            const bool is_called = is_trusted_ && quiet_ns >= kWakeEveryNs && quiet_ns < patience_ns;
+            const std::uint64_t longest_ns = is_called    ? patience_ns - quiet_ns
+                                             : is_settled ? std::max(bound_ns - (now_ns - polled_ns_), bound_ns / 2)
+                                                          : kSlowNs - quiet_ns;
             return {Step::kSleep, longest_ns, SleepWord(word.low_half(), static_cast<std::uint32_t>(seen))};
         }
         // The descriptor is still to arrive, or lost; then later ones come, but no commit in this slot.
@@ -199,6 +205,10 @@ public:
         if (now_ns - committed_since_ns_ < kGraceNs) return {Step::kLull};
         return {Step::kSleep, std::min(kLongestNapNs, std::max(kNapNs, (now_ns - committed_since_ns_) / 4))};
     }
+
+    // How a sleep on a step's word ended. A producer that has woken us before is waited for, instead of looked for every
+    // few milliseconds, for up to two intervals of its frames: by then a seq that it left out has been followed by another.
+    void slept(const Busy&, bool is_woken) noexcept { is_woken_ = is_woken, is_trusted_ = is_trusted_ || is_woken; }
 
     // Sleeps until there is something for next(), the owner is needed, or the time is over. True unless it is over.
     bool wait(aeron::Subscription& subscription, std::uint64_t timeout_ns) {
@@ -214,22 +224,10 @@ public:
             }
             const std::uint64_t sleep_ns = std::min(next.longest_ns, timeout_ns - (now_ns - start_ns));
             if (next.word)
-                sleep_on(next.word->word(), static_cast<std::uint32_t>(next.word->expected), sleep_ns);
+                slept(busy, sleep_on(next.word->word(), static_cast<std::uint32_t>(next.word->expected), sleep_ns));
             else
                 nap(sleep_ns);
         }
-    }
-
-    // A pause between polls: each poll takes the cache lines away that the writer is about to write. It does not yield
-    // the core: Linux charges for a yield as if the thread had used up its slice, and beside a busy process a reader that
-    // yields after each frame is lapped for many milliseconds. kGraceNs ends the polling soon enough.
-    static void lull() noexcept {
-        for (const std::uint64_t until_ns = monotonic_ns() + kLullNs; monotonic_ns() < until_ns;) pause();
-    }
-
-    static void nap(std::uint64_t nanoseconds) noexcept {
-        const timespec duration{0, static_cast<long>(nanoseconds)};
-        nanosleep(&duration, nullptr);
     }
 
     // §15.21: drops the descriptors that arrived while nothing was mapped, even if their frames can be read by now.
@@ -299,9 +297,9 @@ private:
     static constexpr std::uint64_t kPollEveryBytes = 256 << 10;  // reading much takes long: later frames have come
     static constexpr std::uint64_t kNapNs = 100'000;
     static constexpr std::uint64_t kLongestNapNs = 20'000'000;
-    static constexpr std::uint64_t kLullNs = 1'000;
     static constexpr std::uint64_t kSlowNs =
         4 * kGraceNs;  // frames that far apart are slept for, and looked for after as long
+    static constexpr std::uint64_t kScanEveryNs = 100'000'000;
     static constexpr int kLatestAttempts = 8;
     static constexpr int kDiscardTurns = 100;  // a publisher that is as fast as we are must not hold us here
 
@@ -429,9 +427,20 @@ private:
             if (account(queue_.front())) count(Drop::SKIPPED, 1);
     }
 
+    // From the last frame that we know of. All slots are looked at where none is found there, and not each time.
+    std::optional<std::uint64_t> find_newest() noexcept {
+        const std::uint64_t known = has_last_ ? last_.seq : watched_ - (watched_ > 0);
+        const std::optional<std::uint64_t> newest = reader_.newest_from(known);
+        if (newest) return newest;
+        const std::uint64_t now_ns = monotonic_ns();
+        if (now_ns - scanned_ns_ < kScanEveryNs) return std::nullopt;
+        scanned_ns_ = now_ns;
+        return reader_.newest();
+    }
+
     // Takes the newest frame of the ring; its descriptor may come later, or be lost.
     void adopt_newest() {
-        const std::optional<std::uint64_t> newest = reader_.newest();
+        const std::optional<std::uint64_t> newest = find_newest();
         if (!newest || (expected_ && *newest < *expected_)) return;
         FrameDescriptor descriptor;
         descriptor.stream_id = stream_id_;
@@ -451,7 +460,10 @@ private:
     std::uint64_t arrived_ns_ = 0;          // when the last descriptor came; kGraceNs later the next one wakes us
     std::uint64_t interval_ns_ = 0;         // between the last two times that descriptors came
     std::uint64_t polled_ns_ = 0;           // when a wait last polled for descriptors
+    bool is_woken_ = false;                 // the last sleep ended by a wake-up of the producer
+    bool is_trusted_ = false;               // the producer wakes its readers
     std::uint64_t committed_since_ns_ = 0;  // the next frame is in the ring, without its descriptor; 0: it is not
+    std::uint64_t scanned_ns_ = 0;          // when find_newest last looked at all slots
     std::deque<FrameDescriptor> queue_;
     FrameDescriptor last_;
     bool has_last_ = false;

@@ -26,7 +26,10 @@ public:
         std::uint64_t other_tag = 0;
         std::uint64_t other_schema = 0;
         std::uint64_t malformed = 0;  // cut short, or a tag that does not fit
+        std::uint64_t too_long = 0;
     };
+
+    static constexpr std::size_t kMaxBytes = 1 << 20;  // of an event in fragments
 
     EventFilter(std::uint16_t schema_id, std::vector<std::string> tags)
         : schema_id_(schema_id), tags_(std::move(tags)) {}
@@ -47,6 +50,7 @@ public:
         return std::find(tags_.begin(), tags_.end(), tag) != tags_.end() || refuse(counts_.other_tag);
     }
 
+    void on_too_long() noexcept { ++counts_.too_long; }
     const Counts& counts() const noexcept { return counts_; }
 
 private:
@@ -81,6 +85,8 @@ public:
     bool wants(std::span<const std::uint8_t> fragment, const aeron::MessageInfo&) override {
         return filter_.is_mine(fragment);
     }
+    std::size_t max_bytes() const override { return EventFilter::kMaxBytes; }
+    void on_too_long(const aeron::MessageInfo&) override { filter_.on_too_long(); }
     void on_image(const aeron::ImageEvent& event) override { next_.on_image(event); }
 
 private:

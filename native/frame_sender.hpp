@@ -8,7 +8,6 @@
 
 #include <algorithm>
 #include <cstdint>
-#include <ctime>
 #include <memory>
 #include <optional>
 #include <stdexcept>
@@ -81,27 +80,34 @@ enum class SendResult : std::uint8_t {
     TOO_LARGE,       // more than 65535 chunks, or than the limit: nothing was sent (G2)
 };
 
-// One frame at a time from a ring into a log. `Log` has claim_if(bytes, fill) as aeron::Publication has it.
+// How frames are sent.
+struct SendOptions {
+    ChunkLayout layout = ChunkLayout::SPECIFICATION;
+    std::uint64_t max_payload_bytes = kMaxBridgedBytes;
+    bool with_digest = false;
+    std::vector<std::uint8_t> mac_key;  // of digests; none: CRC32C
+};
+
+// One frame at a time from a ring into a log. `Log` has claim_if(bytes, fill) as aeron::Publication has it. Never waits.
 //
 //   idle ──send──► open ──resume──► idle      SENT, or given up
 template <typename Log>
 class FrameSender {
 public:
     FrameSender(RingReader& reader, std::shared_ptr<Log> log, std::uint32_t stream_id, std::uint64_t epoch,
-                ChunkPlan plan, std::uint64_t max_payload_bytes, bool with_digest = false,
-                std::vector<std::uint8_t> mac_key = {})
+                ChunkPlan plan, SendOptions options = {})
         : reader_(reader),
           log_(std::move(log)),
           plan_(plan),
-          max_payload_bytes_(std::min(max_payload_bytes, plan.largest_bytes())),
-          with_digest_(with_digest),
-          mac_key_(std::move(mac_key)) {
+          max_payload_bytes_(std::min(options.max_payload_bytes, plan.largest_bytes())),
+          options_(std::move(options)) {
         head_.stream_id = stream_id;
         head_.epoch = epoch;
+        head_.layout = options_.layout;
     }
 
-    // Begins a frame, and waits at most `patience_ns` for room at a time.
-    SendResult send(const SlotFrame& frame, std::uint64_t patience_ns) {
+    // Begins a frame.
+    SendResult send(const SlotFrame& frame, std::uint64_t trace_id) {
         if (is_open_)
             throw LocalProtocolError("frame " + std::to_string(head_.seq) +
                                      " is still being sent; resume or abandon it");
@@ -112,18 +118,17 @@ public:
         head_.index = 0;
         head_.count = plan_.count(frame.values_len_bytes);
         head_.payload_length = frame.values_len_bytes;
+        head_.trace_id = options_.layout == ChunkLayout::TRACED ? trace_id : 0;
         slot_ = reader_.geometry().slot(frame.slot);
         payload_ = reader_.geometry().pools()[frame.pool].region.data() + frame.payload_offset;
-        if (with_digest_) digester_.emplace(mac_key_, head_);
+        if (options_.with_digest) digester_.emplace(options_.mac_key, head_);
         is_open_ = true;
-        return resume(patience_ns);
+        return resume();
     }
 
-    SendResult resume(std::uint64_t patience_ns) {
+    SendResult resume() {
         if (!is_open_) throw LocalProtocolError("no frame is being sent");
         const CommitWord word(slot_);
-        std::uint64_t waiting_since_ns = 0;
-        int refused = 0;  // since there was room
         while (head_.index < head_.count) {
             const ChunkPlan::Slice slice = plan_.slice(head_.index, head_.payload_length);
             head_.offset = slice.offset;
@@ -137,16 +142,11 @@ public:
                 digester_ = digester;
                 chunks_.add();
                 ++head_.index;
-                waiting_since_ns = 0;
-                refused = 0;
                 continue;
             }
             if (result == 0 || !is_whole(word)) return give_up(SendResult::TORN);
             if (result == aeron::kNotConnected) return give_up(SendResult::NOT_CONNECTED);
-            const std::uint64_t now_ns = monotonic_ns();
-            if (waiting_since_ns == 0) waiting_since_ns = now_ns;
-            if (now_ns - waiting_since_ns >= patience_ns) return SendResult::BACK_PRESSURED;
-            rest(++refused, now_ns - waiting_since_ns);
+            return SendResult::BACK_PRESSURED;
         }
         is_open_ = false;
         bytes_.add(head_.payload_length);
@@ -158,52 +158,48 @@ public:
     void abandon() noexcept { is_open_ = false; }
 
     bool is_open() const noexcept { return is_open_; }
-    // Of the frame that was begun last, or refused.
-    std::uint64_t seq() const noexcept { return head_.seq; }
     // When the open frame was begun.
     std::uint64_t began_ns() const noexcept { return began_ns_; }
-    // Of the frame that was sent last, as it left; nothing unless asked for.
-    FrameDigest digest() const noexcept { return digester_ ? digester_->digest() : FrameDigest{}; }
-    std::uint32_t payload_bytes() const noexcept { return head_.payload_length; }
+    // Of the frame that was sent last, as it left; without content unless asked for.
+    DigestMessage digest() const noexcept {
+        return {head_.stream_id,
+                head_.epoch,
+                head_.seq,
+                head_.payload_length,
+                digester_ ? digester_->digest() : FrameDigest{},
+                !options_.mac_key.empty()};
+    }
+    const SendOptions& options() const noexcept { return options_; }
     std::uint64_t frames() const noexcept { return frames_.get(); }
     std::uint64_t bytes() const noexcept { return bytes_.get(); }
     std::uint64_t chunks() const noexcept { return chunks_.get(); }
 
 private:
-    static constexpr int kYields = 20;
-    static constexpr std::uint64_t kLongestNapNs = 100'000;
-
     void fill(std::uint8_t* to, std::optional<FrameDigester>& digester) const noexcept {
         const ChunkHead::Places places = head_.encode(to);
+        const std::span<const std::uint8_t> header{places.header, head_.header_bytes()};
+        const std::span<const std::uint8_t> payload{places.payload, head_.length};
         if (head_.index == 0) {
             copy_racing(places.header + 8, slot_ + 8, kHeaderSlotBytes - 8);
             store<std::uint64_t>(places.header, committed(head_.seq));  // G24
-            if (digester) digester->update({places.header, kHeaderSlotBytes});
+            set_trace_id(places.header, head_.trace_id);                // K9: in the specified layout none leaves
         }
         copy_racing(places.payload, payload_ + head_.offset, head_.length);
-        if (digester) digester->update({places.payload, head_.length});
+        if (places.crc32c != nullptr) store<std::uint32_t>(places.crc32c, crc32c(payload, crc32c(header)));
+        if (!digester) return;
+        digester->update(header);
+        digester->update(payload);
     }
 
     bool is_whole(const CommitWord& word) const noexcept { return word.recheck() == committed(head_.seq); }
 
     SendResult give_up(SendResult reason) noexcept { return is_open_ = false, reason; }
 
-    // Yields first: the media driver that makes room needs a core, too.
-    static void rest(int refused, std::uint64_t waited_ns) noexcept {
-        if (refused <= kYields) {
-            sched_yield();
-            return;
-        }
-        const timespec nap{0, static_cast<long>(std::min(waited_ns / 2, kLongestNapNs))};
-        nanosleep(&nap, nullptr);
-    }
-
     RingReader& reader_;
     const std::shared_ptr<Log> log_;
     const ChunkPlan plan_;
     const std::uint64_t max_payload_bytes_;
-    const bool with_digest_;
-    const std::vector<std::uint8_t> mac_key_;
+    const SendOptions options_;
     std::optional<FrameDigester> digester_;
     ChunkHead head_;
     const std::uint8_t* slot_ = nullptr;

@@ -19,7 +19,8 @@ class FrameTarget {
 public:
     virtual ~FrameTarget() = default;
     virtual RingWriter& ring() noexcept = 0;
-    virtual void announce(std::uint64_t seq, std::uint32_t meta_version, std::uint64_t bytes) = 0;
+    virtual void announce(std::uint64_t seq, std::uint32_t meta_version, std::uint64_t trace_id,
+                          std::uint64_t bytes) = 0;
 };
 
 // A mapping of its own, unmapped with its frame: malloc would keep memory of this size.

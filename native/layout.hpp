@@ -27,6 +27,8 @@ inline constexpr std::size_t kPayloadOffset = 18;
 inline constexpr std::size_t kTimestampNs = 22;
 inline constexpr std::size_t kMetaVersion = 30;
 inline constexpr std::size_t kPad = 34;
+inline constexpr std::size_t kTraceId = 34;       // in the padding: K11
+inline constexpr std::size_t kTraceMark = 42;     // the trace id with kTraceMarkBits flipped
 inline constexpr std::size_t kHeaderLength = 60;  // u32 length prefix of headerBytes
 inline constexpr std::size_t kEmbedded = 64;      // the embedded SBE message header, 8 bytes
 inline constexpr std::size_t kDtype = 72;
@@ -39,6 +41,9 @@ inline constexpr std::size_t kDims = 83;
 inline constexpr std::size_t kStrides = 115;
 inline constexpr std::size_t kTail = 147;  // pad to the end of the slot
 }  // namespace slot
+
+// Says that padding holds a trace id: no byte repeated eight times, and no zeros, pass for one (K11).
+inline constexpr std::uint64_t kTraceMarkBits = 0x5450'5452'4143'4531;
 
 // The embedded TensorHeader message header: blockLength 184, templateId 52, schemaId 900, version 1 (§8.3, A22).
 inline constexpr std::uint32_t kEmbeddedLength = 192;
@@ -58,6 +63,19 @@ inline T load(const std::uint8_t* at) noexcept {
 template <typename T>
 inline void store(std::uint8_t* at, T value) noexcept {
     std::memcpy(at, &value, sizeof value);
+}
+
+// The trace id in the padding of a slot; 0: none (K11).
+inline std::uint64_t trace_id_of(const std::uint8_t* image) noexcept {
+    const auto trace_id = load<std::uint64_t>(image + slot::kTraceId);
+    return load<std::uint64_t>(image + slot::kTraceMark) == (trace_id ^ kTraceMarkBits) ? trace_id : 0;
+}
+
+// Padding without a trace id is left as it is: it may be another implementation's.
+inline void set_trace_id(std::uint8_t* image, std::uint64_t trace_id) noexcept {
+    if (trace_id == 0 && trace_id_of(image) == 0) return;
+    store<std::uint64_t>(image + slot::kTraceId, trace_id);
+    store<std::uint64_t>(image + slot::kTraceMark, trace_id == 0 ? 0 : trace_id ^ kTraceMarkBits);
 }
 
 }  // namespace tensorpool

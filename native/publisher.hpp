@@ -37,7 +37,7 @@ public:
                  std::uint64_t timestamp_ns, std::uint32_t meta_version, std::uint64_t trace_id) {
         const RingWriter::Busy busy(writer_);
         check_time(timestamp_ns);
-        if (!writer_.write(busy, seq, layout, bytes, timestamp_ns, meta_version)) return false;
+        if (!writer_.write(busy, seq, layout, bytes, timestamp_ns, meta_version, trace_id)) return false;
         note_time(timestamp_ns);
         announce(seq, meta_version, trace_id);
         bytes_.add(bytes.size());
@@ -55,13 +55,14 @@ public:
         Burst& operator=(const Burst&) = delete;
 
         bool publish(const TensorLayout& layout, std::span<const std::uint8_t> bytes, std::uint64_t timestamp_ns,
-                     std::uint32_t meta_version) {
+                     std::uint32_t meta_version, std::uint64_t trace_id) {
             const std::uint64_t seq = publisher_.writer_.next_seq();
             publisher_.check_time(timestamp_ns);
-            if (!publisher_.writer_.write(busy_, seq, layout, bytes, timestamp_ns, meta_version)) return false;
+            if (!publisher_.writer_.write(busy_, seq, layout, bytes, timestamp_ns, meta_version, trace_id))
+                return false;
             ++frames_;
             publisher_.note_time(timestamp_ns);
-            publisher_.send(seq, meta_version, 0, publisher_.with_publish_time_ ? monotonic_ns() : 0);
+            publisher_.send(seq, meta_version, trace_id, publisher_.with_publish_time_ ? monotonic_ns() : 0);
             publisher_.bytes_.add(bytes.size());
             return true;
         }
@@ -74,14 +75,15 @@ public:
 
     void commit(std::uint64_t timestamp_ns, std::uint32_t meta_version, std::uint64_t trace_id) {
         const RingWriter::Busy busy(writer_);
-        const std::uint64_t seq = writer_.commit(busy, timestamp_ns, meta_version);
+        const std::uint64_t seq = writer_.commit(busy, timestamp_ns, meta_version, trace_id);
         note_time(timestamp_ns);
         announce(seq, meta_version, trace_id);
     }
 
     // Announces a frame that RingWriter::commit_image committed.
-    void announce_committed(std::uint64_t seq, std::uint32_t meta_version, std::uint64_t bytes) noexcept {
-        announce(seq, meta_version, 0);
+    void announce_committed(std::uint64_t seq, std::uint32_t meta_version, std::uint64_t trace_id,
+                            std::uint64_t bytes) noexcept {
+        announce(seq, meta_version, trace_id);
         bytes_.add(bytes);
     }
 

@@ -40,8 +40,8 @@ public:
         require("header ring", header_, nslots, kHeaderSlotBytes);
         if (pools_.empty()) throw std::invalid_argument("a ring needs at least one payload pool");
         for (const Pool& pool : pools_) {
-            if (pool.stride_bytes < 64 || !std::has_single_bit(pool.stride_bytes))
-                throw std::invalid_argument(text("stride_bytes", pool.stride_bytes, "a power of two from 64"));
+            if (pool.stride_bytes == 0 || pool.stride_bytes % 64 != 0)  // K7: ours are powers of two, see PoolSpec
+                throw std::invalid_argument(text("stride_bytes", pool.stride_bytes, "a multiple of 64"));
             require("pool " + std::to_string(pool.pool_id), pool.region, nslots, pool.stride_bytes);
         }
         // B18: among equal strides the lowest id comes first.
@@ -68,6 +68,8 @@ public:
     static std::uint8_t* payload(const Pool& pool, std::uint32_t index) noexcept {
         return pool.region.data() + payload_offset(pool, index);
     }
+
+    std::size_t pool_bytes(const Pool& pool) const noexcept { return std::size_t{nslots()} * pool.stride_bytes; }
 
     // §9: the smallest pool that holds it; npos when none does.
     static constexpr std::size_t npos = static_cast<std::size_t>(-1);
@@ -131,10 +133,10 @@ public:
     // Publishes `bytes` as frame `seq`. False: no pool holds it, counted (§9). `bytes` must be the layout's extent.
     bool write(std::uint64_t seq, const TensorLayout& layout, std::span<const std::uint8_t> bytes,
                std::uint64_t timestamp_ns, std::uint32_t meta_version) {
-        return write(Busy(*this), seq, layout, bytes, timestamp_ns, meta_version);
+        return write(Busy(*this), seq, layout, bytes, timestamp_ns, meta_version, 0);
     }
     bool write(const Busy&, std::uint64_t seq, const TensorLayout& layout, std::span<const std::uint8_t> bytes,
-               std::uint64_t timestamp_ns, std::uint32_t meta_version) {
+               std::uint64_t timestamp_ns, std::uint32_t meta_version, std::uint64_t trace_id) {
         const std::size_t pool_index = open(seq, layout);
         if (bytes.size() != layout.extent_bytes)
             throw std::invalid_argument("the payload has " + std::to_string(bytes.size()) + " bytes, its layout " +
@@ -145,9 +147,8 @@ public:
         std::uint8_t* const slot = geometry_.slot(index);
         CommitWord word(slot);
         word.begin(seq);
-        const bool streaming = prefers_streaming(bytes.size(), std::size_t{geometry_.nslots()} * pool.stride_bytes);
-        copy_payload(RingGeometry::payload(pool, index), bytes.data(), bytes.size(), streaming);
-        write_header(slot, layout, pool, index, timestamp_ns, meta_version);
+        write_payload(RingGeometry::payload(pool, index), bytes.data(), bytes.size(), geometry_.pool_bytes(pool));
+        write_header(slot, layout, pool, index, timestamp_ns, meta_version, trace_id);
         word.commit(seq);
         finish(seq);
         return true;
@@ -164,7 +165,8 @@ public:
         std::uint8_t* const slot = geometry_.slot(index);
         CommitWord(slot).begin(seq);
         streaming_fence();  // the owner of the claim may use streaming stores, which could pass the in-progress word
-        if (header_first) write_header(slot, layout, geometry_.pools()[pool_index], index, timestamp_ns, meta_version);
+        if (header_first)
+            write_header(slot, layout, geometry_.pools()[pool_index], index, timestamp_ns, meta_version, 0);
         set_claimed(true);
         claim_seq_ = seq;
         claim_pool_ = pool_index;
@@ -174,14 +176,14 @@ public:
 
     // Returns the seq of the frame that was claimed.
     std::uint64_t commit(std::uint64_t timestamp_ns, std::uint32_t meta_version) {
-        return commit(Busy(*this), timestamp_ns, meta_version);
+        return commit(Busy(*this), timestamp_ns, meta_version, 0);
     }
-    std::uint64_t commit(const Busy&, std::uint64_t timestamp_ns, std::uint32_t meta_version) {
+    std::uint64_t commit(const Busy&, std::uint64_t timestamp_ns, std::uint32_t meta_version, std::uint64_t trace_id) {
         if (!is_claimed()) throw LocalProtocolError("no claim is open on this ring");
         const std::uint32_t index = geometry_.index_of(claim_seq_);
         std::uint8_t* const slot = geometry_.slot(index);
         streaming_fence();  // the owner of the claim may have used streaming stores or DMA (§8.3)
-        write_header(slot, claim_layout_, geometry_.pools()[claim_pool_], index, timestamp_ns, meta_version);
+        write_header(slot, claim_layout_, geometry_.pools()[claim_pool_], index, timestamp_ns, meta_version, trace_id);
         CommitWord(slot).commit(claim_seq_);
         set_claimed(false);
         finish(claim_seq_);
@@ -252,7 +254,7 @@ private:
 
     // Bytes 8..255; the commit word is only ever stored atomically (B2).
     static void write_header(std::uint8_t* slot, const TensorLayout& layout, const Pool& pool, std::uint32_t index,
-                             std::uint64_t timestamp_ns, std::uint32_t meta_version) noexcept {
+                             std::uint64_t timestamp_ns, std::uint32_t meta_version, std::uint64_t trace_id) noexcept {
         std::uint8_t image[kHeaderSlotBytes];
         store<std::uint32_t>(image + slot::kValuesLenBytes, static_cast<std::uint32_t>(layout.extent_bytes));
         store<std::uint32_t>(image + slot::kPayloadSlot, index);
@@ -261,6 +263,7 @@ private:
         store<std::uint64_t>(image + slot::kTimestampNs, timestamp_ns);
         store<std::uint32_t>(image + slot::kMetaVersion, meta_version);
         write_tensor_header(image, layout);
+        set_trace_id(image, trace_id);
         copy_racing(slot + 8, image + 8, kHeaderSlotBytes - 8);
     }
 
@@ -284,6 +287,7 @@ private:
 struct SlotFrame {
     std::uint64_t seq = 0;
     std::uint64_t timestamp_ns = 0;
+    std::uint64_t trace_id = 0;  // 0: none
     std::uint32_t meta_version = 0;
     std::uint32_t slot = 0;
     std::uint32_t pool = 0;  // index into geometry().pools()
@@ -332,8 +336,7 @@ public:
     bool copy(const SlotFrame& frame, std::uint8_t* to) const {
         check_own(frame);
         const Pool& pool = geometry_.pools()[frame.pool];
-        copy_payload(to, pool.region.data() + frame.payload_offset, frame.values_len_bytes,
-                     prefers_streaming(frame.values_len_bytes, frame.values_len_bytes));
+        read_payload(to, pool.region.data() + frame.payload_offset, frame.values_len_bytes);
         return intact(frame);
     }
 
@@ -345,13 +348,24 @@ public:
     // The newest committed frame. A full scan: for joining a stream that is already running.
     std::optional<std::uint64_t> newest() const noexcept {
         std::optional<std::uint64_t> newest;
-        for (std::uint32_t i = 0; i < geometry_.nslots(); ++i) {
-            const std::uint64_t word = CommitWord(geometry_.slot(i)).peek();
-            if ((word & 1) == 0) continue;
-            const std::uint64_t seq = word >> 1;
-            if (geometry_.index_of(seq) == i && (!newest || seq > *newest)) newest = seq;
-        }
+        for (std::uint32_t i = 0; i < geometry_.nslots(); ++i) newest = std::max(newest, committed_in(i));
         return newest;
+    }
+
+    // The same from a seq on that the ring has had, by a few looks: at the slots that follow, then in ever larger steps,
+    // and again from the newest that was found. Nothing where none of them holds that frame or a later one. A producer
+    // that left out more than kNextSlots seqs may have later frames.
+    std::optional<std::uint64_t> newest_from(std::uint64_t seq) const noexcept {
+        std::optional<std::uint64_t> newest;
+        std::uint64_t from = seq;
+        for (int pass = 0; pass < kPasses; ++pass) {
+            const std::optional<std::uint64_t> before = newest;
+            for (std::uint64_t step = 0; step < geometry_.nslots(); step = step < kNextSlots ? step + 1 : 2 * step)
+                newest = std::max(newest, committed_in(geometry_.index_of(from + step)));
+            if (newest == before || *newest < seq) break;
+            from = *newest;
+        }
+        return newest >= seq ? newest : std::nullopt;
     }
 
     bool is_committed(std::uint64_t seq) const noexcept {
@@ -372,15 +386,25 @@ public:
             if (has_reached(seen, seq)) return true;
             const std::uint64_t elapsed = monotonic_ns() - start;
             if (elapsed >= timeout_ns) return false;
-            if (elapsed < kGraceNs)
-                sched_yield();
-            else
-                sleep_on(word.low_half(), static_cast<std::uint32_t>(seen),
-                         std::min(timeout_ns - elapsed, bounded_sleep_ns(elapsed)));
+            if (elapsed < kSpinNs) {
+                lull();
+                continue;
+            }
+            // The writer may have skipped the wake-up for a frame that followed another at once: looks again soon.
+            const std::uint64_t longest_ns = elapsed < kGraceNs ? kGraceNs - elapsed : bounded_sleep_ns(elapsed);
+            sleep_on(word.low_half(), static_cast<std::uint32_t>(seen), std::min(timeout_ns - elapsed, longest_ns));
         }
     }
 
 private:
+    static constexpr std::uint64_t kNextSlots = 64;
+    static constexpr int kPasses = 32;  // each halves the distance; a writer that is faster must not hold us here
+
+    std::optional<std::uint64_t> committed_in(std::uint32_t index) const noexcept {
+        const std::uint64_t word = CommitWord(geometry_.slot(index)).peek();
+        const bool is_own = (word & 1) != 0 && geometry_.index_of(word >> 1) == index;
+        return is_own ? std::optional(word >> 1) : std::nullopt;
+    }
     static bool has_reached(std::uint64_t word, std::uint64_t seq) noexcept {
         return seq <= kMaxSeq && word >= committed(seq);
     }
@@ -417,6 +441,8 @@ private:
         out.seq = seq;
         out.timestamp_ns = load<std::uint64_t>(image + slot::kTimestampNs);
         out.meta_version = load<std::uint32_t>(image + slot::kMetaVersion);
+        // K11: whether the frame is accepted does not depend on its padding (§8.2).
+        out.trace_id = trace_id_of(image);
         out.slot = index;
         out.pool = static_cast<std::uint32_t>(pool);
         out.values_len_bytes = values_len;

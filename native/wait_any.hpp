@@ -31,6 +31,8 @@ public:
         return next;
     }
 
+    void slept(bool is_woken) noexcept { busy_.feed.slept(busy_, is_woken); }
+
     // Whether next() has something to do, as of the last step.
     bool has_frames() const noexcept { return has_frames_; }
 
@@ -45,7 +47,9 @@ private:
 inline void wait_any(std::deque<WatchedFeed>& feeds, std::span<const SleepWord> others, std::uint64_t timeout_ns) {
     using Step = DescriptorFeed::Step;
     std::vector<SleepWord> words;
+    std::vector<WatchedFeed*> sleepers;  // whose words follow the others
     words.reserve(feeds.size() + others.size());
+    sleepers.reserve(feeds.size());
     const std::uint64_t start_ns = monotonic_ns();
     std::uint64_t now_ns = start_ns;
     for (std::size_t turn = 0;; ++turn, now_ns = monotonic_ns()) {
@@ -54,22 +58,25 @@ inline void wait_any(std::deque<WatchedFeed>& feeds, std::span<const SleepWord> 
         bool is_soon = false;
         std::uint64_t sleep_ns = kLongestIdleSleepNs;
         words.assign(others.begin(), others.end());
+        sleepers.clear();
         for (WatchedFeed& feed : feeds) {
             const Step next = feed.step(now_ns);
             is_over = is_over || next.kind == Step::kFrames || next.kind == Step::kOwner;
             is_soon = is_soon || next.kind == Step::kLull;
             if (next.kind != Step::kSleep) continue;
             sleep_ns = std::min(sleep_ns, next.longest_ns);
-            if (next.word) words.push_back(*next.word);
+            if (next.word) words.push_back(*next.word), sleepers.push_back(&feed);
         }
         if (is_over) return;
         sleep_ns = std::min(sleep_ns, timeout_ns - (now_ns - start_ns));
-        if (is_soon)
-            DescriptorFeed::lull();
-        else if (words.empty())
-            DescriptorFeed::nap(sleep_ns);
-        else
-            sleep_on_any(words, sleep_ns, turn);
+        if (is_soon) {
+            lull();
+        } else if (words.empty()) {
+            nap(sleep_ns);
+        } else {
+            const std::size_t woken = sleep_on_any(words, sleep_ns, turn);
+            for (std::size_t i = 0; i < sleepers.size(); ++i) sleepers[i]->slept(woken == others.size() + i);
+        }
     }
 }
 

@@ -16,8 +16,6 @@
 #include <ctime>
 #include <span>
 
-#include <sched.h>
-
 #if defined(__linux__)
 #include <linux/futex.h>
 #include <sys/syscall.h>
@@ -31,6 +29,8 @@ inline constexpr std::uint64_t kGraceNs = 80'000;
 inline constexpr std::uint64_t kLongestSleepNs = 2'000'000;
 inline constexpr std::uint64_t kLongestIdleSleepNs = 50'000'000;
 inline constexpr std::uint64_t kLongestPartialSleepNs = 1'000'000;
+inline constexpr std::uint64_t kLullNs = 1'000;
+inline constexpr std::uint64_t kSpinNs = 10'000;
 inline constexpr std::size_t kWordsAtOnce = 128;  // that the kernel watches in one call
 
 // How long to sleep at a time after having waited so long already: the frame of a producer that sends no wake-ups is
@@ -48,14 +48,15 @@ inline std::uint64_t monotonic_ns() noexcept {
     return static_cast<std::uint64_t>(now.tv_sec) * 1'000'000'000u + static_cast<std::uint64_t>(now.tv_nsec);
 }
 
-// Sleeps while *word == expected, at most `nanoseconds`. Returns early on a wake-up or a signal.
-inline void sleep_on(const std::uint32_t* word, std::uint32_t expected, std::uint64_t nanoseconds) noexcept {
+// Sleeps while *word == expected, at most `nanoseconds`; returns early on a signal. True: a writer woke us.
+inline bool sleep_on(const std::uint32_t* word, std::uint32_t expected, std::uint64_t nanoseconds) noexcept {
     const timespec timeout{static_cast<time_t>(nanoseconds / 1'000'000'000u),
                            static_cast<long>(nanoseconds % 1'000'000'000u)};
 #if defined(__linux__)
-    syscall(SYS_futex, word, FUTEX_WAIT, expected, &timeout, nullptr, 0);
+    return syscall(SYS_futex, word, FUTEX_WAIT, expected, &timeout, nullptr, 0) == 0;
 #else
     if (__atomic_load_n(word, __ATOMIC_ACQUIRE) == expected) nanosleep(&timeout, nullptr);
+    return false;
 #endif
 }
 
@@ -73,9 +74,11 @@ struct SleepWord {
     std::uint32_t reserved = 0;
 };
 
-// Sleeps while no word changes, at most `nanoseconds`. Returns early on a wake-up or a signal. Linux watches 128 words at
-// once, before 5.16 only one: then `turn` chooses which, and the sleep is short, because the caller looks at the others.
-inline void sleep_on_any(std::span<const SleepWord> words, std::uint64_t nanoseconds, std::size_t turn) noexcept {
+// Sleeps while no word changes, at most `nanoseconds`; returns early on a signal. Returns the index of the word by which a
+// writer woke us, words.size() where none did. Linux watches 128 words at once, before 5.16 only one: then `turn` chooses
+// which, and the sleep is short, because the caller looks at the others.
+inline std::size_t sleep_on_any(std::span<const SleepWord> all, std::uint64_t nanoseconds, std::size_t turn) noexcept {
+    std::span<const SleepWord> words = all;
     static std::atomic<std::size_t> words_at_once{kWordsAtOnce};
     const std::size_t limit = words_at_once.load(std::memory_order_relaxed);
     if (words.size() > limit) {
@@ -84,21 +87,39 @@ inline void sleep_on_any(std::span<const SleepWord> words, std::uint64_t nanosec
         words = words.subspan(turn % groups * limit);
         words = words.first(std::min(limit, words.size()));
     }
-    if (words.size() == 1) return sleep_on(words[0].word(), static_cast<std::uint32_t>(words[0].expected), nanoseconds);
+    const std::size_t first = static_cast<std::size_t>(words.data() - all.data());
+    if (words.size() == 1)
+        return sleep_on(words[0].word(), static_cast<std::uint32_t>(words[0].expected), nanoseconds) ? first
+                                                                                                     : all.size();
 #if defined(__linux__)
     constexpr long kFutexWaitv = 449;  // on every architecture but alpha; headers before 5.16 do not have it
     const std::uint64_t until_ns = monotonic_ns() + nanoseconds;
     const timespec until{static_cast<time_t>(until_ns / 1'000'000'000u), static_cast<long>(until_ns % 1'000'000'000u)};
     const long result = syscall(kFutexWaitv, words.data(), words.size(), 0, &until, CLOCK_MONOTONIC);
-    if (result >= 0 || errno == EAGAIN || errno == EINTR || errno == ETIMEDOUT) return;
+    if (result >= 0) return first + static_cast<std::size_t>(result);
+    if (errno == EAGAIN || errno == EINTR || errno == ETIMEDOUT) return all.size();
 #endif
     words_at_once.store(1, std::memory_order_relaxed);  // an older kernel, or a sandbox that forbids the call
+    return all.size();
 }
 
 inline void pause() noexcept {
 #if defined(__x86_64__)
     __builtin_ia32_pause();
 #endif
+}
+
+// A pause between looks at memory: each look takes the cache lines away that the writer is about to write. It does not
+// yield the core: Linux charges for a yield as if the thread had used up its slice, and beside a busy process a reader that
+// yields after each frame is lapped for many milliseconds.
+inline void lull() noexcept {
+    for (const std::uint64_t until_ns = monotonic_ns() + kLullNs; monotonic_ns() < until_ns;) pause();
+}
+
+inline void nap(std::uint64_t nanoseconds) noexcept {
+    const timespec duration{static_cast<time_t>(nanoseconds / 1'000'000'000u),
+                            static_cast<long>(nanoseconds % 1'000'000'000u)};
+    nanosleep(&duration, nullptr);
 }
 
 inline void wake_all(const std::uint32_t* word) noexcept {

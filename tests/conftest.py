@@ -14,7 +14,7 @@ from xdist.scheduler import LoadFileScheduling
 from tensorpool import aeron
 from tests.levels import SOAK, level_of
 from tests.support.patience import PATIENT
-from tests.support.processes import private_directory
+from tests.support.processes import private_directory, remove_directories_of_the_dead
 
 SPARK_TIMEOUT_S = 400  # a JVM takes its time to start on a loaded machine
 
@@ -37,9 +37,18 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 @pytest.fixture(scope="session", autouse=True)
+def _tidy() -> None:
+    remove_directories_of_the_dead()
+
+
+@pytest.fixture(scope="session", autouse=True)
 def patience() -> Iterator[None]:
-    """A call that names no timeout waits for a minute: tests ask whether something happens, not how soon."""
+    """A call that names no timeout waits for a minute: tests ask whether something happens, not how soon.
+
+    No process measures which copies are fastest, nor keeps a file about it in the home.
+    """
     with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("TENSORPOOL_COPY", "processor")
         for name, value in PATIENT.items():
             patch.setenv(name, value)
         yield

@@ -31,6 +31,7 @@ QUICK_FOLDERS: Final = frozenset(
         "property",
         "shm",
         "supervisor",
+        "telemetry",
         "wire",
     }
 )

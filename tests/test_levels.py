@@ -11,6 +11,7 @@ from tests.levels import QUICK_FOLDERS
 
 LEVELS = {"quick", "test", "soak"}
 SLOW_FOLDERS = {
+    "benchmarks",
     "cli",
     "conformance",
     "console",

@@ -2,6 +2,7 @@
 // The receiving end of a bridge: Assembler and ChunkRouter.
 #include "assembler.hpp"
 
+#include "bindings/counts.hpp"
 #include "bindings/py_frame_publisher.hpp"
 #include "bindings/py_subscription.hpp"
 #include "chunk_router.hpp"
@@ -22,8 +23,8 @@ public:
         writer_->own();
     }
     RingWriter& ring() noexcept override { return writer_->writer; }
-    void announce(std::uint64_t seq, std::uint32_t meta_version, std::uint64_t bytes) override {
-        if (publisher_ != nullptr) publisher_->publisher.announce_committed(seq, meta_version, bytes);
+    void announce(std::uint64_t seq, std::uint32_t meta_version, std::uint64_t trace_id, std::uint64_t bytes) override {
+        if (publisher_ != nullptr) publisher_->publisher.announce_committed(seq, meta_version, trace_id, bytes);
     }
     bool is_of(const nb::object& object) const noexcept { return object_.is(object); }
 
@@ -59,12 +60,6 @@ struct PyAssembler {
     std::unique_ptr<PyFrameTarget> target;
 };
 
-using Counts = nb::dict;  // (what, reason): how many; what did not occur is left out
-
-void put_count(Counts& counts, const char* what, const char* reason, std::uint64_t count) {
-    if (count != 0) counts[nb::make_tuple(what, reason)] = count;
-}
-
 // `source` has drops(ChunkDrop).
 template <typename Source>
 void put_chunk_drops(Counts& counts, const Source& source) {
@@ -81,6 +76,7 @@ Counts counts_of(const Assembler& assembler) {
     put_count(counts, "frames_in_place", "", assembler.in_place());
     put_count(counts, "frames_unseen", "", assembler.unseen());
     put_count(counts, "assembly_ns", "", assembler.assembly_ns());
+    put_count(counts, "control_dropped", "session", assembler.digests_dropped());
     put_chunk_drops(counts, assembler);
     for (std::size_t i = 1; i < kFrameLossNames.size(); ++i)
         put_count(counts, "frames_dropped", kFrameLossNames[i], assembler.losses(static_cast<FrameLoss>(i)));
@@ -132,16 +128,6 @@ void bind_one_assembler(nb::module_& m) {
         .def(
             "set_paused", [](Self& self, bool is_paused) { self.assembler->set_paused(is_paused); }, "is_paused"_a)
         .def(
-            "set_digest",
-            [](Self& self, std::uint64_t epoch, std::uint64_t seq, std::uint32_t payload_length, std::uint32_t crc,
-               const nb::bytes& mac, std::uint64_t now_ns) {
-                FrameDigest digest{crc, {}};
-                std::memcpy(digest.mac.data(), mac.c_str(), std::min(mac.size(), digest.mac.size()));
-                self.assembler->set_digest(epoch, seq, payload_length, digest, now_ns);
-            },
-            "epoch"_a, "seq"_a, "payload_length"_a, "crc32c"_a, "mac"_a, "now_ns"_a,
-            "The sender's checksum of a frame, or its authentication code.")
-        .def(
             "expire", [](Self& self, std::uint64_t now_ns) { return self.assembler->expire(now_ns); }, "now_ns"_a,
             "Drop frames that waited too long; how many there were.")
         .def(
@@ -189,25 +175,11 @@ void bind_router(nb::module_& m) {
                 const std::shared_ptr<aeron::Subscription> kept = subscription.subscription;
                 const std::size_t most = positive(limit);
                 const nb::gil_scoped_release release;
-                return self.poll(*kept, most, now_ns);
+                const ChunkRouter::Busy busy(self);
+                return self.poll(busy, *kept, most, now_ns);
             },
             "subscription"_a, "limit"_a, "now_ns"_a,
             "Take at most `limit` fragments, without the GIL; how many there were.")
-        .def(
-            "pump",
-            [](ChunkRouter& self, PySubscription& subscription, const std::vector<PySubscription*>& others,
-               std::int64_t limit, std::uint64_t for_ns) {
-                const std::shared_ptr<aeron::Subscription> kept = subscription.subscription;
-                const WatchedSubscriptions watched(others);
-                const std::size_t most = positive(limit);
-                const nb::gil_scoped_release release;
-                return self.pump(*kept, watched.all(), most, for_ns);
-            },
-            "subscription"_a, "others"_a, "limit"_a, "for_ns"_a,
-            nb::sig("def pump(self, subscription: Subscription, others: collections.abc.Sequence[Subscription], limit: "
-                    "int, for_ns: int) -> int"),
-            "Take chunks as they come, and sleep while there are none, without the GIL; until one of the others has a "
-            "message.")
         .def(
             "take",
             [](ChunkRouter& self, nb::handle message, std::uint64_t now_ns) {
@@ -216,15 +188,28 @@ void bind_router(nb::module_& m) {
             },
             "message"_a, "now_ns"_a, nb::sig("def take(self, message: collections.abc.Buffer, now_ns: int) -> None"),
             "One message, as if it had arrived then.")
+        .def(
+            "take_digest",
+            [](ChunkRouter& self, nb::handle message, std::uint64_t now_ns, std::optional<std::int32_t> session_id) {
+                const Buffer buffer(message, PyBUF_ANY_CONTIGUOUS);
+                return self.take_digest(buffer.bytes(), session_id, now_ns);
+            },
+            "message"_a, "now_ns"_a, "session_id"_a = nb::none(),
+            nb::sig(
+                "def take_digest(self, message: collections.abc.Buffer, now_ns: int, session_id: int | None = None) "
+                "-> bool"),
+            "A frame's checksum or authentication code, of the given session, or of the one that is followed. False for "
+            "any other message.")
         .def_prop_ro(
             "counts",
             [](const ChunkRouter& self) {
                 Counts counts;
                 put_chunk_drops(counts, self);
+                put_count(counts, "control_dropped", "unknown_stream", self.digests_unknown());
                 return counts;
             },
             nb::sig("def counts(self) -> dict[tuple[str, str], int]"),
-            "Chunks that belong to no assembler: (what, reason): how many.");
+            "Chunks and digests that belong to no assembler: (what, reason): how many.");
 }
 
 }  // namespace

@@ -16,7 +16,6 @@ std::optional<std::uint64_t> publish_timestamp_ns(const ReceivedFrame& frame) {
 void bind_frame(nb::module_& m) {
     nb::class_<ReceivedFrame, SlotFrame>(m, "ReceivedFrame", "A frame with what its descriptor said about it.")
         .def_prop_ro("publish_timestamp_ns", &publish_timestamp_ns)
-        .def_ro("trace_id", &ReceivedFrame::trace_id, "0: none")
         .def_ro("dropped_before", &ReceivedFrame::dropped_before, "Lost since the frame delivered before this one.");
 
     nb::class_<PyFrame>(m, "FrameBase", "What every loop touches of a frame.")

@@ -1,53 +1,24 @@
 // SPDX-License-Identifier: Apache-2.0
-// The sending end of a bridge: ChunkPlan, SendResult and FrameSender.
+// The sending end of a bridge: ChunkPlan and StreamSender; and BridgePump, which turns both ends.
+#include "bindings/counts.hpp"
 #include "bindings/py_descriptor_feed.hpp"
 #include "bindings/py_subscription.hpp"
-#include "frame_pump.hpp"
+#include "bridge_pump.hpp"
 
 namespace tensorpool::bindings {
 
 namespace {
 
-std::vector<std::uint8_t> bytes_of(const nb::bytes& bytes) {
-    const auto* const at = reinterpret_cast<const std::uint8_t*>(bytes.c_str());
-    return {at, at + bytes.size()};
-}
-
-struct PyFrameSender {
-    PyFrameSender(nb::object object, const std::shared_ptr<aeron::Publication>& publication, std::uint32_t stream_id,
-                  std::uint64_t epoch, const ChunkPlan& plan, std::uint64_t max_payload_bytes, bool with_digest,
-                  const nb::bytes& mac_key)
+struct PyStreamSender {
+    PyStreamSender(nb::object object, const std::shared_ptr<aeron::Publication>& payload,
+                   const std::shared_ptr<aeron::Publication>& control, std::uint32_t stream_id, std::uint64_t epoch,
+                   const ChunkPlan& plan, SendOptions options, std::uint64_t timeout_ns)
         : reader_object(std::move(object)),
-          sender(nb::cast<PyRingReader&>(reader_object).reader, publication, stream_id, epoch, plan, max_payload_bytes,
-                 with_digest, bytes_of(mac_key)),
-          frame_pump(sender) {}
+          sender(nb::cast<PyRingReader&>(reader_object).reader, payload, control, stream_id, epoch, plan,
+                 std::move(options), timeout_ns) {}
 
-    // Small frames go with the GIL: giving it up can take longer than sending them.
-    SendResult send(const SlotFrame& frame, std::uint64_t patience_ns) {
-        if (frame.values_len_bytes >= kSendWithoutGilFromBytes) {
-            const nb::gil_scoped_release release;
-            return sender.send(frame, patience_ns);
-        }
-        const SendResult result = sender.send(frame, 0);
-        return result == SendResult::BACK_PRESSURED && patience_ns > 0 ? resume(patience_ns) : result;
-    }
-    SendResult resume(std::uint64_t patience_ns) {
-        const nb::gil_scoped_release release;
-        return sender.resume(patience_ns);
-    }
-    std::optional<SendResult> pump(PyDescriptorFeed& feed, PySubscription& descriptors,
-                                   const std::vector<PySubscription*>& others, std::uint64_t patience_ns,
-                                   std::uint64_t for_ns) {
-        const std::shared_ptr<aeron::Subscription> kept = descriptors.subscription;
-        const WatchedSubscriptions watched(others);
-        const nb::gil_scoped_release release;
-        return frame_pump.pump(feed.feed, *kept, watched.all(), patience_ns, for_ns);
-    }
-
-    static constexpr std::size_t kSendWithoutGilFromBytes = std::size_t{64} << 10;
     nb::object reader_object;
-    FrameSender<aeron::Publication> sender;
-    FramePump frame_pump;
+    StreamSender sender;
 };
 
 std::pair<std::uint32_t, std::uint32_t> slice_of(const ChunkPlan& plan, std::uint32_t index,
@@ -55,6 +26,84 @@ std::pair<std::uint32_t, std::uint32_t> slice_of(const ChunkPlan& plan, std::uin
     if (index >= plan.count(payload_bytes)) throw nb::value_error("index must be below count(payload_bytes)");
     const ChunkPlan::Slice slice = plan.slice(index, payload_bytes);
     return {slice.offset, slice.length};
+}
+
+Counts counts_of(const StreamSender& sender) {
+    Counts counts;
+    put_count(counts, "frames_sent", "", sender.frames());
+    put_count(counts, "bytes_sent", "", sender.bytes());
+    put_count(counts, "chunks_sent", "", sender.chunks());
+    put_count(counts, "messages_forwarded", "checksum", sender.digests());
+    put_count(counts, "messages_dropped", "checksum", sender.digests_dropped());
+    for (std::size_t i = 0; i < kSendDropNames.size(); ++i)
+        put_count(counts, "frames_dropped", kSendDropNames[i], sender.drops(static_cast<SendDrop>(i)));
+    return counts;
+}
+
+using PyOutflow = std::tuple<PyStreamSender*, PyDescriptorFeed*, PySubscription*>;
+using PyInflow = std::tuple<ChunkRouter*, PySubscription*, PySubscription*>;
+
+int pump(BridgePump& self, const std::vector<PyOutflow>& outflows, const std::optional<PyInflow>& inflow,
+         const std::vector<PySubscription*>& others, std::uint64_t for_ns) {
+    std::vector<BridgePump::Outflow> streams;
+    for (const auto& [sender, feed, descriptors] : outflows)
+        streams.push_back({sender->sender, feed->feed, descriptors->subscription});
+    const WatchedSubscriptions watched(others);
+    if (!inflow) {
+        const nb::gil_scoped_release release;
+        return self.pump(streams, nullptr, watched.all(), for_ns);
+    }
+    const auto& [router, payload, control] = *inflow;
+    const std::shared_ptr<aeron::Subscription> chunks = payload->subscription, messages = control->subscription;
+    const nb::gil_scoped_release release;
+    const ChunkRouter::Busy busy(*router);
+    const BridgePump::Inflow received{busy, *chunks, *messages};
+    return self.pump(streams, &received, watched.all(), for_ns);
+}
+
+void bind_stream_sender(nb::module_& m) {
+    using Self = PyStreamSender;
+    nb::class_<Self>(m, "StreamSender",
+                     "Sends the frames of one mapped epoch as BridgeFrameChunks; every loss counted.")
+        .def(
+            "__init__",
+            [](Self* self, nb::object reader, const std::shared_ptr<aeron::Publication>& payload,
+               const std::shared_ptr<aeron::Publication>& control, std::uint32_t stream_id, std::uint64_t epoch,
+               const ChunkPlan& plan, std::uint64_t max_payload_bytes, std::uint64_t timeout_ns, bool is_traced,
+               bool with_digest, const nb::bytes& mac_key) {
+                const auto* const key = reinterpret_cast<const std::uint8_t*>(mac_key.c_str());
+                SendOptions options{is_traced ? ChunkLayout::TRACED : ChunkLayout::SPECIFICATION,
+                                    max_payload_bytes,
+                                    with_digest,
+                                    {key, key + mac_key.size()}};
+                new (self)
+                    Self(std::move(reader), payload, control, stream_id, epoch, plan, std::move(options), timeout_ns);
+            },
+            "reader"_a, "payload"_a, "control"_a, "stream_id"_a, "epoch"_a, "plan"_a, nb::kw_only(),
+            "max_payload_bytes"_a, "timeout_ns"_a, "is_traced"_a = false, "with_digest"_a = false,
+            "mac_key"_a = nb::bytes("", 0),
+            nb::sig(
+                "def __init__(self, reader: RingReader, payload: Publication, control: Publication, stream_id: int, "
+                "epoch: int, plan: ChunkPlan, *, max_payload_bytes: int, timeout_ns: int, is_traced: bool = False, "
+                "with_digest: bool = False, mac_key: bytes = b\"\") -> None"),
+            "Chunks go to `payload`, digests to `control`. A frame that is not sent in `timeout_ns` is given up.")
+        .def(
+            "set_announced", [](Self& self, bool is_announced) { self.sender.set_announced(is_announced); },
+            "is_announced"_a, "Whether the receiver knows the epoch: before that no frame is sent.")
+        .def(
+            "set_paused", [](Self& self, bool is_paused) { self.sender.set_paused(is_paused); }, "is_paused"_a,
+            "From any thread: whether frames are dropped and counted instead of sent.")
+        .def(
+            "take_failure", [](Self& self) { return self.sender.take_failure(); },
+            "Whether reading the descriptors failed since this was asked last.")
+        .def(
+            "end", [](Self& self) { self.sender.end(); }, "The epoch is over: give up what is not sent.")
+        .def_prop_ro(
+            "is_open", [](const Self& self) { return self.sender.is_open(); },
+            "Whether a frame was begun and not finished.")
+        .def_prop_ro(
+            "counts", [](const Self& self) { return counts_of(self.sender); },
+            nb::sig("def counts(self) -> dict[tuple[str, str], int]"), "(what, reason): how many; for any thread.");
 }
 
 }  // namespace
@@ -66,63 +115,19 @@ void bind_frame_sender(nb::module_& m) {
         .def("count", &ChunkPlan::count, "payload_bytes"_a, "How many chunks a payload takes; 0: it cannot be carried.")
         .def("slice", &slice_of, "index"_a, "payload_bytes"_a, "Offset and length of a chunk.")
         .def_prop_ro("largest_bytes", &ChunkPlan::largest_bytes, "The largest payload that can be carried.");
-
-    nb::enum_<SendResult>(m, "SendResult", "What became of a frame so far.")
-        .value("SENT", SendResult::SENT, "every chunk is in the log")
-        .value("BACK_PRESSURED", SendResult::BACK_PRESSURED, "the log has no room now: resume")
-        .value("NOT_CONNECTED", SendResult::NOT_CONNECTED, "there is no subscriber: given up")
-        .value("TORN", SendResult::TORN, "its producer has overwritten it: given up")
-        .value("TOO_LARGE", SendResult::TOO_LARGE, "more than 65535 chunks, or than the limit: nothing was sent");
-
-    using Self = PyFrameSender;
-    nb::class_<Self>(m, "FrameSender", "Sends frames of one mapped epoch as BridgeFrameChunks, one at a time.")
-        .def(nb::init<nb::object, const std::shared_ptr<aeron::Publication>&, std::uint32_t, std::uint64_t,
-                      const ChunkPlan&, std::uint64_t, bool, const nb::bytes&>(),
-             "reader"_a, "publication"_a, "stream_id"_a, "epoch"_a, "plan"_a, "max_payload_bytes"_a,
-             "with_digest"_a = false, "mac_key"_a = nb::bytes("", 0),
-             nb::sig(
-                 "def __init__(self, reader: RingReader, publication: Publication, stream_id: int, epoch: int, "
-                 "plan: ChunkPlan, max_payload_bytes: int, with_digest: bool = False, mac_key: bytes = b\"\") -> None"))
-        .def("send", &Self::send, "frame"_a, "patience_ns"_a = 0,
-             "Begin a frame; wait at most `patience_ns` for room at a time, without the GIL.")
-        .def("resume", &Self::resume, "patience_ns"_a = 0, "Go on with the frame that had no room.")
-        .def("pump", &Self::pump, "feed"_a, "descriptors"_a, "others"_a, "patience_ns"_a, "for_ns"_a,
-             nb::sig("def pump(self, feed: DescriptorFeed, descriptors: Subscription, "
-                     "others: collections.abc.Sequence[Subscription], patience_ns: int, for_ns: int) "
-                     "-> SendResult | None"),
-             "Send the frames of the feed, and sleep while there is none, without the GIL; until the time is over, one "
-             "of the others has a message, the feed needs its owner, it is stopped, or a frame is not sent: then why.")
+    bind_stream_sender(m);
+    nb::class_<BridgePump>(m, "BridgePump",
+                           "The payload of all mappings of a bridge, sent and received without Python.")
+        .def(nb::init<>())
         .def(
-            "set_stopped", [](Self& self, bool is_stopped) { self.frame_pump.set_stopped(is_stopped); }, "is_stopped"_a,
-            "From any thread: whether pump ends after the frame it is at.")
-        .def(
-            "abandon", [](Self& self) { self.sender.abandon(); }, "Send no more of the open frame.")
-        .def_prop_ro(
-            "is_open", [](const Self& self) { return self.sender.is_open(); },
-            "Whether a frame was begun and not finished.")
-        .def_prop_ro(
-            "seq", [](const Self& self) { return self.sender.seq(); }, "Of the frame that was begun last, or refused.")
-        .def_prop_ro(
-            "began_ns", [](const Self& self) { return self.sender.began_ns(); },
-            "When the last frame was begun, by the monotonic clock.")
-        .def_prop_ro(
-            "crc32c", [](const Self& self) { return self.sender.digest().crc32c; },
-            "Of the slot header and the payload of the frame that was sent last; 0 unless asked for without a key.")
-        .def_prop_ro(
-            "mac",
-            [](const Self& self) {
-                const FrameDigest digest = self.sender.digest();
-                return nb::bytes(reinterpret_cast<const char*>(digest.mac.data()), digest.mac.size());
-            },
-            "Of the frame that was sent last, with the key.")
-        .def_prop_ro(
-            "payload_bytes", [](const Self& self) { return self.sender.payload_bytes(); },
-            "Of the frame that was begun last.")
-        .def_prop_ro(
-            "frames", [](const Self& self) { return self.sender.frames(); }, "Sent completely.")
-        .def_prop_ro(
-            "bytes", [](const Self& self) { return self.sender.bytes(); }, "Payload bytes of those.")
-        .def_prop_ro("chunks", [](const Self& self) { return self.sender.chunks(); }, "Of all frames.");
+            "pump", &pump, "outflows"_a, "inflow"_a.none(), "others"_a, "for_ns"_a,
+            nb::sig("def pump(self, outflows: collections.abc.Sequence[tuple[StreamSender, DescriptorFeed, "
+                    "Subscription]], inflow: tuple[ChunkRouter, Subscription, Subscription] | None, others: "
+                    "collections.abc.Sequence[Subscription], for_ns: int) -> int"),
+            "Send the frames of the feeds, and take chunks and digests from the payload and the control stream, without "
+            "the GIL; sleep while there are none. At least one round; until the time is over, the control stream or one "
+            "of the others has a message for the owner, or a feed or a sender needs it. How many frames and fragments "
+            "there were.");
 }
 
 }  // namespace tensorpool::bindings

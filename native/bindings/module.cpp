@@ -27,4 +27,5 @@ NB_MODULE(_core, m) {
     bind_producer(m);
     bind_frame_sender(m);
     bind_assembler(m);
+    bind_copies(m);
 }

@@ -3,6 +3,7 @@
 #include <limits>
 
 #include "bindings/py_frame_publisher.hpp"
+#include "trace_ids.hpp"
 
 namespace tensorpool::bindings {
 
@@ -14,6 +15,7 @@ struct PyRoute {
     PyFramePublisher* publisher = nullptr;
     std::uint32_t meta_version = 0;
     bool is_plain = true;
+    std::shared_ptr<TraceIds> trace_ids;  // of frames that name none; null: they have none
     nb::object array_type = nb::module_::import_("numpy").attr("ndarray");
 
     void set_publisher(nb::object object) {
@@ -23,7 +25,7 @@ struct PyRoute {
 
     // Publishes an array like the one before, for consumers that all read the common descriptor stream. -1: not done.
     std::int64_t publish_same(PyObject* data, std::optional<std::uint64_t> timestamp_ns,
-                              std::optional<std::uint32_t> version, std::uint64_t trace_id) const {
+                              std::optional<std::uint32_t> version, std::optional<std::uint64_t> trace_id) const {
         if (publisher == nullptr || !is_plain || Py_TYPE(data) != reinterpret_cast<PyTypeObject*>(array_type.ptr()))
             return -1;
         const nb::object kept = publisher_object;  // a thread that gets the GIL while we copy may set another
@@ -36,7 +38,7 @@ struct PyRoute {
         if (now_ns >= own.publisher.until_ns()) return -1;
         const std::uint64_t seq = own.writer.own().next_seq();
         const bool is_published = own.publish(seq, std::move(layout), buffer.bytes(), timestamp_ns.value_or(now_ns),
-                                              version.value_or(meta_version), trace_id);
+                                              version.value_or(meta_version), trace_id ? *trace_id : new_trace_id());
         return is_published ? static_cast<std::int64_t>(seq) : -1;
     }
 
@@ -47,7 +49,7 @@ struct PyRoute {
         const nb::object kept = publisher_object;
         PyFramePublisher& own = *publisher;
         own.writer.own();
-        Burst burst(own, meta_version);
+        Burst burst(own, *this);
         if (PyList_CheckExact(arrays.ptr())) {
             const auto count = static_cast<std::size_t>(PyList_Size(arrays.ptr()));
             std::size_t index = first;
@@ -71,12 +73,13 @@ struct PyRoute {
         return index - first;
     }
 
+    std::uint64_t new_trace_id() const noexcept { return trace_ids ? trace_ids->next() : 0; }
+
 private:
     // The frames of one call: the lease and the clock are looked at now and then, not for each small frame.
     class Burst {
     public:
-        Burst(PyFramePublisher& own, std::uint32_t meta_version)
-            : own_(own), meta_version_(meta_version), burst_(own.publisher) {}
+        Burst(PyFramePublisher& own, const PyRoute& route) : own_(own), route_(route), burst_(own.publisher) {}
 
         bool publish(const ArrayBuffer& array, std::span<const std::uint8_t> bytes) {
             const std::shared_ptr<const TensorLayout> layout = own_.last.find(array);
@@ -88,16 +91,18 @@ private:
                 if (now_ns_ >= own_.publisher.until_ns()) return false;
             }
             if (bytes.size() < own_.writer.release_gil_from_bytes)
-                return burst_.publish(*layout, bytes, now_ns_, meta_version_);
+                return burst_.publish(*layout, bytes, now_ns_, meta_version_, route_.new_trace_id());
+            const std::uint64_t trace_id = route_.new_trace_id();
             const nb::gil_scoped_release release;
-            return burst_.publish(*layout, bytes, now_ns_, meta_version_);
+            return burst_.publish(*layout, bytes, now_ns_, meta_version_, trace_id);
         }
 
     private:
         static constexpr std::size_t kFrameBytes = 256;  // that each frame takes besides its payload
         static constexpr std::size_t kCheckEveryBytes = 8 << 10;
         PyFramePublisher& own_;
-        const std::uint32_t meta_version_;
+        const PyRoute& route_;
+        const std::uint32_t meta_version_ = route_.meta_version;
         FramePublisher::Burst burst_;
         std::uint64_t now_ns_ = 0;
         std::size_t unchecked_bytes_ = 0;
@@ -138,8 +143,8 @@ PyObject* producer_publish(PyObject* self, PyObject* const* arguments, Py_ssize_
     }
     if (is_usual) {
         try {
-            const std::int64_t seq = nb::inst_ptr<PyProducer>(self)->route.publish_same(
-                arguments[0], timestamp_ns, meta_version, trace_id.value_or(0));
+            const std::int64_t seq =
+                nb::inst_ptr<PyProducer>(self)->route.publish_same(arguments[0], timestamp_ns, meta_version, trace_id);
             if (seq >= 0) return PyLong_FromLongLong(seq);
         } catch (const std::exception&) {  // such as an open claim, which _publish reports
         }
@@ -148,12 +153,12 @@ PyObject* producer_publish(PyObject* self, PyObject* const* arguments, Py_ssize_
 }
 
 constexpr const char* kPublishDoc =
-    "publish($self, /, array, *, timestamp_ns=None, meta_version=None, trace_id=0, parents=(), seq=None, dtype=None, "
+    "publish($self, /, array, *, timestamp_ns=None, meta_version=None, trace_id=None, parents=(), seq=None, dtype=None, "
     "shape=None, keep_strides=False)\n--\n\n"
     "Copy an array into shared memory and announce it to all consumers; its seq, or None without a lease: dropped and counted.\n\n"
-    ">>> producer.publish(np.zeros((480, 640), np.uint8), trace_id=7, parents=[3, 5])     # doctest: +SKIP\n\n"
+    ">>> producer.publish(result, parents=[left, right])     # frames, or their trace ids     # doctest: +SKIP\n\n"
     "`timestamp_ns` is when it was captured (CLOCK_MONOTONIC; now by default), `meta_version` the metadata that\n"
-    "applies (what `set_metadata` set last). Strided and Fortran-ordered arrays go without an extra copy; strided\n"
+    "applies (what `set_metadata` set last). A frame with `parents` gets a `trace_id` and is linked to theirs. Strided and Fortran-ordered arrays go without an extra copy; strided\n"
     "ones arrive contiguous, or with `keep_strides` as they are, in one block with what lies between their rows.\n"
     "`dtype=Dtype.BIT` takes packed bytes and the `shape` of the bits, `dtype=Dtype.BYTES` any bytes. Raises\n"
     "FrameTooLarge for what no pool of the stream holds, LocalProtocolError for what no frame can carry, Closed after\n"
@@ -235,6 +240,10 @@ void bind_frame_publisher(nb::module_& m) {
 
 void bind_producer(nb::module_& m) {
     bind_frame_publisher(m);
+    nb::class_<TraceIds>(m, "TraceIds", "Makes the trace ids of one producer: unique, and in the order of time.")
+        .def(nb::init<>())
+        .def("set_node", &TraceIds::set_node, "node_id"_a, "is_derived"_a)
+        .def("next", &TraceIds::next, "A new id, from 1 to 2^63 - 1.");
     nb::class_<PyRoute>(m, "Route", "Where a producer's frames go: set by its session, used by publish.")
         .def(nb::init<>())
         .def_prop_rw(
@@ -245,7 +254,12 @@ void bind_producer(nb::module_& m) {
             nb::for_setter(nb::sig("def publisher(self, publisher: FramePublisher | None, /) -> None")),
             "Of the epoch that the producer has adopted; None: it has to look.")
         .def_rw("meta_version", &PyRoute::meta_version, "Of frames that name none.")
-        .def_rw("is_plain", &PyRoute::is_plain, "No consumer has a descriptor stream of its own.");
+        .def("new_trace_id", &PyRoute::new_trace_id, "Of a frame that names none; 0: it has none.")
+        .def_rw("is_plain", &PyRoute::is_plain, "No consumer has a descriptor stream of its own.")
+        .def_rw("trace_ids", &PyRoute::trace_ids, nb::for_setter(nb::arg("trace_ids").none()),
+                nb::for_getter(nb::sig("def trace_ids(self) -> TraceIds | None")),
+                nb::for_setter(nb::sig("def trace_ids(self, trace_ids: TraceIds | None, /) -> None")),
+                "Of frames that name none; None: they have none.");
 
     nb::class_<PyProducer>(m, "ProducerBase", nb::type_slots(producer_slots),
                            "What every loop calls of a producer; other calls go to the subclass's `_publish`.")

@@ -43,6 +43,7 @@ void bind_consumer(nb::module_& m);
 void bind_producer(nb::module_& m);
 void bind_frame_sender(nb::module_& m);
 void bind_assembler(nb::module_& m);
+void bind_copies(nb::module_& m);
 
 // A view of an object's memory, given back at the end of its scope.
 class Buffer {

@@ -58,6 +58,7 @@ void bind_layout(nb::module_& m) {
         .def_ro("seq", &SlotFrame::seq)
         .def_ro("timestamp_ns", &SlotFrame::timestamp_ns)
         .def_ro("meta_version", &SlotFrame::meta_version)
+        .def_ro("trace_id", &SlotFrame::trace_id, "0: none")
         .def_ro("slot", &SlotFrame::slot)
         .def_ro("pool", &SlotFrame::pool, "Index into the reader's pools.")
         .def_ro("values_len_bytes", &SlotFrame::values_len_bytes)
@@ -179,8 +180,13 @@ void bind_reader(nb::module_& m) {
             "is_held", [](const PyRingReader& self, const SlotFrame& frame) { return self.reader.is_held(frame); },
             "frame"_a, "Whether the slot still belongs to this frame, written to the end or not.")
         .def(
-            "newest", [](const PyRingReader& self) { return self.reader.newest(); },
-            "The newest committed seq, or None.")
+            "newest",
+            [](const PyRingReader& self, std::optional<std::uint64_t> since) {
+                return since ? self.reader.newest_from(*since) : self.reader.newest();
+            },
+            "since"_a = nb::none(),
+            "The newest committed seq, or None. With `since`, a seq that the ring has had, a few looks from there on "
+            "instead of one at every slot; a producer that left out more than 64 seqs may have later frames.")
         .def(
             "is_committed", [](const PyRingReader& self, std::uint64_t seq) { return self.reader.is_committed(seq); },
             "seq"_a, "Whether `seq` is committed, or its slot has moved on to a later frame.")

@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-// Subscription, with the messages and images that it reports, and EventFilter.
+// Subscription, with the messages and images that it reports, EventFilter and MessageFilter.
 #include "bindings/py_subscription.hpp"
 
 #include "event_filter.hpp"
+#include "message_filter.hpp"
 
 namespace tensorpool::bindings {
 
@@ -66,6 +67,45 @@ void bind_event_filter(nb::module_& m) {
                 counts["other_tag"] = self.counts().other_tag;
                 counts["other_schema"] = self.counts().other_schema;
                 counts["malformed"] = self.counts().malformed;
+                counts["too_long"] = self.counts().too_long;
+                return counts;
+            },
+            nb::sig("def counts(self) -> dict[str, int]"));
+}
+
+void bind_message_filter(nb::module_& m) {
+    nb::class_<MessageFilter>(m, "MessageFilter",
+                              "Which messages of several fragments are put together, by their kind and length.")
+        .def(
+            "__init__",
+            [](MessageFilter* self, const std::vector<std::pair<std::uint16_t, std::uint16_t>>& kinds,
+               std::int64_t max_bytes) {
+                std::vector<MessageFilter::Kind> known;
+                for (const auto& [schema_id, template_id] : kinds) known.push_back({template_id, schema_id});
+                new (self) MessageFilter(std::move(known), positive(max_bytes));
+            },
+            "kinds"_a, "max_bytes"_a,
+            nb::sig("def __init__(self, kinds: collections.abc.Sequence[tuple[int, int]], max_bytes: int) -> None"),
+            "Kinds are pairs of schema and template.")
+        .def(
+            "poll",
+            [](MessageFilter& self, PySubscription& subscription, nb::callable handler, std::int64_t limit) {
+                HandlerSink messages(handler, subscription.on_image);
+                BoundedSink sink(self, messages);
+                return subscription.subscription->poll(sink, positive(limit));
+            },
+            "subscription"_a, "handler"_a, "limit"_a,
+            nb::sig(
+                "def poll(self, subscription: Subscription, handler: collections.abc.Callable[[bytes, MessageInfo], "
+                "object], limit: int) -> int"),
+            "As Subscription.poll; what is not put together is counted, and takes no memory.")
+        .def_prop_ro(
+            "counts",
+            [](const MessageFilter& self) {
+                nb::dict counts;
+                counts["foreign"] = self.counts().foreign;
+                counts["malformed"] = self.counts().malformed;
+                counts["too_long"] = self.counts().too_long;
                 return counts;
             },
             nb::sig("def counts(self) -> dict[str, int]"));
@@ -98,6 +138,7 @@ void bind_subscription(nb::module_& m) {
             "partial_sessions", [](const PySubscription& self) { return self.subscription->partial_sessions(); },
             "Sessions for which a fragment assembler is kept.");
     bind_event_filter(m);
+    bind_message_filter(m);
 }
 
 }  // namespace tensorpool::bindings

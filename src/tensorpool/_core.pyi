@@ -9,6 +9,7 @@ from typing import Any, Self
 import numpy.typing
 
 from tensorpool.client.frame import Frame
+from tensorpool.client.trace_ids import Traced
 from tensorpool.wire.control import Dtype
 
 
@@ -162,6 +163,10 @@ class SlotFrame:
     def meta_version(self) -> int: ...
 
     @property
+    def trace_id(self) -> int:
+        """0: none"""
+
+    @property
     def slot(self) -> int: ...
 
     @property
@@ -259,8 +264,10 @@ class RingReader:
         Whether the slot still belongs to this frame, written to the end or not.
         """
 
-    def newest(self) -> int | None:
-        """The newest committed seq, or None."""
+    def newest(self, since: int | None = None) -> int | None:
+        """
+        The newest committed seq, or None. With `since`, a seq that the ring has had, a few looks from there on instead of one at every slot; a producer that left out more than 64 seqs may have later frames.
+        """
 
     def is_committed(self, seq: int) -> bool:
         """Whether `seq` is committed, or its slot has moved on to a later frame."""
@@ -490,6 +497,22 @@ class EventFilter:
     @property
     def counts(self) -> dict[str, int]: ...
 
+class MessageFilter:
+    """
+    Which messages of several fragments are put together, by their kind and length.
+    """
+
+    def __init__(self, kinds: Sequence[tuple[int, int]], max_bytes: int) -> None:
+        """Kinds are pairs of schema and template."""
+
+    def poll(self, subscription: Subscription, handler: Callable[[bytes, MessageInfo], object], limit: int) -> int:
+        """
+        As Subscription.poll; what is not put together is counted, and takes no memory.
+        """
+
+    @property
+    def counts(self) -> dict[str, int]: ...
+
 class Counter:
     @property
     def value(self) -> int: ...
@@ -573,10 +596,6 @@ class ReceivedFrame(SlotFrame):
 
     @property
     def publish_timestamp_ns(self) -> int | None: ...
-
-    @property
-    def trace_id(self) -> int:
-        """0: none"""
 
     @property
     def dropped_before(self) -> int:
@@ -857,6 +876,16 @@ class FramePublisher:
     def is_broken(self) -> bool:
         """Whether the media driver is gone."""
 
+class TraceIds:
+    """Makes the trace ids of one producer: unique, and in the order of time."""
+
+    def __init__(self) -> None: ...
+
+    def set_node(self, node_id: int, is_derived: bool) -> None: ...
+
+    def next(self) -> int:
+        """A new id, from 1 to 2^63 - 1."""
+
 class Route:
     """Where a producer's frames go: set by its session, used by publish."""
 
@@ -876,12 +905,22 @@ class Route:
     @meta_version.setter
     def meta_version(self, arg: int, /) -> None: ...
 
+    def new_trace_id(self) -> int:
+        """Of a frame that names none; 0: it has none."""
+
     @property
     def is_plain(self) -> bool:
         """No consumer has a descriptor stream of its own."""
 
     @is_plain.setter
     def is_plain(self, arg: bool, /) -> None: ...
+
+    @property
+    def trace_ids(self) -> TraceIds | None:
+        """Of frames that name none; None: they have none."""
+
+    @trace_ids.setter
+    def trace_ids(self, trace_ids: TraceIds | None, /) -> None: ...
 
 class ProducerBase:
     """
@@ -890,14 +929,14 @@ class ProducerBase:
 
     def __init__(self, route: Route) -> None: ...
 
-    def publish(self, array: numpy.typing.ArrayLike, *, timestamp_ns: int | None = None, meta_version: int | None = None, trace_id: int = 0, parents: Iterable[int] = (), seq: int | None = None, dtype: numpy.typing.DTypeLike | Dtype | None = None, shape: tuple[int, ...] | None = None, keep_strides: bool = False) -> int | None:
+    def publish(self, array: numpy.typing.ArrayLike, *, timestamp_ns: int | None = None, meta_version: int | None = None, trace_id: int | None = None, parents: Iterable[Traced | int] = (), seq: int | None = None, dtype: numpy.typing.DTypeLike | Dtype | None = None, shape: tuple[int, ...] | None = None, keep_strides: bool = False) -> int | None:
         """
         Copy an array into shared memory and announce it to all consumers; its seq, or None without a lease: dropped and counted.
 
-        >>> producer.publish(np.zeros((480, 640), np.uint8), trace_id=7, parents=[3, 5])     # doctest: +SKIP
+        >>> producer.publish(result, parents=[left, right])     # frames, or their trace ids     # doctest: +SKIP
 
         `timestamp_ns` is when it was captured (CLOCK_MONOTONIC; now by default), `meta_version` the metadata that
-        applies (what `set_metadata` set last). Strided and Fortran-ordered arrays go without an extra copy; strided
+        applies (what `set_metadata` set last). A frame with `parents` gets a `trace_id` and is linked to theirs. Strided and Fortran-ordered arrays go without an extra copy; strided
         ones arrive contiguous, or with `keep_strides` as they are, in one block with what lies between their rows.
         `dtype=Dtype.BIT` takes packed bytes and the `shape` of the bits, `dtype=Dtype.BYTES` any bytes. Raises
         FrameTooLarge for what no pool of the stream holds, LocalProtocolError for what no frame can carry, Closed after
@@ -926,85 +965,49 @@ class ChunkPlan:
     def largest_bytes(self) -> int:
         """The largest payload that can be carried."""
 
-class SendResult(enum.Enum):
-    """What became of a frame so far."""
+class StreamSender:
+    """
+    Sends the frames of one mapped epoch as BridgeFrameChunks; every loss counted.
+    """
 
-    SENT = 0
-    """every chunk is in the log"""
-
-    BACK_PRESSURED = 1
-    """the log has no room now: resume"""
-
-    NOT_CONNECTED = 2
-    """there is no subscriber: given up"""
-
-    TORN = 3
-    """its producer has overwritten it: given up"""
-
-    TOO_LARGE = 4
-    """more than 65535 chunks, or than the limit: nothing was sent"""
-
-class FrameSender:
-    """Sends frames of one mapped epoch as BridgeFrameChunks, one at a time."""
-
-    def __init__(self, reader: RingReader, publication: Publication, stream_id: int, epoch: int, plan: ChunkPlan, max_payload_bytes: int, with_digest: bool = False, mac_key: bytes = b"") -> None: ...
-
-    def send(self, frame: SlotFrame, patience_ns: int = 0) -> SendResult:
+    def __init__(self, reader: RingReader, payload: Publication, control: Publication, stream_id: int, epoch: int, plan: ChunkPlan, *, max_payload_bytes: int, timeout_ns: int, is_traced: bool = False, with_digest: bool = False, mac_key: bytes = b"") -> None:
         """
-        Begin a frame; wait at most `patience_ns` for room at a time, without the GIL.
+        Chunks go to `payload`, digests to `control`. A frame that is not sent in `timeout_ns` is given up.
         """
 
-    def resume(self, patience_ns: int = 0) -> SendResult:
-        """Go on with the frame that had no room."""
+    def set_announced(self, is_announced: bool) -> None:
+        """Whether the receiver knows the epoch: before that no frame is sent."""
 
-    def pump(self, feed: DescriptorFeed, descriptors: Subscription, others: Sequence[Subscription], patience_ns: int, for_ns: int) -> SendResult | None:
+    def set_paused(self, is_paused: bool) -> None:
         """
-        Send the frames of the feed, and sleep while there is none, without the GIL; until the time is over, one of the others has a message, the feed needs its owner, it is stopped, or a frame is not sent: then why.
+        From any thread: whether frames are dropped and counted instead of sent.
         """
 
-    def set_stopped(self, is_stopped: bool) -> None:
-        """From any thread: whether pump ends after the frame it is at."""
+    def take_failure(self) -> bool:
+        """Whether reading the descriptors failed since this was asked last."""
 
-    def abandon(self) -> None:
-        """Send no more of the open frame."""
+    def end(self) -> None:
+        """The epoch is over: give up what is not sent."""
 
     @property
     def is_open(self) -> bool:
         """Whether a frame was begun and not finished."""
 
     @property
-    def seq(self) -> int:
-        """Of the frame that was begun last, or refused."""
+    def counts(self) -> dict[tuple[str, str], int]:
+        """(what, reason): how many; for any thread."""
 
-    @property
-    def began_ns(self) -> int:
-        """When the last frame was begun, by the monotonic clock."""
+class BridgePump:
+    """
+    The payload of all mappings of a bridge, sent and received without Python.
+    """
 
-    @property
-    def crc32c(self) -> int:
+    def __init__(self) -> None: ...
+
+    def pump(self, outflows: Sequence[tuple[StreamSender, DescriptorFeed, Subscription]], inflow: tuple[ChunkRouter, Subscription, Subscription] | None, others: Sequence[Subscription], for_ns: int) -> int:
         """
-        Of the slot header and the payload of the frame that was sent last; 0 unless asked for without a key.
+        Send the frames of the feeds, and take chunks and digests from the payload and the control stream, without the GIL; sleep while there are none. At least one round; until the time is over, the control stream or one of the others has a message for the owner, or a feed or a sender needs it. How many frames and fragments there were.
         """
-
-    @property
-    def mac(self) -> bytes:
-        """Of the frame that was sent last, with the key."""
-
-    @property
-    def payload_bytes(self) -> int:
-        """Of the frame that was begun last."""
-
-    @property
-    def frames(self) -> int:
-        """Sent completely."""
-
-    @property
-    def bytes(self) -> int:
-        """Payload bytes of those."""
-
-    @property
-    def chunks(self) -> int:
-        """Of all frames."""
 
 class AllowedSources:
     """Addresses and networks; none allow every address."""
@@ -1063,9 +1066,6 @@ class Assembler:
 
     def set_paused(self, is_paused: bool) -> None: ...
 
-    def set_digest(self, epoch: int, seq: int, payload_length: int, crc32c: int, mac: bytes, now_ns: int) -> None:
-        """The sender's checksum of a frame, or its authentication code."""
-
     def expire(self, now_ns: int) -> int:
         """Drop frames that waited too long; how many there were."""
 
@@ -1120,14 +1120,38 @@ class ChunkRouter:
     def poll(self, subscription: Subscription, limit: int, now_ns: int) -> int:
         """Take at most `limit` fragments, without the GIL; how many there were."""
 
-    def pump(self, subscription: Subscription, others: Sequence[Subscription], limit: int, for_ns: int) -> int:
-        """
-        Take chunks as they come, and sleep while there are none, without the GIL; until one of the others has a message.
-        """
-
     def take(self, message: Buffer, now_ns: int) -> None:
         """One message, as if it had arrived then."""
 
+    def take_digest(self, message: Buffer, now_ns: int, session_id: int | None = None) -> bool:
+        """
+        A frame's checksum or authentication code, of the given session, or of the one that is followed. False for any other message.
+        """
+
     @property
     def counts(self) -> dict[tuple[str, str], int]:
-        """Chunks that belong to no assembler: (what, reason): how many."""
+        """
+        Chunks and digests that belong to no assembler: (what, reason): how many.
+        """
+
+def processor() -> str:
+    """What copies depend on; the same text on every processor of one kind."""
+
+def last_level_cache_bytes() -> int: ...
+
+def copy_kinds() -> dict[str, str]:
+    """The kind of copy of each use, in this process."""
+
+def copy_candidates(use: str) -> list[str]:
+    """The kinds that this processor has for a use."""
+
+def set_copy_kind(use: str, kind: str) -> None:
+    """
+    From the next copy on. Raises ValueError for what the processor or the use cannot take.
+    """
+
+def reset_copy_kinds() -> None:
+    """Back to what the processor is known for."""
+
+def calibrate_copies(budget_ns: int) -> dict[str, str]:
+    """Measures which kinds are fastest, and changes nothing."""

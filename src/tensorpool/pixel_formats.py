@@ -7,6 +7,7 @@ of none for gray.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, Final
 
 import msgspec
@@ -62,6 +63,12 @@ def guess(shape: tuple[int, ...], dtype: np.dtype[Any]) -> str | None:
     if len(shape) == 2:
         return _BY_ARRAY.get((dtype.name, 0))
     return _BY_ARRAY.get((dtype.name, shape[2])) if len(shape) == 3 else None
+
+
+def stated(attributes: Mapping[str, Any] | None) -> str | None:
+    """What the metadata of a stream say; None where they say nothing."""
+    found = None if attributes is None else attributes.get(KEY)
+    return found if isinstance(found, str) else None
 
 
 def of(shape: tuple[int, ...], dtype: np.dtype[Any], stated: object) -> str | None:

@@ -4,12 +4,14 @@
 from __future__ import annotations
 
 import itertools
+import struct
 import time
 from collections.abc import Callable, Iterator
 
 import pytest
 
 from tensorpool import aeron
+from tensorpool._core import MessageFilter
 from tensorpool.errors import Closed, LocalProtocolError, TransportError
 from tensorpool.wire import decode
 from tensorpool.wire.control import FrameDescriptor
@@ -94,6 +96,35 @@ def test_assembly_memory_goes_with_the_image(client: aeron.Client, stream_id: in
             lambda: subscription.poll(lambda *_: None) == 0 and subscription.partial_sessions == 0,
             "the assembler is deleted",
         )
+
+
+def test_a_filter_puts_together_known_messages_up_to_its_limit_only(client: aeron.Client, stream_id: int) -> None:
+    """What it refuses keeps no memory, is counted once, and the next message of its session is none the worse."""
+    channel = "aeron:ipc?term-length=1m"
+    subscription = client.add_subscription(channel, stream_id)
+    publication = client.add_publication(channel, stream_id, True)
+    wait_until(lambda: publication.has_room, "connected")
+    filter = MessageFilter([(900, 4)], max_bytes=20_000)
+    received: list[bytes] = []
+
+    def kept_after(length: int, schema_id: int = 900) -> int:
+        """How many sessions have an assembler when a message of this length and a short one after it were read."""
+        long = struct.pack("<HHHH", 0, 4, schema_id, 1).ljust(length, b".")
+        for data in (long, b"the next"):
+            wait_until(lambda data=data: publication.offer(data), "the log takes it")
+        wait_until(
+            lambda: (
+                filter.poll(subscription, lambda data, _: received.append(data), 1) and received[-1:] == [b"the next"]
+            ),
+            "both are read",
+        )
+        received.remove(b"the next")
+        return subscription.partial_sessions
+
+    assert [kept_after(length) for length in (30_000, 20_001, 20_000, 30_000)] == [0, 0, 1, 0]
+    assert kept_after(10_000, schema_id=901) == 0
+    assert [len(data) for data in received] == [20_000]
+    assert filter.counts == {"foreign": 1, "malformed": 0, "too_long": 3}
 
 
 def test_offers_say_why_they_were_not_accepted(client: aeron.Client, stream_id: int) -> None:

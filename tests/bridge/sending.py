@@ -14,6 +14,7 @@ import numpy as np
 
 import tensorpool as tp
 from tensorpool import aeron
+from tensorpool.bridge.bridge import BridgeStreams
 from tensorpool.bridge.config import BridgeConfig
 from tensorpool.bridge.metrics import Counters
 from tensorpool.bridge.publications import Publications
@@ -78,15 +79,18 @@ class Rig:
         self.config = BridgeConfig.load(None, environ={}, bridge=bridge, mappings=[mapping])
         self.counters = Counters("test")
         self.producer = client.producer(self.stream_id, create=True)
-        self.publications = Publications(link)
-        self.sender = Sender(self.config.mappings[0], self.config, client, link, self.publications, self.counters)
-        self.skipped_ns = 0  # by which the sender's clock runs ahead
+        self.streams = BridgeStreams(Publications(link))
+        self.sender = Sender(
+            self.config.mappings[0], self.config, client, link, self.streams.publications, self.counters
+        )
+        self.streams.senders = (self.sender,)
         self.chunks: list[BridgeFrameChunk] = []
         self.control: list[bytes] = []
         self.metadata: list[bytes] = []
         self._payload: aeron.Subscription | None = None
         self._others: list[tuple[aeron.Subscription, list[bytes]]] = []
         self.is_reading = True
+        self.on_chunk: Callable[[bytes], object] = self._on_chunk
 
     # --- the receiver
 
@@ -128,14 +132,16 @@ class Rig:
     def received[M: Message](self, kind: type[M]) -> list[M]:
         """The messages of one kind that came on the control or metadata stream."""
         messages = [
-            decode(data) for data in (*self.control, *self.metadata) if data[4:6] == (900).to_bytes(2, "little")
+            decode(data)
+            for data in (*self.control, *self.metadata)
+            if int.from_bytes(data[4:6], "little") in (900, 904)
         ]
         return [message for message in messages if isinstance(message, kind)]
 
     # --- the sender
 
     def turn(self) -> int:
-        work = self.sender.invoke(time.monotonic_ns() + self.skipped_ns)
+        work = self.streams.invoke(time.monotonic_ns())
         self.hear()
         return work
 
@@ -144,7 +150,7 @@ class Rig:
         for subscription, received in self._others:
             subscription.poll(lambda data, _, received=received: received.append(data), 100)  # type: ignore[misc]
         if self._payload is not None and self.is_reading:
-            self._payload.poll(self._on_chunk, 1000)
+            self._payload.poll(lambda data, _: self.on_chunk(data), 1000)
 
     def until(self, condition: Callable[[], object], what: str = "what the test waits for") -> None:
         def is_met() -> bool:
@@ -177,12 +183,11 @@ class Rig:
         return self.counters["frames_dropped", reason]
 
     def close(self) -> None:
-        self.sender.close()
-        self.publications.close()
+        self.streams.close()
         self.deafen()
         self.producer.close()
 
-    def _on_chunk(self, data: bytes, info: aeron.MessageInfo) -> None:
+    def _on_chunk(self, data: bytes) -> None:
         chunk = decode(data)
         assert isinstance(chunk, BridgeFrameChunk)  # §7: nothing else travels here
         self.chunks.append(chunk)

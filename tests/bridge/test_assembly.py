@@ -489,15 +489,15 @@ def test_the_epoch_only_goes_back_after_silence(events: list[tuple[str, int, int
 def test_a_checked_frame_waits_for_its_checksum() -> None:
     receiving = Receiving(needs_digest=True)
     good = [crc32c(PAYLOAD, crc32c(header_of(seq, PAYLOAD))) for seq in (1, 2, 3)]
-    receiving.assembler.set_digest(EPOCH, 1, len(PAYLOAD), good[0], b"", receiving.now_ns)
+    receiving.take_digest(1, PAYLOAD, crc32c=good[0])
     receiving.take(*chunks_of(1, PAYLOAD, [1000]))
     assert receiving.assembler.published == 1
     receiving.take(*chunks_of(2, PAYLOAD, [1000]))
     assert receiving.assembler.published == 1
-    receiving.assembler.set_digest(EPOCH, 2, len(PAYLOAD), good[1], b"", receiving.now_ns)
+    receiving.take_digest(2, PAYLOAD, crc32c=good[1])
     assert receiving.assembler.published == 2
     receiving.take(*chunks_of(3, PAYLOAD, [1000]))
-    receiving.assembler.set_digest(EPOCH, 3, len(PAYLOAD), good[2] ^ 1, b"", receiving.now_ns)
+    receiving.take_digest(3, PAYLOAD, crc32c=good[2] ^ 1)
     receiving.take(*chunks_of(4, PAYLOAD, [1000]))
     receiving.wait()
     assert receiving.frames_dropped == {"crc": 2}

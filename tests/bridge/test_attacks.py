@@ -7,19 +7,32 @@ it can still do is in docs/trust.md.
 
 from __future__ import annotations
 
+import struct
 from collections import Counter
 from collections.abc import Iterator
+from contextlib import ExitStack
 from typing import Any
 
 import pytest
 
 from tensorpool import aeron
 from tensorpool.bridge.sessions import FollowedSession, Origin
-from tensorpool.wire.control import DataSourceMeta, FrameProgress
+from tensorpool.client.metadata import blob_messages
+from tensorpool.wire import Message
+from tensorpool.wire.bridge import BridgeFrameChunk
+from tensorpool.wire.control import (
+    DataSourceMeta,
+    FrameProgress,
+    MetaBlobChunk,
+    MetaBlobComplete,
+    QosProducer,
+    ShmPoolAnnounce,
+)
 from tensorpool.wire.driver import ShmAttachRequest
-from tests.support.bridge_rig import Host, Reception, serving_host
+from tests.support.bridge_rig import BridgeProcess, Host, Reception, serving_host
 from tests.support.bridge_sender import CHUNK_BYTES, FIRST_CHUNK_BYTES, BridgeSender, Link, noise, packed_chunk
 from tests.support.driver_process import IPC
+from tests.support.processes import own_bytes
 from tests.support.wire_producer import new_stream_id
 
 LENGTH = FIRST_CHUNK_BYTES + CHUNK_BYTES + 700  # three chunks
@@ -186,6 +199,52 @@ def test_what_is_longer_than_a_datagram_takes_no_memory(reception: Reception) ->
     streams = reception.bridge.bridge._connection.streams
     assert streams.reception._payload.partial_sessions == 0
     assert reception.deliver(b"on it goes").payload == b"on it goes"
+
+
+@pytest.mark.spec("BRG-5.2-30", "BRG-5.2-31")
+@pytest.mark.parametrize("stream", ["payload", "control", "metadata"])
+def test_long_messages_of_strangers_take_no_memory(host: Host, link: Link, stream: str) -> None:
+    """Twelve sessions with 8 MB each, of known kinds and of others, at a bridge in a process of its own."""
+    own = link.again()
+    with Reception(host, link=own, runs=BridgeProcess) as reception, ExitStack() as stack:
+        reception.bridge.wait_for("ready")
+        reception.wait_until(lambda: reception.sender.is_connected(*own), "it listens")
+        reception.wait_through(announces=True)
+        client = aeron.connect(host.aeron_dir)
+        stack.callback(client.close)
+        channel, stream_id = getattr(own, stream)
+        known: dict[str, tuple[type[Message], ...]] = {
+            "payload": (BridgeFrameChunk, BridgeFrameChunk),
+            "control": (ShmPoolAnnounce, FrameProgress),
+            "metadata": (DataSourceMeta, MetaBlobChunk),
+        }
+        kinds: tuple[type[Message], ...] = (*known[stream], QosProducer, ShmAttachRequest)
+        before = own_bytes(reception.bridge.pid)
+        for number in range(12):
+            kind = kinds[number % len(kinds)]
+            head = struct.pack("<HHHHI", 24, kind.TEMPLATE_ID, kind.SCHEMA_ID, 1, reception.sender.stream_id)
+            data = head.ljust(8_000_000, b".")
+            publication = client.add_publication(f"{channel}|term-length=64m|mtu=8k", stream_id, exclusive=True)
+            reception.wait_until(lambda it=publication: it.is_connected, "the attacker is connected")
+            reception.wait_until(lambda it=publication, data=data: it.offer(data), "it sends 8 MB")
+        payload = noise(3000)
+        table = list(blob_messages(reception.sender.stream_id, 5, 9, noise(100_000)))
+        for message in (*table, DataSourceMeta(stream_id=reception.sender.stream_id, meta_version=5, timestamp_ns=1)):
+            reception.sender.send(message, own.metadata)
+        reception.wait_for(DataSourceMeta, meta_version=5)
+        reception.wait_for(MetaBlobComplete, meta_version=5)
+        assert reception.deliver(payload).payload == payload
+        grown = own_bytes(reception.bridge.pid) - before
+        counts = Counter[str]()
+        for each in reception.bridge.stop().values():
+            counts.update(each)
+    assert grown < 8_000_000
+    if stream == "payload":
+        assert counts["chunks_dropped.fragmented"] == 12
+        return
+    unknown = 3 if stream == "control" else 6  # QosProducer is of the control stream, a driver's message of none
+    assert counts[f"{stream}_dropped.too_long"] == 12 - unknown
+    assert counts[f"{stream}_dropped.foreign"] == unknown
 
 
 def test_a_session_that_is_silent_for_three_periods_is_not_followed_any_longer() -> None:

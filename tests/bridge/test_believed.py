@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 
 from tensorpool._core import AllowedSources, SessionPin, address_of, blake2b, crc32c
 from tensorpool.bridge.assembly import SourceMetadata
-from tensorpool.bridge.checksum import FrameChecksum, read_key
+from tensorpool.bridge.checksum import read_key
 from tensorpool.errors import ConfigError
 from tensorpool.wire.control import DataSourceAnnounce, DataSourceMeta
-from tests.bridge.frames import EPOCH, POOLS, STREAM, TIMEOUT_NS, Receiving, chunks_of, header_of
+from tests.bridge.frames import EPOCH, POOLS, STREAM, TIMEOUT_NS, Receiving, chunks_of, digest_of, header_of
 
 PAYLOAD = bytes(range(256)) * 8
 
@@ -42,7 +42,8 @@ def test_a_checksum_that_comes_too_late_publishes_nothing() -> None:
     receiving = Receiving(needs_digest=True)
     receiving.take(*chunks_of(1, PAYLOAD))
     crc = crc32c(PAYLOAD, crc32c(header_of(1, PAYLOAD)))
-    receiving.assembler.set_digest(EPOCH, 1, len(PAYLOAD), crc, b"", receiving.now_ns + TIMEOUT_NS)
+    receiving.now_ns += TIMEOUT_NS
+    receiving.take_digest(1, PAYLOAD, crc32c=crc)
     assert receiving.ring.payload(1) is None
     assert receiving.frames_dropped == {"crc": 1}
 
@@ -144,9 +145,9 @@ def test_a_frame_is_published_when_its_code_is_right() -> None:
     receiving = Receiving(needs_digest=True, mac_key=KEY)
     receiving.take(*chunks_of(1, PAYLOAD, [1000]))
     assert receiving.ring.payload(1) is None
-    receiving.assembler.set_digest(EPOCH, 1, len(PAYLOAD), 0, code(1), receiving.now_ns)
+    receiving.take_digest(1, PAYLOAD, mac=code(1))
     assert receiving.ring.payload(1) == PAYLOAD
-    receiving.assembler.set_digest(EPOCH, 2, len(PAYLOAD), 0, code(2), receiving.now_ns)
+    receiving.take_digest(2, PAYLOAD, mac=code(2))
     receiving.take(*chunks_of(2, PAYLOAD, [1000]))
     assert receiving.ring.payload(2) == PAYLOAD
 
@@ -167,7 +168,7 @@ def test_a_frame_is_published_when_its_code_is_right() -> None:
 def test_a_frame_is_dropped_when_its_code_is_not(forged: bytes) -> None:
     """Also one that was right for another frame: what was recorded cannot be sent again as something else."""
     receiving = Receiving(needs_digest=True, mac_key=KEY)
-    receiving.assembler.set_digest(EPOCH, 1, len(PAYLOAD), 0, forged, receiving.now_ns)
+    receiving.take_digest(1, PAYLOAD, mac=forged)
     receiving.take(*chunks_of(1, PAYLOAD, [1000]))
     assert receiving.ring.payload(1) is None
     assert receiving.frames_dropped == {"mac": 1}
@@ -175,7 +176,7 @@ def test_a_frame_is_dropped_when_its_code_is_not(forged: bytes) -> None:
 
 def test_a_frame_with_another_payload_is_dropped() -> None:
     receiving = Receiving(needs_digest=True, mac_key=KEY)
-    receiving.assembler.set_digest(EPOCH, 1, len(PAYLOAD), 0, code(1), receiving.now_ns)
+    receiving.take_digest(1, PAYLOAD, mac=code(1))
     receiving.take(*chunks_of(1, bytes([1]) + PAYLOAD[1:], [1000]))
     assert receiving.frames_dropped == {"mac": 1}
 
@@ -204,11 +205,32 @@ def test_a_key_file_is_secret_and_of_a_fair_length(
 
 
 def test_a_checksum_message_has_a_code_or_none() -> None:
+    router = Receiving().router
     for mac in (b"", bytes(range(16))):
-        message = FrameChecksum(1, 2, 3, 4, 5, mac)
-        assert FrameChecksum.decode(message.encode()) == message
-        assert FrameChecksum.decode(message.encode() + b"x") is None
-        assert FrameChecksum.decode(message.encode()[:-1]) is None
+        message = digest_of(1, PAYLOAD, mac=mac)
+        assert router.take_digest(message, 1)
+        for other in (
+            message + b"x",
+            message[:-1],
+            message[:8],
+            b"",
+            b"\0" + message[1:],
+            message[:2] + b"\0" + message[3:],
+        ):
+            assert not router.take_digest(other, 1)
+
+
+def test_a_code_of_another_session_or_stream_is_counted() -> None:
+    receiving = Receiving(needs_digest=True, mac_key=KEY)
+    receiving.assembler.set_origin(5)
+    receiving.take(*chunks_of(1, PAYLOAD))
+    assert receiving.router.take_digest(digest_of(1, PAYLOAD, mac=code(1)), receiving.now_ns, 6)
+    assert receiving.router.take_digest(digest_of(1, PAYLOAD, mac=code(1), stream_id=STREAM + 1), receiving.now_ns, 5)
+    assert receiving.assembler.counts["control_dropped", "session"] == 1
+    assert receiving.router.counts["control_dropped", "unknown_stream"] == 1
+    assert receiving.ring.payload(1) is None
+    assert receiving.router.take_digest(digest_of(1, PAYLOAD, mac=code(1)), receiving.now_ns, 5)
+    assert receiving.ring.payload(1) == PAYLOAD
 
 
 # --- sessions
@@ -243,10 +265,10 @@ def test_metadata_of_an_epoch_that_is_over_are_not_published_as_current() -> Non
     metadata = SourceMetadata()
     assert metadata.take(named(3), 3)
     assert metadata.take(DESCRIBED, 3)
-    assert metadata.of(3) == [named(3), DESCRIBED]
+    assert metadata.again(3) == [named(3), DESCRIBED]
     assert metadata.on_epoch(4) == []
     assert not metadata.take(DESCRIBED, 4)
-    assert metadata.of(4) == []
+    assert metadata.again(4) == []
 
 
 def test_metadata_of_an_epoch_that_is_not_announced_yet_wait_for_it() -> None:
@@ -259,5 +281,5 @@ def test_metadata_of_an_epoch_that_is_not_announced_yet_wait_for_it() -> None:
 def test_metadata_that_name_no_epoch_are_of_the_present_one() -> None:
     metadata = SourceMetadata()
     assert metadata.take(DESCRIBED, 3)
-    assert metadata.of(3) == [DESCRIBED]
+    assert metadata.again(3) == [DESCRIBED]
     assert metadata.on_epoch(4) == []

@@ -137,7 +137,16 @@ def test_sizes_follow_the_mtu_of_the_channel() -> None:
     section = load(payload_channel=BRIDGE["payload_channel"] + "|mtu=8k").bridge
     assert (section.mtu_bytes, section.effective_chunk_bytes, section.first_chunk_bytes) == (8192, 8064, 7847)
     assert section.largest_frame_bytes == 7847 + 65_534 * 8064
-    assert load(chunk_bytes=100).bridge.first_chunk_bytes == 100
+    assert section.at_mtu(1408) is section
+    assert load(chunk_bytes=100).bridge.at_mtu(1408).first_chunk_bytes == 100
+
+
+def test_a_media_driver_whose_datagrams_are_too_small_is_refused() -> None:
+    for dialect, least in (("specified", 346), ("2026-01", 358)):
+        section = load(dialect=dialect).bridge
+        assert section.at_mtu(least).first_chunk_bytes == 1
+        with pytest.raises(ConfigError, match=f"at least {least}"):
+            section.at_mtu(least - 1)
 
 
 def test_a_variable_goes_over_the_file(tmp_path: Path) -> None:
@@ -253,7 +262,7 @@ def test_a_range_that_overlaps_something_is_refused(mappings: list[dict[str, Any
         (MAPPING, {}, "metadata_channel is empty"),
         (MAPPING, {"payload_stream_id": 7}, "50000-59999"),
         (MAPPING, {"role": "receiver", "assembly_timeout_ms": 50}, "100-500"),
-        (MAPPING, {"chunk_bytes": 2000}, "1280"),
+        (MAPPING, {"chunk_bytes": 2000, "mtu_bytes": 1408}, "1280"),
         (MAPPING | {"metadata_stream_id": 2001}, {}, "2001"),
     ],
 )

@@ -10,8 +10,9 @@ from collections.abc import Callable
 import pytest
 
 from tensorpool import aeron
+from tensorpool._core import BridgePump, crc32c
 from tensorpool.errors import Closed
-from tests.bridge.frames import EPOCH, STREAM, Receiving, chunks_of
+from tests.bridge.frames import EPOCH, STREAM, Receiving, chunks_of, digest_of, header_of
 from tests.support.processes import wait_until
 
 FOREVER_NS = 10**15
@@ -24,15 +25,22 @@ class Line:
 
     def __init__(self, client: aeron.Client) -> None:
         stream_ids = next(STREAM_IDS), next(STREAM_IDS)
-        self.ears = [client.add_subscription("aeron:ipc", stream_id) for stream_id in stream_ids]
+        payload_id, control_id = stream_ids
+        self.ears = (
+            client.add_subscription("aeron:ipc", payload_id),
+            client.add_subscription("aeron:ipc", control_id),
+        )
         self.mouths = [client.add_publication("aeron:ipc", stream_id) for stream_id in stream_ids]
         wait_until(lambda: all(mouth.has_room for mouth in self.mouths), "both have a subscriber")
 
     def send(self, *messages: bytes) -> None:
         assert all(self.mouths[0].offer(message) for message in messages)
 
-    def speak(self) -> None:
-        assert self.mouths[1].offer(b"an announce")
+    def speak(self, message: bytes = b"an announce") -> None:
+        assert self.mouths[1].offer(message)
+
+    def pump(self, receiving: Receiving, for_ns: int) -> int:
+        return BridgePump().pump([], (receiving.router, *self.ears), [], for_ns)
 
 
 @pytest.fixture
@@ -45,11 +53,11 @@ def test_chunks_are_taken_until_the_time_is_over(line: Line) -> None:
     line.send(*chunks_of(1, PAYLOAD, [700, 700]), *chunks_of(2, PAYLOAD, [700, 700]))
     taken = 0
     while taken < 6:
-        taken += receiving.router.pump(line.ears[0], line.ears[1:], 2, 10_000_000)
+        taken += line.pump(receiving, 10_000_000)
     assert taken == 6
     assert receiving.assembler.published == 2
     assert receiving.ring.payload(2) == PAYLOAD
-    assert receiving.router.pump(line.ears[0], (), 2, 0) == 0
+    assert line.pump(receiving, 0) == 0
 
 
 def test_a_message_beside_them_comes_first(line: Line) -> None:
@@ -57,11 +65,34 @@ def test_a_message_beside_them_comes_first(line: Line) -> None:
     receiving = Receiving()
     line.speak()
     line.send(*chunks_of(1, PAYLOAD, [700, 700]))
-    assert receiving.router.pump(line.ears[0], line.ears[1:], 64, FOREVER_NS) == 0
+    assert line.pump(receiving, FOREVER_NS) == 0
     assert receiving.assembler.published is None
     assert line.ears[1].poll(lambda data, info: None, 1) == 1
     while receiving.assembler.published is None:
-        receiving.router.pump(line.ears[0], line.ears[1:], 64, 10_000_000)
+        line.pump(receiving, 10_000_000)
+
+
+def test_one_round_is_made_whatever_waits_beside_it(line: Line) -> None:
+    """Else a flood of messages would stop the frames."""
+    receiving = Receiving()
+    line.speak()
+    line.send(*chunks_of(1, PAYLOAD, [700, 700]))
+    wait_until(lambda: line.pump(receiving, 0) == 0 and receiving.assembler.published == 1, "the frame is published")
+
+
+def test_checksums_are_taken_from_the_control_stream_up_to_another_message(line: Line) -> None:
+    """Those of the session that is followed, without Python; what follows a message for Python waits for it."""
+    receiving = Receiving(needs_digest=True)
+    receiving.assembler.set_origin(line.mouths[1].session_id)
+    crcs = [crc32c(PAYLOAD, crc32c(header_of(seq, PAYLOAD))) for seq in (1, 2)]
+    line.send(*chunks_of(1, PAYLOAD, [700, 700]), *chunks_of(2, PAYLOAD, [700, 700]))
+    line.speak(digest_of(1, PAYLOAD, crc32c=crcs[0]))
+    line.speak()
+    line.speak(digest_of(2, PAYLOAD, crc32c=crcs[1]))
+    wait_until(lambda: line.pump(receiving, 0) == 0 and receiving.assembler.inflight == 1, "one frame is published")
+    assert receiving.assembler.published == 1
+    assert line.ears[1].poll(lambda data, info: None, 1) == 1
+    wait_until(lambda: line.pump(receiving, 1) == 0 and receiving.assembler.published == 2, "both are published")
 
 
 @pytest.mark.parametrize("end", ["a message arrives", "the stream is closed"])
@@ -80,7 +111,7 @@ def test_a_thread_that_waits_for_chunks_wakes_up(line: Line, end: str) -> None:
     thread = threading.Thread(target=act)
     thread.start()
     try:
-        taken = receiving.router.pump(line.ears[0], line.ears[1:], 64, FOREVER_NS)
+        taken = line.pump(receiving, FOREVER_NS)
         assert (taken, end) == (3, "a message arrives")
     except Closed:
         assert end == "the stream is closed"
@@ -90,7 +121,7 @@ def test_a_thread_that_waits_for_chunks_wakes_up(line: Line, end: str) -> None:
 
 def test_an_assembler_is_not_touched_while_it_is_fed(line: Line) -> None:
     receiving = Receiving()
-    thread = threading.Thread(target=receiving.router.pump, args=(line.ears[0], line.ears[1:], 64, FOREVER_NS))
+    thread = threading.Thread(target=line.pump, args=(receiving, FOREVER_NS))
     thread.start()
     try:
         line.send(*chunks_of(1, PAYLOAD, [700, 700]))

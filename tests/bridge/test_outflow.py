@@ -38,19 +38,15 @@ def wait_for(rig: Rig, condition: Callable[[], object]) -> None:
     deadline_s = time.monotonic() + 90
     while not condition():
         assert time.monotonic() < deadline_s
-        rig.sender.wait(SHORT_NS)
-        if rig.sender._is_smooth and rig.sender._consumer is not None:
-            rig.sender._forwarder.invoke(rig.sender._consumer.epoch, time.monotonic_ns())
-            rig.hear()
-        else:
-            rig.turn()
+        rig.streams.pump(SHORT_NS)
+        rig.sender.invoke(time.monotonic_ns())
+        rig.hear()
 
 
 def test_a_wait_sends_what_comes(rig: Rig) -> None:
     for number in range(1, 3 * NSLOTS):
         seq = rig.publish(pattern(5000, number))
         wait_for(rig, lambda number=number: rig.counters["frames_sent", ""] == number + 1)  # type: ignore[misc]
-        assert rig.sender._newest == (rig.producer.epoch, seq)
     wait_for(rig, lambda: len(rig.frames) == 3 * NSLOTS)
     assert rig.frames[rig.producer.epoch or 0, seq] == pattern(5000, number).tobytes()
     assert rig.counters["frames_taken", ""] == rig.counters["frames_sent", ""] == 3 * NSLOTS
@@ -59,34 +55,44 @@ def test_a_wait_sends_what_comes(rig: Rig) -> None:
 def test_what_is_to_be_forwarded_ends_a_wait(rig: Rig) -> None:
     """The driver announces every second; the sender tells it, and goes on."""
     before = len(rig.announced_epochs)
-    assert rig.sender.wait(FOREVER_NS)
+    assert rig.streams.pump(FOREVER_NS) == 0
     rig.until(lambda: len(rig.announced_epochs) > before, "the announce is sent")
 
 
-def test_a_pause_ends_a_wait_and_keeps_further_frames_at_home(rig: Rig) -> None:
-    rig.sender._forwarder._sources.clear()  # nothing but the pause ends it
-    seen: list[bool] = []
-    thread = threading.Thread(target=lambda: seen.append(rig.sender.wait(FOREVER_NS)))
+def test_a_pause_during_a_wait_keeps_further_frames_at_home(rig: Rig) -> None:
+    rig.sender._forwarder._sources.clear()  # the wait lasts until the producer goes
+    seen: list[int | None] = []
+    thread = threading.Thread(target=lambda: seen.append(rig.streams.pump(FOREVER_NS)))
     thread.start()
     rig.publish(pattern(100, 1))
-    while rig.counters["frames_sent", ""] < 2:
-        time.sleep(0.001)
+    wait_until(lambda: rig.counters["frames_sent", ""] == 2, "the frame is sent")
     rig.sender.paused = True
-    rig.publish(pattern(100, 2))  # it may have been asleep
-    thread.join(60)
-    assert seen == [True]
-    rig.until(lambda: rig.dropped("paused"), "the frame is counted")
-    assert rig.counters["frames_sent", ""] == 2
+    rig.publish(pattern(100, 2))
+    wait_until(lambda: rig.dropped("paused") == 1, "the frame is counted")
+    assert thread.is_alive()
     rig.sender.paused = False
     rig.publish(pattern(100, 3))
-    wait_for(rig, lambda: rig.counters["frames_sent", ""] == 3)
+    wait_until(lambda: rig.counters["frames_sent", ""] == 3, "the frame is sent")
+    rig.producer.close()
+    thread.join(60)
+    assert seen == [3]
+
+
+def test_frames_wait_in_the_ring_until_their_epoch_is_announced(rig: Rig) -> None:
+    """G16."""
+    rig.sender._forwarder._announced_epoch = None
+    rig.publish(pattern(100, 1))
+    assert rig.streams.pump(SHORT_NS) is None
+    assert rig.counters["frames_sent", ""] == 1
+    wait_for(rig, lambda: rig.counters["frames_sent", ""] == 2)
+    assert rig.counters.total("frames_dropped") == 0
 
 
 def test_a_frame_that_finds_no_room_goes_on_when_there_is(rig: Rig) -> None:
     rig.is_reading = False
     seq = rig.publish(pattern(BIG, 1))
     wait_for(rig, lambda: rig.sender._is_sending)
-    assert rig.sender.wait(SHORT_NS)
+    assert rig.streams.pump(SHORT_NS) == 0
     rig.is_reading = True
     wait_for(rig, lambda: (rig.producer.epoch, seq) in rig.frames)
     assert rig.frames[rig.producer.epoch or 0, seq] == pattern(BIG, 1).tobytes()

@@ -144,6 +144,56 @@ def test_tables_of_a_producer_arrive(hosts: Hosts) -> None:
         wait_until(lambda: it.consumer.blob(7) == table, "the table is here")
 
 
+@pytest.mark.spec("BRG-7.1-02")
+def test_tables_reach_who_comes_later(hosts: Hosts) -> None:
+    """A receiver that starts after the source, one that restarts before Aeron notices, and consumers that come after
+    the table: of the producer's present epoch, and with the metadata that the table belongs to."""
+    link, mapping = Link.unused(), new_mapping()
+    tables = {7: bytes(range(256)) * 3000, 8: b"small"}
+
+    def wait_tables(consumer: tp.Consumer) -> None:
+        wait_until(lambda: {it: consumer.blob(it) for it in tables} == tables, "the tables are here")
+        wait_until(lambda: consumer.metadata(1) is not None, "and the metadata")
+
+    with ExitStack() as stack:
+        source, dest = (stack.enter_context(host.connect()) for host in hosts)
+        producer = stack.enter_context(source.producer(mapping["source_stream_id"], create=True))
+        wait_ready(stack.enter_context(started(hosts.source, link, "sender", mapping)))
+        producer.set_metadata({"exposure_ms": 4})
+        for blob_type, table in tables.items():
+            producer.publish_blob(table, blob_type=blob_type)
+        with source.consumer(mapping["source_stream_id"]) as neighbour:
+            wait_tables(neighbour)
+        for _ in range(2):
+            with started(hosts.dest, link, "receiver", mapping) as receiver:
+                wait_ready(receiver)
+                for _ in range(2):
+                    with dest.consumer(mapping["dest_stream_id"]) as consumer:
+                        wait_tables(consumer)
+                dropped = [name for counts in receiver.counters.values() for name in counts if "table" in name]
+                assert dropped == []
+
+
+def test_tables_of_an_epoch_that_is_over_are_not_published_as_current(hosts: Hosts) -> None:
+    with crossing(hosts) as it:
+        it.carry(np.ones(10, np.uint8))
+        it.producer.publish_blob(b"old", blob_type=7)
+        wait_until(lambda: it.consumer.blob(7) == b"old", "the table is here")
+        it.producer.close()
+        with (
+            hosts.source.connect() as source,
+            source.producer(it.sender.config.mappings[0].source_stream_id) as producer,
+            hosts.dest.connect() as dest,
+        ):
+            again = it._replace(producer=producer)
+            epoch = again.carry(np.ones(10, np.uint8)).epoch
+            producer.publish_blob(b"new", blob_type=8)
+            with dest.consumer(it.receiver.config.mappings[0].dest_stream_id) as consumer:
+                wait_until(lambda: consumer.blob(8, epoch=epoch) == b"new", "the next epoch has its own table")
+                assert consumer.blob(7, epoch=epoch) is None
+            assert it.consumer.blob(7, epoch=epoch) is None
+
+
 def test_a_source_that_starts_costs_no_frame(hosts: Hosts) -> None:
     """The epoch before its producer had no frames: the receiver keeps its lease, and every frame from the first on
     arrives."""

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 import msgspec
+import numpy as np
 import pytest
 
 from tensorpool.wire import Message
@@ -20,6 +21,7 @@ from tensorpool.wire.control import (
     QosProducer,
     ShmPoolAnnounce,
 )
+from tensorpool.wire.trace import TraceLinkSet
 from tests.bridge.sending import METADATA_ID, Rig, free_endpoint, pattern
 from tests.support.processes import wait_until
 
@@ -149,12 +151,29 @@ def test_metadata_of_an_epoch_that_is_over_are_not_sent_to_later_receivers(make:
     rig.metadata.clear()
     rig.listen()
     rig.until(lambda: rig.received(DataSourceAnnounce), "the name is sent again")
-    assert rig.received(DataSourceAnnounce) == [renewed]
     rig.until(lambda: rig.turn() == 0, "nothing is left to send")
+    assert all(it == renewed for it in rig.received(DataSourceAnnounce))
     assert rig.received(DataSourceMeta) == []
 
 
 @pytest.mark.spec("BRG-7.1-06")
+@pytest.mark.parametrize("is_asked", [True, False])
+def test_trace_links_are_forwarded_where_that_is_asked(make: Callable[..., Rig], is_asked: bool) -> None:
+    """As they were, on the metadata channel; the metadata that follow are forwarded in any case."""
+    rig = make(**with_metadata(forward_traces=is_asked))
+    rig.producer.set_metadata({"before": 1})
+    rig.until(lambda: rig.received(DataSourceMeta), "the channel is open")
+    rig.producer.publish(np.zeros(4), trace_id=9, parents=[5, 7])
+    version = rig.producer.set_metadata({"after": 1})
+    rig.until(lambda: version in [it.meta_version for it in rig.received(DataSourceMeta)], "what follows has come")
+    if is_asked:
+        rig.until(lambda: rig.received(TraceLinkSet), "the links have come")
+        link = rig.received(TraceLinkSet)[0]
+        assert (link.stream_id, link.trace_id, link.seq) == (rig.producer.stream_id, 9, 0)
+        assert [parent.trace_id for parent in link.parents] == [5, 7]
+    assert bool(rig.received(TraceLinkSet)) == is_asked
+
+
 def test_without_a_metadata_channel_metadata_stay_at_home(make: Callable[..., Rig]) -> None:
     rig = make()
     rig.settle()

@@ -38,6 +38,7 @@ def test_a_host_that_works_is_found_to_work(shell: Shell) -> None:
     assert checks >= {
         "python",
         "libaeron",
+        "copies",
         "media driver",
         "driver",
         "discovery",

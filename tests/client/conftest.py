@@ -16,6 +16,7 @@ import tensorpool as tp
 from tensorpool import aeron
 from tensorpool._core import DescriptorFeed, DropReason, ReceivedFrame
 from tensorpool.client import Client, Consumer, Frame, Producer
+from tensorpool.client.attach_dialects import AttachDialects
 from tensorpool.client.mapped_epoch import MappedEpoch
 from tensorpool.clock import ManualClock
 from tensorpool.driver import DriverConfig
@@ -122,6 +123,7 @@ class StillConductor:
     def __init__(self, **settings: Any) -> None:
         self.config = DriverConfig.load(environ={}, overrides=SMALL | settings)
         self.clock = ManualClock()
+        self.dialects = AttachDialects()
 
     def new_client_id(self) -> int:
         return 1

@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from tensorpool.client.attachment import LEASELESS_TRANSITIONS, TRANSITIONS, Event, Phase
+from tensorpool.client.attachment_phases import TRANSITIONS, Event, Phase
+from tensorpool.client.leaseless_attachment import LEASELESS_TRANSITIONS
 from tensorpool.wire.driver import ResponseCode, ShmDetachResponse
 from tests.client.attachment.conftest import T0, Bench
 from tests.client.conftest import refused

@@ -204,5 +204,5 @@ def test_a_tuple_with_an_overwritten_frame_is_not_given(rig: Rig) -> None:
         join._offer(index, frame)
     for seq in range(1, NSLOTS + 1):
         rig.publish(0, seq)
-    assert join._take() is None
+    assert join.take() is None
     assert join.stats.unjoined == ({Unjoined.OVERWRITTEN: 1}, {Unjoined.NO_PARTNER: 1})

@@ -133,7 +133,7 @@ BAD_LAYOUTS: dict[str, dict[str, Any]] = {
     "slots of 128": {"header_slot_bytes": 128},
     "a pool twice": {"payload_pools": (ONE_POOL, ONE_POOL)},
     "a pool with other slots": {"payload_pools": (msgspec.structs.replace(ONE_POOL, pool_nslots=8),)},
-    "a stride of 192": {"payload_pools": (msgspec.structs.replace(ONE_POOL, stride_bytes=192),)},
+    "a stride of 96": {"payload_pools": (msgspec.structs.replace(ONE_POOL, stride_bytes=96),)},
     "a stride of 32": {"payload_pools": (msgspec.structs.replace(ONE_POOL, stride_bytes=32),)},
 }
 

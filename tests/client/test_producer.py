@@ -142,7 +142,7 @@ def test_parents_need_a_trace_and_nothing_is_published_without(pair: Pair, outsi
     """An error of the caller's has no effect but the error."""
     for array in (FRAME, np.zeros((4, 4))[::2]):
         with pytest.raises(LocalProtocolError, match="trace_id"):
-            pair.producer.publish(array, parents=[1])
+            pair.producer.publish(array, trace_id=0, parents=[1])
     assert pair.producer.stats.published == 0
     assert pair.publish().seq == 0
 

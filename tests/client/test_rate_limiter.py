@@ -161,6 +161,34 @@ def test_an_epoch_of_the_source_is_an_epoch_of_the_copy(client: Client, names: t
     assert seen == sorted(seen)
 
 
+def test_frames_that_grow_get_a_larger_ring(client: Client, names: tuple[str, str]) -> None:
+    """As another epoch, to which a reader follows: no frame is lost, and seqs go on."""
+    fast, slow = names
+    sizes = [10_000, 200_000, 100_000, 500_000]  # the default profile of the deployment ends at 65,536
+    with (
+        client.producer(fast, create=True, max_frame_bytes=max(sizes), slots=8) as producer,
+        RateLimiter(client, fast, slow, rate_hz=1_000_000) as limiter,
+    ):
+        assert producer.wait_for_consumers(1, 10)
+        producer.publish(np.zeros(sizes[0], np.uint8), trace_id=1)
+        assert limiter.step(10)
+        with client.consumer(slow, timeout=10) as consumer:
+            wait_until(lambda: consumer.latest() is not None, "the copy has a reader")
+            epochs, seqs = set(), []
+            for number, size in enumerate(sizes[1:], 1):
+                producer.publish(np.full(size, number, np.uint8), trace_id=number + 1)
+                assert limiter.step(10), limiter.counts
+                frame = consumer.poll(10)
+                assert frame is not None
+                assert frame.trace_id == number + 1
+                np.testing.assert_array_equal(frame.copy(), np.full(size, number, np.uint8))
+                epochs.add(frame.epoch)
+                seqs.append(frame.seq)
+        assert seqs == [1, 2, 3]
+        assert len(epochs) == 2
+        assert (limiter.counts.published, limiter.counts.dropped) == (4, {})
+
+
 def test_wrong_arguments_are_refused(client: Client, names: tuple[str, str]) -> None:
     fast, slow = names
     for rate_hz in (0, -1, math.nan, math.inf):

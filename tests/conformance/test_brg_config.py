@@ -107,7 +107,7 @@ def test_frames_and_metadata_travel_over_udp(channel: str) -> None:
 @pytest.mark.parametrize(
     ("key", "value"),
     [
-        pytest.param("bridge.mtu_bytes", 1408, marks=()),
+        pytest.param("bridge.mtu_bytes", 0, marks=()),
         pytest.param("bridge.max_chunk_bytes", 65_535, marks=pytest.mark.spec("BRG-10-09")),
         pytest.param("bridge.max_payload_bytes", 1 << 30, marks=pytest.mark.spec("BRG-10-10")),
         pytest.param("bridge.dest_stream_id_range", "", marks=pytest.mark.spec("BRG-10-11")),
@@ -139,11 +139,12 @@ def test_what_is_not_said_has_the_default_of_the_specification(key: str, value: 
         ({"chunk_bytes": 1200}, 1063, 1200),
         ({"max_chunk_bytes": 100}, 100, 100),
         ({"mtu_bytes": 346}, 1, 218),
+        ({"mtu_bytes": 358, "dialect": "2026-01"}, 1, 230),
     ],
 )
 def test_a_chunk_is_what_fits_the_mtu_or_less(keys: dict[str, Any], first: int, others: int) -> None:
     """min(chunk_bytes, MTU - 128, max_chunk_bytes), and beside the header MTU - 345 (G1)."""
-    section = load(**keys).bridge
+    section = load(**keys).bridge.at_mtu(1408)
     assert (section.first_chunk_bytes, section.effective_chunk_bytes) == (first, others)
 
 
@@ -181,7 +182,7 @@ def test_a_payload_stream_outside_of_the_usual_range_is_worth_a_warning() -> Non
 @pytest.mark.parametrize(
     ("key", "values"),
     [
-        ("mtu_bytes", [345, 65_505, -1]),
+        ("mtu_bytes", [1, 345, 65_505, -1]),
         ("chunk_bytes", [-1, 65_536]),
         ("max_chunk_bytes", [0, 65_536]),
         ("max_payload_bytes", [0, (1 << 30) + 1]),

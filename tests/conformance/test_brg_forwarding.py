@@ -28,6 +28,7 @@ from tensorpool.wire.control import (
     QosProducer,
     ShmPoolAnnounce,
 )
+from tensorpool.wire.trace import Parent, TraceLinkSet
 from tests.support.bridge_rig import Host, Reception, Sending, new_dest_stream_id
 from tests.support.bridge_sender import BridgeSender, Link, noise
 from tests.support.driver_process import IPC
@@ -45,7 +46,7 @@ def reception(host: Host, link: Link) -> Iterator[Reception]:
     control = new_stream_id()
     mapping = {"source_control_stream_id": 1000, "dest_control_stream_id": control}
     keys: dict[str, Any] = {"forward_metadata": True, "forward_qos": True, "forward_progress": True}
-    with Reception(host, link=link.again(), mapping=mapping, **keys) as reception:
+    with Reception(host, link=link.again(), mapping=mapping, forward_traces=True, **keys) as reception:
         reception.listen((IPC, control))
         yield reception.meet()
 
@@ -86,6 +87,26 @@ def test_metadata_are_forwarded_to_local_consumers_under_the_destinations_id(rec
     assert received_meta.message.attributes == ATTRIBUTES
     assert received_meta.message.timestamp_ns == said_meta.timestamp_ns
     assert not reception.consumer.received(DataSourceMeta, stream_id=reception.sender.stream_id)
+
+
+def test_trace_links_are_forwarded_under_the_ids_of_the_destination(reception: Reception, host: Host) -> None:
+    """Stream and epoch are the receiver's, seq and trace ids the source's; those of another epoch stay away."""
+    descriptor = reception.deliver(b"frame").descriptor
+    since = reception.now
+    ids: dict[str, Any] = {"stream_id": reception.sender.stream_id, "parents": (Parent(trace_id=5), Parent(trace_id=7))}
+    epoch = reception.sender.epoch
+    for link in (
+        TraceLinkSet(**ids, epoch=epoch + 1, seq=1, trace_id=8),
+        TraceLinkSet(**ids | {"stream_id": ids["stream_id"] + 1_000_000}, epoch=epoch, seq=2, trace_id=8),
+        TraceLinkSet(**ids, epoch=epoch, seq=3, trace_id=9),
+    ):
+        reception.sender.send(link, reception.link.metadata)
+    received = reception.wait_for(TraceLinkSet, since, stream_id=reception.dest_stream_id)
+    assert received.stream_id == host.place.endpoints.metadata[1]
+    assert received.message == TraceLinkSet(
+        stream_id=reception.dest_stream_id, epoch=descriptor.epoch, seq=3, trace_id=9, parents=ids["parents"]
+    )
+    assert len(reception.consumer.received(TraceLinkSet, since)) == 1
 
 
 @pytest.mark.spec("BRG-7.1-04")

@@ -19,7 +19,16 @@ from numpy.typing import NDArray
 import tensorpool as tp
 from tensorpool.wire.control import FrameDescriptor, ProgressUnit
 from tests.support.bridge_rig import Host, Reception
-from tests.support.bridge_sender import CHUNK_BYTES, FIRST_CHUNK_BYTES, Chunk, Link, encoded, noise, packed_chunk
+from tests.support.bridge_sender import (
+    CHUNK_BYTES,
+    FIRST_CHUNK_BYTES,
+    BridgeSender,
+    Chunk,
+    Link,
+    encoded,
+    noise,
+    packed_chunk,
+)
 from tests.support.driver_process import NSLOTS, POOLS
 from tests.support.region_bytes import committed, in_progress
 from tests.support.wire_consumer import MappedStream
@@ -379,12 +388,11 @@ def test_a_frame_above_max_payload_bytes_is_dropped(host: Host, link: Link) -> N
     ("keys", "bound"),
     [
         ({"chunk_bytes": 500}, 500),
-        ({}, 1280),
         ({"mtu_bytes": 1000}, 872),
         ({"mtu_bytes": 1000, "chunk_bytes": 4000}, 872),
         ({"max_chunk_bytes": 300}, 300),
     ],
-    ids=["chunk_bytes", "the default MTU", "mtu_bytes", "the lesser of both", "max_chunk_bytes"],
+    ids=["chunk_bytes", "mtu_bytes", "the lesser of both", "max_chunk_bytes"],
 )
 def test_a_chunk_that_is_longer_than_agreed_is_dropped(
     host: Host, link: Link, keys: dict[str, Any], bound: int
@@ -400,6 +408,24 @@ def test_a_chunk_that_is_longer_than_agreed_is_dropped(
         reception.refuses(*reception.sender.frame(payload, cuts=[(0, 50), (50, bound + 1)]))
         reception.refuses(*reception.sender.frame(payload, cuts=[(0, bound + 1), (bound + 1, 50)]))
         assert (reception.drops() - before)["chunks.chunk_size"] == 2
+
+
+@pytest.mark.spec("BRG-5.2-28", "BRG-10-07")
+def test_without_a_configured_mtu_the_bound_is_that_of_the_sender(host: Host, link: Link) -> None:
+    """As the sender's own channel says; neither end needs a key for it."""
+    own = link.again()
+    sized = own._replace(payload=(f"{own.payload[0]}|mtu=2048", own.payload[1]))
+    with (
+        BridgeSender(host.aeron_dir, sized) as sender,
+        Reception(host, link=own, sender=sender) as reception,
+    ):
+        reception.meet()
+        bound = 2048 - 128
+        payload = noise(bound + 50)
+        assert reception.accepts(*sender.frame(payload, cuts=[(0, 50), (50, bound)])).payload == payload
+        before = reception.drops()
+        reception.refuses(*sender.frame(noise(bound + 51), cuts=[(0, 50), (50, bound + 1)]))
+        assert (reception.drops() - before)["chunks.chunk_size"] == 1
 
 
 # --- gates

@@ -114,6 +114,20 @@ def test_chunks_have_the_size_that_is_configured(
         assert sending.receiver.has_seen_no_fragments
 
 
+@pytest.mark.spec("BRG-10-07", "BRG-5.2-17")
+def test_without_a_configured_mtu_it_is_that_of_the_media_driver(shm_dir: Path) -> None:
+    """No key of the bridge, and nothing in its channels, says it."""
+    with (
+        aeron.MediaDriver(str(shm_dir / "aeron"), mtu_length=4096) as media_driver,
+        private_directory() as folder,
+        Sending(folder, media_driver.aeron_dir, producer={"pools": POOLS}) as sending,
+    ):
+        frame = sending.meet().carry(noise(20_000))
+        sizes = [(chunk.chunk_offset, chunk.chunk_length) for chunk in frame.chunks]
+        assert sizes == cut(frame.payload, 4096 - 345, 4096 - 128)
+        assert sending.receiver.has_seen_no_fragments
+
+
 @pytest.mark.spec("BRG-5.2-02")
 def test_a_frame_of_too_many_chunks_is_not_sent(
     shared_media_driver: aeron.MediaDriver, shm_dir: Path, link: Link

@@ -14,7 +14,14 @@ import msgspec
 import pytest
 
 from tensorpool import aeron
-from tensorpool.wire.driver import ResponseCode, Role, ShmAttachResponse, ShmDriverShutdown
+from tensorpool.wire.attach import Dialect, attach_refusal
+from tensorpool.wire.driver import (
+    ExtendedAttachRequest,
+    ResponseCode,
+    Role,
+    ShmAttachResponse,
+    ShmDriverShutdown,
+)
 from tests.support.driver_client import DriverClient, attach_request
 from tests.support.driver_process import Deployment
 from tests.support.messages import announce
@@ -60,6 +67,18 @@ def test_a_second_driver_on_a_control_stream_refuses_to_start(make: Make) -> Non
         client.fence()
         assert client.received(ShmDriverShutdown) == []
         client.attach(STREAM)
+
+
+@pytest.mark.spec("DRV-2.1-02")
+def test_a_driver_that_knows_the_newer_dialect_only_is_found_too(make: Make) -> None:
+    """It leaves the probe of 24 bytes unanswered and refuses the one of 27."""
+    deployment = make("ours")
+    with DriverClient(deployment) as other, deployment.start() as process:
+        probe = other.wait_for(ExtendedAttachRequest, client_id=0).message
+        other.send(attach_refusal(Dialect.JANUARY_2026, probe.correlation_id, ResponseCode.REJECTED, "taken"))
+        code, output = process.wait_for_end()
+    assert code == 1
+    assert "another driver answered an attach request: REJECTED taken" in output
 
 
 @pytest.mark.spec("DRV-2.1-02")

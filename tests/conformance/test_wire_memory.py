@@ -539,15 +539,20 @@ def test_hugepages_that_cannot_be_verified_are_rejected(
 
 @pytest.mark.spec("WIRE-15.22-11", "WIRE-15.22-12")
 def test_strides_are_powers_of_two_from_64_whatever_the_page_size() -> None:
-    """Far less than a page is fine; multiples of 64 and of the page that are no power of two are not."""
+    """Far less than a page is fine; multiples of 64 and of the page that are no power of two are foreign (K7)."""
     for stride in (64, 128, 256, 4096, 1 << 30):
         pools = [PayloadPool(pool_id=1, pool_nslots=4, stride_bytes=stride)]
         assert RingSpec.announced(4, 256, pools).pools == (PoolSpec(1, stride),)
-    for stride in (0, 1, 32, 63, 65, 96, 192, 320, 4096 + 64, 3 * 4096):
+    for stride in (0, 1, 32, 63, 65, 96, 2**31 + 64, 2**32 - 1):
         with pytest.raises(LocalProtocolError, match="stride_bytes"):
             PoolSpec(1, stride)
         with pytest.raises(RemoteProtocolError, match="stride_bytes"):
             RingSpec.announced(4, 256, [PayloadPool(pool_id=1, pool_nslots=4, stride_bytes=stride)])
+    for stride in (192, 320, 4096 + 64, 3 * 4096, 2**31 - 64):
+        with pytest.raises(LocalProtocolError, match="stride_bytes"):
+            PoolSpec(1, stride)
+        foreign = RingSpec.announced(4, 256, [PayloadPool(pool_id=1, pool_nslots=4, stride_bytes=stride)])
+        assert foreign.size_bytes == 64 + 4 * 256 + 64 + 4 * stride
 
 
 @pytest.mark.spec("WIRE-15.22-13")

@@ -314,6 +314,20 @@ def test_of_a_long_message_to_another_service_no_byte_is_kept(bench: Bench) -> N
     assert service._streams.commands.partial_sessions == 1
 
 
+@pytest.mark.spec("CTL-5-04")
+def test_a_command_that_is_too_long_is_given_up_before_it_is_whole(make_bench: MakeBench) -> None:
+    """Also with the service's own tag: a stranger's message takes no more memory than an honest one."""
+    bench = make_bench(control_channel="aeron:ipc?term-length=16m")
+    service = served(bench)
+    peer = bench.peer()
+    assert service._streams is not None
+    for _ in range(3):
+        peer.say(raw_event(tag=TAG.encode(), key=b"k", value=bytes(1_100_000)))
+    peer.until(lambda: service.counts["too_long"] == 3, "all are given up")
+    assert service._streams.commands.partial_sessions == 0
+    peer.answer_to(peer.command(TAG, "double", b"\x01", Format.INT8))
+
+
 def test_commands_from_before_a_service_are_not_for_it(bench: Bench) -> None:
     """A new one does not obey what ended its predecessor, though it finds it in the log."""
     config = bench.config

@@ -9,14 +9,15 @@ import msgspec
 import pytest
 
 from tensorpool.clock import ManualClock
-from tensorpool.driver.authority import MAX_CLAIM_CHARS, MAX_CLAIMS, Authority, probe, probe_answer
+from tensorpool.driver.authority import MAX_CLAIM_CHARS, MAX_CLAIMS, Authority, probe_answer, probes
 from tensorpool.driver.config import DriverConfig
 from tensorpool.driver.effects import CreateEpoch, Send
 from tensorpool.driver.lifecycle import Lifecycle
 from tensorpool.driver.other_drivers import OtherDrivers
 from tensorpool.logs import get_logger
+from tensorpool.wire.attach import AttachRequest
 from tensorpool.wire.control import ShmPoolAnnounce
-from tensorpool.wire.driver import ResponseCode, Role, ShmAttachRequest, ShmAttachResponse
+from tensorpool.wire.driver import ResponseCode, Role, ShmAttachResponse
 from tests.support.driver_client import attach_request
 from tests.support.messages import announce
 
@@ -63,12 +64,12 @@ def test_an_answer_to_our_probe_is_proof_within_the_first_announce_period(author
 def test_only_the_probe_of_a_later_driver_is_answered(authority: Authority) -> None:
     """Of two that start at once the earlier one stays; one that died left an earlier probe in the log."""
 
-    def is_answered(request: ShmAttachRequest) -> bool:
+    def is_answered(request: AttachRequest) -> bool:
         return authority.is_later_probe(request.correlation_id, request.stream_id, request.client_id)
 
-    assert is_answered(probe(START_NS + 1))
-    assert not is_answered(probe(START_NS))
-    assert not is_answered(probe(START_NS - 1))
+    assert all(map(is_answered, probes(START_NS + 1)))
+    assert not any(map(is_answered, probes(START_NS)))
+    assert not any(map(is_answered, probes(START_NS - 1)))
     assert not is_answered(attach_request(STREAM, correlation_id=START_NS + 1))
     assert not is_answered(attach_request(STREAM, client_id=0, correlation_id=START_NS + 1))
 

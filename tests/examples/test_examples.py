@@ -104,6 +104,22 @@ def check_training(output: str) -> None:
     assert errors[-1] < 0.02
 
 
+def check_stereo_camera(output: str) -> None:
+    assert output.splitlines() == [
+        "pairs 56, disparities [8]",
+        "eye/left: 2 lost, not joined {'NO_PARTNER': 2}",
+        "eye/right: 3 lost, not joined {'NO_PARTNER': 1}",
+    ]
+
+
+def check_camera_and_imu(output: str) -> None:
+    assert output.splitlines() == ["images with their motion: 25, all within a degree: True", "images without: 0"]
+
+
+def check_result_with_input(output: str) -> None:
+    assert output.splitlines() == ["boxes that fit their image: 30 of 30", "boxes frame 29", "  camera frame 29"]
+
+
 CHECKS: dict[str, Callable[[str], None]] = {
     "quickstart": check_quickstart,
     "camera": check_camera,
@@ -112,6 +128,9 @@ CHECKS: dict[str, Callable[[str], None]] = {
     "torch_dlpack": check_torch_dlpack,
     "training": check_training,
     "asyncio": check_asyncio,
+    "stereo_camera": check_stereo_camera,
+    "camera_and_imu": check_camera_and_imu,
+    "result_with_input": check_result_with_input,
     "discovery": check_discovery,
     "two_hosts": check_two_hosts,
     "spark_live": check_spark_live,

@@ -62,7 +62,7 @@ def test_sighup_changes_streams_beside_a_producer_that_goes_on(
         assert f"+ streams.side.stream_id = {SIDE}" in entry["changes"]
         assert "~ policies.max_leases = 3 (was 10000)" in entry["changes"]
         line = f"- streams.s{REAR}.stream_id = {REAR}"
-        wait_until(lambda: line in log.read_text().splitlines(), "it is printed, too")
+        wait_until(lambda: line in log.read_text().splitlines(), "the difference is printed, too")
         wait_until(lambda: names(client) == {"front", "side"}, "discovery has the new names")
         wait_until(lambda: deployment.epochs(REAR) == [], "the retired stream's memory is removed")
         refused = pytest.raises(tp.AttachRefused, match=r"3 leases are held \(policies.max_leases\)")

@@ -7,45 +7,66 @@ benchmarks/torn_reads.py counts ten million reads.
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from _pytest.mark import ParameterSet
 
+from tensorpool import _core
 from tests.levels import SEED, SOAK
 from tests.native.mutants import MUTANTS, STREAM_ALWAYS, Mutant, is_caught
 from tests.native.programs import Edit, build, headers, run
 
 SECONDS = 5 * SOAK
+KINDS = sorted({kind for use in _core.copy_kinds() for kind in _core.copy_candidates(use)})  # of this processor
 FEW = ("no-header-recheck", "commit-before-payload", "relaxed-commit")  # one of each kind
 
 
 @pytest.mark.spec("WIRE-15.13-02", "WIRE-8.3-04", "WIRE-8.3-06", "WIRE-8.3-15", "WIRE-8.3-17")  # whole frames only
 @pytest.mark.spec("WIRE-8.3-09", "WIRE-15.3-02")  # what changed during the read is dropped, once, as late
-@pytest.mark.timeout(SECONDS + 240)
+@pytest.mark.timeout(7 * SECONDS + 360)
 @pytest.mark.parametrize(
     "edits", [pytest.param((), id="as-built"), pytest.param((STREAM_ALWAYS,), id="streaming-stores-only")]
 )
 def test_no_torn_read_is_accepted_while_every_slot_is_overwritten(edits: tuple[Edit, ...]) -> None:
     """Frames of 64 B to 4 MiB are whole when accepted; what changes during the read is dropped as late."""
-    result = run(
-        build("torn_reads", edits),
-        *("--seconds", str(SECONDS)),
-        *("--seed", str(SEED)),
-        timeout=SECONDS + 120,
-    )
-    report = result.report
-    print(report)
-    assert report["torn_header"] == report["torn_payload"] == 0, report
-    assert report["unexplained"] == report["crashed"] == 0, report
-    assert set(report["drops"]) <= {"NOT_COMMITTED", "OVERWRITTEN", "STALE"}, report
-    assert report["adds_up"], report
-    assert report["attempts"] == report["accepted"] + report["raced"] + sum(report["drops"].values()), report
-    assert result.code == 0, report
-    # It was a test: every size was delivered, and frames did change under the readers' hands.
-    assert all(report["accepted_by_size"].values()), report
-    assert all(report["raced_by_size"].values()), report
-    assert report["raced_header"] > 0, report
-    assert report["mixed_discarded"] > 100, report
+    program = build("torn_reads", edits)
+    for seconds in (SECONDS, 6 * SECONDS):  # longer, where a busy neighbour left the readers too little
+        result = run(program, "--seconds", str(seconds), "--seed", str(SEED), timeout=seconds + 120)
+        report = result.report
+        print(report)
+        assert report["torn_header"] == report["torn_payload"] == 0, report
+        assert report["unexplained"] == report["crashed"] == 0, report
+        assert set(report["drops"]) <= {"NOT_COMMITTED", "OVERWRITTEN", "STALE"}, report
+        assert report["adds_up"], report
+        assert report["attempts"] == report["accepted"] + report["raced"] + sum(report["drops"].values()), report
+        assert result.code == 0, report
+        if was_tried(report):
+            break
+    assert was_tried(report), report
     assert not edits or report["streamed"] > 0, report
+
+
+def was_tried(report: dict[str, Any]) -> bool:
+    """Whether every size was delivered, and frames did change under the readers' hands."""
+    by_size = all(report["accepted_by_size"].values()) and all(report["raced_by_size"].values())
+    return by_size and report["raced_header"] > 0 and report["mixed_discarded"] > 100
+
+
+@pytest.mark.spec("WIRE-15.13-02", "WIRE-8.3-06")
+@pytest.mark.timeout(SECONDS + 240)
+@pytest.mark.parametrize("kind", KINDS)
+def test_no_kind_of_copy_makes_a_read_torn(kind: str) -> None:
+    """Whichever instructions the calibration or TENSORPOOL_COPY choose, accepted frames are whole."""
+    edits = (STREAM_ALWAYS,) if kind.startswith("stream-") else ()
+    seconds = SECONDS / 4
+    limits = ("--seconds", str(seconds), "--seed", str(SEED), "--copy", kind)
+    result = run(build("torn_reads", edits), *limits, timeout=seconds + 120)
+    report = result.report
+    assert report["torn_header"] == report["torn_payload"] == report["unexplained"] == report["crashed"] == 0, report
+    assert result.code == 0, report
+    assert report["adds_up"], report
+    assert report["mixed_discarded"] > 0, report  # frames did change under the readers' hands
 
 
 @pytest.mark.spec("WIRE-8.3-03", "WIRE-8.3-07", "WIRE-15.3-03")

@@ -17,7 +17,7 @@ import atheris
 import tensorpool.wire
 from tensorpool.errors import DecodeError, LocalProtocolError
 
-SCHEMAS = ("bridge", "control", "discovery", "driver", "event", "trace")
+SCHEMAS = ("bridge", "control", "discovery", "driver", "event", "merge", "trace")
 
 
 def instrument(package: str) -> None:

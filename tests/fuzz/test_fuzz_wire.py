@@ -22,7 +22,7 @@ SECONDS = SOAK
 
 @pytest.mark.spec("WIRE-16-17")
 @pytest.mark.timeout(SECONDS + 60)
-@pytest.mark.parametrize("schema", ["bridge", "control", "discovery", "driver", "event", "trace"])
+@pytest.mark.parametrize("schema", ["bridge", "control", "discovery", "driver", "event", "merge", "trace"])
 def test_no_bytes_escape_the_codec(schema: str, tmp_path: Path) -> None:
     """The target runs from the checked-in corpus and finds no input that breaks its assertions."""
     corpus = shutil.copytree(HERE / "corpus" / schema, tmp_path / "corpus")  # libFuzzer adds what it finds

@@ -109,7 +109,7 @@ def test_dotted_keys_are_the_configurations() -> None:
         ({"streams": "1", "minPartitions": "2.5"}, "a whole number from 1"),
         ({"streams": "1", "failOnDataLoss": "yes"}, "true or false"),
         ({"streams": "1", "payload": "lazy"}, "inline or reference"),
-        ({"streams": "1", "table": "frame"}, "frames or ranges or qos or metadata or announces or events"),
+        ({"streams": "1", "table": "frame"}, "frames or ranges or qos or metadata or traces or announces or events"),
         ({"streams": "1", "aeronDir": ""}, "some text"),
         ({"streams": "1", "create": "true"}, "option create"),
         ({"streams": "1", "table": "ranges", "payload": "inline"}, "option payload"),

@@ -353,7 +353,7 @@ def test_a_living_spark_of_a_killed_recorder_is_waited_for(tmp_path: Path, monke
         ({}, "option path = None"),
         ({"codec": "gzip"}, "none or lz4 or zstd"),
         ({"tabel": "gaps"}, "did you mean table"),
-        ({"table": "rows"}, "frames or gaps or qos or metadata or files"),
+        ({"table": "rows"}, "frames or gaps or qos or metadata or traces or files"),
         ({"streams": "front,,1"}, "ids or names of streams"),
         ({"maxFileBytes": "much"}, "with k, m or g"),
         ({"maxFileSeconds": "0"}, "a span of time such as 500ms"),

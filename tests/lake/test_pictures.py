@@ -11,8 +11,8 @@ import pytest
 from matplotlib.image import imread
 
 from tensorpool.errors import ConfigError
-from tensorpool.lake.pictures import contact_sheet, pick, qos_timeline, require_place, shown, timeline
-from tests.support.frame_rows import SECOND_NS, bit_row, make_lake, row, rows_over_time
+from tensorpool.lake.pictures import contact_sheet, pick, qos_timeline, require_place, timeline
+from tests.support.frame_rows import SECOND_NS, attribute, bit_row, make_lake, row, rows_over_time
 
 
 def windows(stream_id: int, count: int, **fields: Any) -> list[dict[str, Any]]:
@@ -68,9 +68,9 @@ def test_a_contact_sheet_has_frames_at_even_distances(tmp_path: Path) -> None:
     """From the first to the last, across files; of few frames all."""
     lake = make_lake(tmp_path / "lake", rows_over_time(101), rows_per_file=7)
     pictures = pick(lake, None, 5)
-    assert [picture.seq for picture in pictures] == [0, 25, 50, 75, 100]
-    assert [picture.seconds for picture in pictures] == [0.0, 0.25, 0.5, 0.75, 1.0]
-    assert [int(picture.array[0, 0]) for picture in pictures] == [0, 25, 50, 75, 100]
+    assert [picked.frame.seq for picked in pictures] == [0, 25, 50, 75, 100]
+    assert [picked.seconds for picked in pictures] == [0.0, 0.25, 0.5, 0.75, 1.0]
+    assert [int(picked.picture.pixels[0, 0]) for picked in pictures if picked.picture] == [0, 25, 50, 75, 100]
     assert len(pick(make_lake(tmp_path / "small", rows_over_time(3)), 10_000, 12)) == 3
     assert is_drawn(contact_sheet(lake, tmp_path / "c.png", count=7))
 
@@ -92,13 +92,29 @@ def test_every_kind_of_frame_is_shown_somehow(tmp_path: Path) -> None:
     rows = [row(array, seq=seq) for seq, array in enumerate(arrays)]
     lake = make_lake(tmp_path / "lake", [*rows, bit_row(64, seq=len(arrays))])
     assert is_drawn(contact_sheet(lake, tmp_path / "c.png", count=20))
-    notes = [picture.note for picture in pick(lake, None, 20)]
-    assert notes[2:5] == ["1 to 2", "", "slice 0, 0 of 3x4, 0 to 0"]
-    assert (notes[6], notes[8]) == ("empty", "no finite values")
+    notes = [picked.note for picked in pick(lake, None, 20)]
+    assert notes[2:5] == ["1.01 to 1.99", "", "slice 1, 2 of 3x4, 0 to 0"]
+    assert (notes[5], notes[6], notes[8]) == ("", "empty", "0 to 0")
 
 
-def test_large_frames_are_thinned_and_wide_ones_stretched() -> None:
+def test_large_frames_are_thinned_and_wide_ones_stretched(tmp_path: Path) -> None:
     """A preview is small; 16 bits become 8 by their own range."""
-    array, note = shown(np.linspace(100, 4095, 2000 * 30).reshape(2000, 30).astype(np.uint16), row())
-    assert array.shape == (400, 6)
-    assert (array.dtype, array.min(), note[:7]) == (np.uint8, 0, "100 to ")
+    wide = np.linspace(100, 4095, 2000 * 30).reshape(2000, 30).astype(np.uint16)
+    (picked,) = pick(make_lake(tmp_path / "lake", [row(wide)]), None, 1)
+    assert picked.picture is not None
+    assert picked.picture.pixels.shape == (400, 6)
+    assert (picked.picture.pixels.dtype, picked.picture.pixels.min()) == (np.uint8, 0)
+    low, high = map(float, picked.note.split(" to "))
+    assert 100 < low < 200
+    assert 4000 < high < 4095
+
+
+def test_colours_are_those_of_the_pixel_format(tmp_path: Path) -> None:
+    """Red is red, also where the camera sends blue first."""
+    red = np.zeros((4, 4, 3), np.uint8)
+    red[..., 2] = 255
+    metadata = [attribute(10_000, 1, "pixel_format", "bgr24")]
+    lake = make_lake(tmp_path / "lake", [row(red, meta_version=1)], metadata=metadata)
+    (picked,) = pick(lake, None, 1)
+    assert picked.picture is not None
+    assert picked.picture.pixels[0, 0].tolist() == [255, 0, 0]

@@ -102,6 +102,13 @@ def test_everything_is_iterated_in_order(stream: RecordedStream) -> None:
     assert [frame.seq for frame in stream[:]] == expected
 
 
+def test_a_sample_is_evenly_spread(stream: RecordedStream) -> None:
+    """From the first frame to the last, over the gap; of few frames all, of none none."""
+    assert [frame.seq for frame in stream.sample(3)] == [0, 64, 119]
+    assert [frame.seq for frame in stream[48:62].sample(50)] == [48, 49, 60, 61]
+    assert stream[50:60].sample(5) == []
+
+
 def test_what_is_no_slice_is_refused(stream: RecordedStream) -> None:
     with pytest.raises(TypeError, match="have no step"):
         stream[0:10:2]

@@ -122,8 +122,8 @@ class Racing:
         self._publish = publish
         self.nslots = reader.nslots
 
-    def newest(self) -> int | None:
-        newest = self._reader.newest()
+    def newest(self, since: int | None = None) -> int | None:
+        newest = self._reader.newest(since)
         self._publish()  # what was the oldest frame is none now
         return newest
 

@@ -7,7 +7,7 @@ import io
 from typing import Any
 
 import numpy as np
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 from PIL import Image
@@ -58,6 +58,7 @@ def looks(draw: st.DrawFn, /, **fixed: Any) -> Look:
 
 
 @MANY
+@example(np.array(3.4028236e38), Look(scale="fixed", low=0.0, high=0.5), None)  # more than a float32 holds
 @given(arrays(), looks(), st.sampled_from([None, *FORMATS]))
 def test_every_array_has_a_picture_within_its_look(array: Array, look: Look, pixel_format: str | None) -> None:
     """Or a clear refusal, for an index or a region that it does not have. It can be encoded, drawn and measured."""

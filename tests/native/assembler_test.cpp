@@ -26,7 +26,7 @@ using Bytes = std::vector<std::uint8_t>;
 struct RingTarget final : FrameTarget {
     explicit RingTarget(RingGeometry geometry) : writer(std::move(geometry)) {}
     RingWriter& ring() noexcept override { return writer; }
-    void announce(std::uint64_t seq, std::uint32_t, std::uint64_t) override { announced.push_back(seq); }
+    void announce(std::uint64_t seq, std::uint32_t, std::uint64_t, std::uint64_t) override { announced.push_back(seq); }
     RingWriter writer;
     std::vector<std::uint64_t> announced;
 };
@@ -51,7 +51,7 @@ Bytes message_of(std::uint64_t seq, std::uint32_t index, std::uint32_t count, st
     const Bytes header = index == 0 ? header_of(seq, total) : Bytes{};
     Bytes message(57 + header.size() + slice.size());
     std::uint8_t* const at = message.data();
-    store<std::uint64_t>(at, kChunkHeader);
+    store<std::uint64_t>(at, kChunkMessage << 16 | 41);
     store<std::uint32_t>(at + 8, kStream);
     store<std::uint64_t>(at + 12, kEpoch);
     store<std::uint64_t>(at + 20, seq);
@@ -134,7 +134,7 @@ TEST(assembler, a_frame_is_announced_when_its_slot_is_committed) {
     struct Looking final : FrameTarget {
         explicit Looking(const HeapRing& heap) : writer(heap.geometry()), reader(heap.geometry()) {}
         RingWriter& ring() noexcept override { return writer; }
-        void announce(std::uint64_t seq, std::uint32_t, std::uint64_t bytes) override {
+        void announce(std::uint64_t seq, std::uint32_t, std::uint64_t, std::uint64_t bytes) override {
             ++announced;
             SlotFrame frame;
             CHECK_EQ(reader.read(seq, frame), Drop::NONE);

@@ -5,14 +5,14 @@
 #include <numeric>
 
 #include "check.hpp"
-#include "copy.hpp"
+#include "copy_calibration.hpp"
 
 using namespace tensorpool;
 
 namespace {
 
 constexpr std::size_t kGuard = 192;  // more than any vector or block that could run over
-constexpr std::size_t kLargest = 4096 + 130;
+constexpr std::size_t kLargest = 4096 + 260;
 
 alignas(64) std::array<std::uint8_t, kLargest + 2 * kGuard> source;
 alignas(64) std::array<std::uint8_t, kLargest + 2 * kGuard> target;
@@ -33,10 +33,10 @@ void check_copy(const Copy& copy, std::size_t to, std::size_t from, std::size_t 
 
 template <typename Copy>
 void check_all(const Copy& copy) {
-    std::vector<std::size_t> sizes(280);
+    std::vector<std::size_t> sizes(280);  // these are memcpy's
     std::iota(sizes.begin(), sizes.end(), std::size_t{0});
-    for (std::size_t edge : {std::size_t{384}, std::size_t{1024}, std::size_t{1152}, std::size_t{2048},
-                             std::size_t{2176}, std::size_t{4096}})
+    for (std::size_t edge :
+         {1024, 2048, 2112, 2304, 2368, 2560, 3072, 4096, 4160})  // blocks, and with a head of a line
         for (std::size_t d = 0; d < 5; ++d) sizes.push_back(edge - 2 + d);
 #if defined(__SANITIZE_THREAD__) || defined(__SANITIZE_ADDRESS__)
     const std::size_t step = 7;  // sanitized copies are slow; 7 is odd, so that all alignments still meet all sizes
@@ -59,40 +59,81 @@ void fill_source() {
 
 }  // namespace
 
-TEST(copy, streaming_equals_memcpy_for_all_alignments_and_block_edges) {
+TEST(copy, every_kind_equals_memcpy_for_all_alignments_and_block_edges) {
     fill_source();
-    check_all([](std::uint8_t* to, const std::uint8_t* from, std::size_t bytes) { copy_streaming(to, from, bytes); });
+    for (std::size_t i = 0; i < kCopyKindNames.size(); ++i)
+        if (const auto kind = static_cast<CopyKind>(i); is_supported(kind))
+            check_all(
+                [kind](std::uint8_t* to, const std::uint8_t* from, std::size_t n) { copy_by(kind, to, from, n); });
 }
 
-TEST(copy, plain_copies_equal_memcpy_for_all_alignments_and_block_edges) {
+TEST(copy, payload_copies_equal_memcpy_for_every_use) {
     fill_source();
-    check_all([](std::uint8_t* to, const std::uint8_t* from, std::size_t bytes) { copy_racing(to, from, bytes); });
-}
-
-TEST(copy, payload_copies_equal_memcpy_either_way) {
-    fill_source();
-    for (bool streaming : {false, true})
+    for (std::size_t i = 0; i < kCopyUseNames.size(); ++i) {
+        const auto use = static_cast<CopyUse>(i);
         for (std::size_t to = 0; to < 64; to += 5)
-            for (std::size_t bytes = 0; bytes < 700; bytes += 3)
-                check_copy([streaming](std::uint8_t* at, const std::uint8_t* from,
-                                       std::size_t n) { copy_payload(at, from, n, streaming); },
+            for (std::size_t bytes = 0; bytes < 4096; bytes += 71)
+                check_copy([use](std::uint8_t* at, const std::uint8_t* from,
+                                 std::size_t n) { copy_payload(at, from, n, use); },
                            to, bytes % 31, bytes);
-    copy_payload(nullptr, nullptr, 0, true);  // an empty payload touches nothing
-    copy_payload(nullptr, nullptr, 0, false);
+        copy_payload(nullptr, nullptr, 0, use);  // an empty payload touches nothing
+    }
+}
+
+// Sizes at which another use begins, in rings within the cache and beyond it.
+TEST(copy, payloads_are_whole_where_one_use_ends_and_the_next_begins) {
+    for (std::size_t edge : {kMediumFromBytes, kStreamingFromBytes, last_level_cache_bytes() / 4 + 1})
+        for (std::size_t bytes : {edge - 1, edge, edge + 77}) {
+            std::vector<std::uint8_t> from(bytes), to(bytes + 2, 0xEE);
+            for (std::size_t i = 0; i < bytes; ++i) from[i] = static_cast<std::uint8_t>(i * 31 + (i >> 8));
+            for (std::size_t total : {bytes, last_level_cache_bytes() * 2}) {
+                std::memset(to.data(), 0xEE, to.size());
+                write_payload(to.data() + 1, from.data(), bytes, total);
+                CHECK(std::memcmp(to.data() + 1, from.data(), bytes) == 0);
+            }
+            std::memset(to.data(), 0xEE, to.size());
+            read_payload(to.data() + 1, from.data(), bytes);
+            CHECK(std::memcmp(to.data() + 1, from.data(), bytes) == 0);
+            CHECK_EQ(int{to[0]}, 0xEE);
+            CHECK_EQ(int{to[bytes + 1]}, 0xEE);
+        }
+}
+
+TEST(copy, a_kind_serves_the_uses_that_it_fits) {
+    for (std::size_t i = 0; i < kCopyKindNames.size(); ++i) {
+        const auto kind = static_cast<CopyKind>(i);
+        copy_kinds.reset();
+        const std::size_t count = set_fitting(kind);
+        if (!is_supported(kind)) CHECK_EQ(count, std::size_t{0});
+        for (std::size_t u = 0; u < kCopyUseNames.size(); ++u) {
+            const auto use = static_cast<CopyUse>(u);
+            CHECK(is_supported(copy_kinds[use]) && is_fit(use, copy_kinds[use]));
+            // Stores without fences around them are never streaming ones.
+            if (use != CopyUse::STREAM) CHECK(!is_streaming(copy_kinds[use]));
+        }
+    }
+    copy_kinds.reset();
+}
+
+TEST(copy, a_calibration_chooses_what_fits_and_keeps_defaults_without_time) {
+    const CopyCalibration::Kinds measured = CopyCalibration::run(std::chrono::milliseconds(5));
+    const CopyCalibration::Kinds hurried = CopyCalibration::run(std::chrono::nanoseconds(-1));
+    for (std::size_t u = 0; u < kCopyUseNames.size(); ++u) {
+        const auto use = static_cast<CopyUse>(u);
+        CHECK(is_supported(measured[u]) && is_fit(use, measured[u]));
+        CHECK(hurried[u] == default_kind(use));
+    }
+    CHECK(measured[static_cast<std::size_t>(CopyUse::WRITE)] == default_kind(CopyUse::WRITE));
 }
 
 #if defined(__x86_64__) && !defined(__SANITIZE_THREAD__)
-TEST(copy, both_vector_widths_move_whole_blocks) {
-    fill_source();
-    for (std::size_t blocks = 0; blocks <= 4096; blocks += 128)
-        for (std::size_t from = 0; from < 34; ++from) {
-            check_copy([](std::uint8_t* to, const std::uint8_t* at, std::size_t n) { stream_blocks_sse2(to, at, n); },
-                       32, from, blocks);  // begin = 96 + 32 = a cache line
-            if (__builtin_cpu_supports("avx2"))
-                check_copy(
-                    [](std::uint8_t* to, const std::uint8_t* at, std::size_t n) { stream_blocks_avx2(to, at, n); }, 32,
-                    from, blocks);
-        }
+TEST(copy, memcpy_is_avoided_where_the_target_begins_shortly_after_the_source_within_a_page) {
+    const std::uint8_t* const from = source.data();
+    CHECK(!is_slow_for_libc(target.data() + ((from - target.data()) & 4095), from));
+    for (std::ptrdiff_t distance : {1, 48, 63})
+        CHECK(is_slow_for_libc(target.data() + ((from + distance - target.data()) & 4095), from));
+    for (std::ptrdiff_t distance : {64, 4032, 4095})
+        CHECK(!is_slow_for_libc(target.data() + ((from + distance - target.data()) & 4095), from));
 }
 #endif
 
@@ -100,7 +141,7 @@ TEST(copy, large_copies_are_whole) {
     for (std::size_t bytes : {std::size_t{1} << 20, (std::size_t{4} << 20) + 77}) {
         std::vector<std::uint8_t> from(bytes), to(bytes + 1, 0);
         for (std::size_t i = 0; i < bytes; ++i) from[i] = static_cast<std::uint8_t>(i * 31 + (i >> 8));
-        copy_payload(to.data() + 1, from.data(), bytes, true);
+        copy_payload(to.data() + 1, from.data(), bytes, CopyUse::STREAM);
         CHECK(std::memcmp(to.data() + 1, from.data(), bytes) == 0);
     }
 }

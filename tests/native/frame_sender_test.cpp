@@ -53,9 +53,14 @@ struct Source : HeapRing {
     SlotFrame frame;
 };
 
+constexpr std::uint64_t kTraceId = 0x0102'0304'0506'0708;
+
 struct Sent : Source {
-    Sent(std::size_t bytes, ChunkPlan plan, std::uint64_t limit = kMaxBridgedBytes)
-        : Source(bytes), log(std::make_shared<FakeLog>()), sender(reader, log, 10'000, 5, plan, limit, true) {}
+    Sent(std::size_t bytes, ChunkPlan plan, std::uint64_t limit = kMaxBridgedBytes,
+         ChunkLayout layout = ChunkLayout::SPECIFICATION)
+        : Source(bytes),
+          log(std::make_shared<FakeLog>()),
+          sender(reader, log, 10'000, 5, plan, {layout, limit, true, {}}) {}
     std::shared_ptr<FakeLog> log;
     FrameSender<FakeLog> sender;
 };
@@ -101,7 +106,7 @@ TEST(frame_sender, plan_refuses_what_needs_too_many_chunks) {
 
 TEST(frame_sender, frame_leaves_whole_with_its_slot_header_in_chunk_0) {
     Sent sent(1000, {300, 400});
-    CHECK(sent.sender.send(sent.frame, 0) == SendResult::SENT);
+    CHECK(sent.sender.send(sent.frame, kTraceId) == SendResult::SENT);
     const auto& messages = sent.log->messages;
     CHECK(messages.size() == 3u);
     std::vector<std::uint8_t> payload;
@@ -126,15 +131,61 @@ TEST(frame_sender, frame_leaves_whole_with_its_slot_header_in_chunk_0) {
     }
     CHECK(payload == sent.payload);
     CHECK(std::memcmp(messages[0].data() + 53, sent.slot(1), kHeaderSlotBytes) == 0);  // 9 & 3
-    CHECK(sent.sender.digest().crc32c == crc32c(payload, crc32c({messages[0].data() + 53, kHeaderSlotBytes})));
+    CHECK(sent.sender.digest().digest.crc32c == crc32c(payload, crc32c({messages[0].data() + 53, kHeaderSlotBytes})));
     CHECK(sent.sender.frames() == 1u);
     CHECK(sent.sender.bytes() == 1000u);
     CHECK(sent.sender.chunks() == 3u);
 }
 
+TEST(frame_sender, traced_frame_carries_its_trace_id_and_a_checksum_of_each_chunk) {
+    Sent sent(1000, {300, 400}, kMaxBridgedBytes, ChunkLayout::TRACED);
+    CHECK(sent.sender.send(sent.frame, kTraceId) == SendResult::SENT);
+    const auto& messages = sent.log->messages;
+    CHECK(messages.size() == 3u);
+    const std::array<std::uint32_t, 3> offsets = {0, 300, 700};
+    const std::array<std::uint32_t, 3> lengths = {300, 400, 300};
+    for (std::size_t i = 0; i < messages.size(); ++i) {
+        const auto& message = messages[i];
+        const std::array<std::uint8_t, 8> golden = {53, 0, 1, 0, 0x86, 3, 1, 0};
+        CHECK(std::equal(golden.begin(), golden.end(), message.begin()));
+        CHECK(u32(message, 8) == 10'000u);
+        CHECK(load<std::uint64_t>(message.data() + 12) == 5u);
+        CHECK(load<std::uint64_t>(message.data() + 20) == 9u);
+        CHECK(load<std::uint64_t>(message.data() + 28) == kTraceId);
+        CHECK(u32(message, 36) == i);
+        CHECK(u32(message, 40) == 3u);
+        CHECK(u32(message, 44) == offsets[i]);
+        CHECK(u32(message, 48) == lengths[i]);
+        CHECK(u32(message, 52) == 1000u);
+        CHECK(message[60] == (i == 0 ? 1 : 0));
+        const std::uint32_t header = i == 0 ? 256 : 0;
+        CHECK(u32(message, 61) == header);
+        CHECK(u32(message, 65 + header) == lengths[i]);
+        CHECK(message.size() == 69 + header + lengths[i]);
+        std::vector<std::uint8_t> content(message.begin() + 65, message.begin() + 65 + header);
+        content.insert(content.end(), message.begin() + 69 + header, message.end());
+        CHECK(u32(message, 56) == crc32c(content));
+        ArrivedChunk chunk;
+        CHECK(chunk.decode(message) == ChunkDrop::NONE);
+        CHECK(chunk.trace_id == kTraceId);
+        CHECK(chunk.crc32c == crc32c(content));
+    }
+}
+
+TEST(frame_sender, every_other_block_length_is_refused) {
+    Sent sent(10, {300, 400});
+    CHECK(sent.sender.send(sent.frame, kTraceId) == SendResult::SENT);
+    std::vector<std::uint8_t> message = sent.log->messages[0];
+    for (std::uint32_t block = 0; block <= 0xffff; ++block) {
+        store<std::uint16_t>(message.data(), static_cast<std::uint16_t>(block));
+        ArrivedChunk chunk;
+        if (block != 41) CHECK(chunk.decode(message) == ChunkDrop::MALFORMED);
+    }
+}
+
 TEST(frame_sender, empty_frame_is_one_chunk_with_a_header) {
     Sent sent(0, {300, 400});
-    CHECK(sent.sender.send(sent.frame, 0) == SendResult::SENT);
+    CHECK(sent.sender.send(sent.frame, kTraceId) == SendResult::SENT);
     CHECK(sent.log->messages.size() == 1u);
     CHECK(sent.log->messages[0].size() == 57u + 256u);
     CHECK(u32(sent.log->messages[0], 32) == 1u);
@@ -143,27 +194,20 @@ TEST(frame_sender, empty_frame_is_one_chunk_with_a_header) {
 TEST(frame_sender, frame_without_room_goes_on_where_it_stopped) {
     Sent sent(1000, {300, 400});
     sent.log->script = [](std::size_t claim) { return claim == 1 || claim == 2 ? aeron::kBackPressured : 1; };
-    CHECK(sent.sender.send(sent.frame, 0) == SendResult::BACK_PRESSURED);
+    CHECK(sent.sender.send(sent.frame, kTraceId) == SendResult::BACK_PRESSURED);
     CHECK(sent.sender.is_open());
-    CHECK_THROWS(LocalProtocolError, sent.sender.send(sent.frame, 0));
-    CHECK(sent.sender.resume(0) == SendResult::BACK_PRESSURED);
-    CHECK(sent.sender.resume(0) == SendResult::SENT);
+    CHECK_THROWS(LocalProtocolError, sent.sender.send(sent.frame, kTraceId));
+    CHECK(sent.sender.resume() == SendResult::BACK_PRESSURED);
+    CHECK(sent.sender.resume() == SendResult::SENT);
     CHECK(!sent.sender.is_open());
     CHECK(sent.log->messages.size() == 3u);
-    CHECK_THROWS(LocalProtocolError, sent.sender.resume(0));
-}
-
-TEST(frame_sender, patience_waits_for_room) {
-    Sent sent(1000, {300, 400});
-    sent.log->script = [](std::size_t claim) { return claim < 40 ? aeron::kBackPressured : 1; };
-    CHECK(sent.sender.send(sent.frame, 60'000'000'000) == SendResult::SENT);
-    CHECK(sent.log->claims == 43u);
+    CHECK_THROWS(LocalProtocolError, sent.sender.resume());
 }
 
 TEST(frame_sender, frame_without_listener_is_given_up) {
     Sent sent(1000, {300, 400});
     sent.log->script = [](std::size_t claim) { return claim == 1 ? aeron::kNotConnected : 1; };
-    CHECK(sent.sender.send(sent.frame, 0) == SendResult::NOT_CONNECTED);
+    CHECK(sent.sender.send(sent.frame, kTraceId) == SendResult::NOT_CONNECTED);
     CHECK(!sent.sender.is_open());
     CHECK(sent.sender.frames() == 0u);
 }
@@ -174,7 +218,7 @@ TEST(frame_sender, overwritten_frame_never_gets_its_last_chunk) {
         sent.log->during_fill = [&] {
             if (sent.log->messages.size() == torn_at) sent.write(13);  // the same slot
         };
-        CHECK(sent.sender.send(sent.frame, 0) == SendResult::TORN);
+        CHECK(sent.sender.send(sent.frame, kTraceId) == SendResult::TORN);
         CHECK(sent.log->messages.size() == torn_at);
         CHECK(sent.log->aborted == 1u);
         CHECK(!sent.sender.is_open());
@@ -185,28 +229,28 @@ TEST(frame_sender, overwritten_frame_never_gets_its_last_chunk) {
 TEST(frame_sender, frame_overwritten_while_it_waits_for_room_is_torn) {
     Sent sent(1000, {300, 400});
     sent.log->script = [](std::size_t claim) { return claim == 1 ? aeron::kBackPressured : 1; };
-    CHECK(sent.sender.send(sent.frame, 0) == SendResult::BACK_PRESSURED);
+    CHECK(sent.sender.send(sent.frame, kTraceId) == SendResult::BACK_PRESSURED);
     sent.write(13);
-    CHECK(sent.sender.resume(0) == SendResult::TORN);
+    CHECK(sent.sender.resume() == SendResult::TORN);
     CHECK(sent.log->messages.size() == 1u);
 }
 
 TEST(frame_sender, too_large_frame_sends_nothing) {
     Sent limited(1000, {300, 400}, 999);
-    CHECK(limited.sender.send(limited.frame, 0) == SendResult::TOO_LARGE);
+    CHECK(limited.sender.send(limited.frame, kTraceId) == SendResult::TOO_LARGE);
     CHECK(!limited.sender.is_open());
     Sent fits(1000, {300, 400}, 1000);
-    CHECK(fits.sender.send(fits.frame, 0) == SendResult::SENT);
+    CHECK(fits.sender.send(fits.frame, kTraceId) == SendResult::SENT);
     CHECK(limited.log->claims == 0u);
 }
 
 TEST(frame_sender, abandoned_frame_makes_room_for_the_next) {
     Sent sent(1000, {300, 400});
     sent.log->script = [](std::size_t claim) { return claim == 1 ? aeron::kBackPressured : 1; };
-    CHECK(sent.sender.send(sent.frame, 0) == SendResult::BACK_PRESSURED);
+    CHECK(sent.sender.send(sent.frame, kTraceId) == SendResult::BACK_PRESSURED);
     sent.sender.abandon();
     sent.write(10);
     CHECK(sent.reader.read(10, sent.frame) == Drop::NONE);
-    CHECK(sent.sender.send(sent.frame, 0) == SendResult::SENT);
+    CHECK(sent.sender.send(sent.frame, kTraceId) == SendResult::SENT);
     CHECK(load<std::uint64_t>(sent.log->messages.back().data() + 20) == 10u);
 }

@@ -92,12 +92,6 @@ inline Recorder recorder;
 // x86_non_temporal_threshold); it fences afterwards, not before.
 constexpr std::size_t kMemcpyStreamsFrom = 0x4040;
 
-#if defined(__x86_64__)
-// Copies go by vectors where the processor has them, and by memcpy elsewhere: both are recorded.
-inline const bool can_have_vectors = __builtin_cpu_supports("avx2");
-inline bool has_vectors = can_have_vectors;
-#endif
-
 }  // namespace litmus
 
 namespace std {
@@ -137,18 +131,27 @@ inline void* recorded_memcpy(void* to, const void* from, size_t bytes) {
 #if defined(__x86_64__)
 #undef _mm_prefetch
 #define _mm_prefetch(at, hint) static_cast<void>(at)
-#define __builtin_cpu_supports(feature) litmus::has_vectors
 #define _mm256_loadu_si256(at) \
     (litmus::recorder.data(reinterpret_cast<std::uintptr_t>(at), 32, litmus::Kind::LOAD), _mm256_loadu_si256(at))
 #define _mm256_storeu_si256(at, value) \
     (litmus::recorder.data(reinterpret_cast<std::uintptr_t>(at), 32, litmus::Kind::STORE), \
      _mm256_storeu_si256(at, value))
+#define _mm512_loadu_si512(at) \
+    (litmus::recorder.data(reinterpret_cast<std::uintptr_t>(at), 64, litmus::Kind::LOAD), _mm512_loadu_si512(at))
+#define _mm512_storeu_si512(at, value) \
+    (litmus::recorder.data(reinterpret_cast<std::uintptr_t>(at), 64, litmus::Kind::STORE), \
+     _mm512_storeu_si512(at, value))
+#define _mm_loadu_si128(at) \
+    (litmus::recorder.data(reinterpret_cast<std::uintptr_t>(at), 16, litmus::Kind::LOAD), _mm_loadu_si128(at))
 #define _mm_sfence() litmus::recorder.fence(litmus::Kind::SFENCE, std::memory_order_release)
 #define _mm_stream_si128(at, value) \
     (litmus::recorder.data(reinterpret_cast<std::uintptr_t>(at), 16, litmus::Kind::STREAM), _mm_store_si128(at, value))
 #define _mm256_stream_si256(at, value) \
     (litmus::recorder.data(reinterpret_cast<std::uintptr_t>(at), 32, litmus::Kind::STREAM), \
      _mm256_store_si256(at, value))
+#define _mm512_stream_si512(at, value) \
+    (litmus::recorder.data(reinterpret_cast<std::uintptr_t>(at), 64, litmus::Kind::STREAM), \
+     _mm512_store_si512(at, value))
 #endif
 
 #include "ring.hpp"
@@ -381,6 +384,17 @@ struct Totals {
     }
 };
 
+#if defined(__x86_64__)
+// Each kind of copy that this processor has, which no processor chooses by itself all of.
+std::vector<CopyKind> supported_kinds(bool streaming) {
+    std::vector<CopyKind> kinds;
+    for (std::size_t i = 0; i < kCopyKindNames.size(); ++i)
+        if (const auto kind = static_cast<CopyKind>(i); is_supported(kind) && is_streaming(kind) == streaming)
+            kinds.push_back(kind);
+    return kinds;
+}
+#endif
+
 }  // namespace
 
 int main() {
@@ -398,8 +412,8 @@ int main() {
         }
     }
 #if defined(__x86_64__)
-    for (const bool has_vectors : {false, true}) {
-        litmus::has_vectors = has_vectors && litmus::can_have_vectors;
+    for (const CopyKind kind : supported_kinds(false)) {
+        set_fitting(kind);
         Ring ring(64 * 1024, 4);  // memcpy may stream
         const Trace read = ring.read(true);
         tally.explore(ring, "x86, large copy", is_ordered_x86, ring.write(), read);
@@ -409,7 +423,8 @@ int main() {
         tally.explore(ring, "x86, progressive claim filled by streaming stores", is_ordered_x86,
                       ring.claim(Kind::STREAM, true), read);
     }
-    {
+    for (const CopyKind kind : supported_kinds(true)) {
+        set_fitting(kind);
         const auto stride = static_cast<std::uint32_t>(kStreamingFromBytes);
         Ring ring(stride, static_cast<std::uint32_t>(std::bit_ceil(last_level_cache_bytes() / 2 / stride + 2)));
         const Trace write = ring.write();

@@ -42,7 +42,7 @@ def is_caught(result: Run) -> bool:
 # Streaming stores for everything from 256 bytes, whatever the size of the cache.
 STREAM_ALWAYS = Edit(
     "copy.hpp",
-    "return bytes >= kStreamingFromBytes && total_bytes > last_level_cache_bytes() / 4;",
+    "return bytes >= kStreamingFromBytes && exceeds_cache(total_bytes);",
     "return bytes >= 256 && total_bytes > 0;",
 )
 NO_SFENCE_AFTER_COPY = Edit(
@@ -128,10 +128,10 @@ EVERY_MUTANT = (
         (
             Edit(
                 "ring.hpp",
-                "        write_header(slot, layout, pool, index, timestamp_ns, meta_version);\n"
+                "        write_header(slot, layout, pool, index, timestamp_ns, meta_version, trace_id);\n"
                 "        word.commit(seq);\n",
                 "        word.commit(seq);\n"
-                "        write_header(slot, layout, pool, index, timestamp_ns, meta_version);\n",
+                "        write_header(slot, layout, pool, index, timestamp_ns, meta_version, trace_id);\n",
             ),
         ),
     ),

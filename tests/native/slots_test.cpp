@@ -452,6 +452,28 @@ TEST(slots, newest_is_the_highest_committed_seq_in_its_own_slot) {
     CHECK_EQ(*reader.newest(), 10u);
 }
 
+// From every seq that was there, also when the ring went round since.
+TEST(slots, newest_is_found_from_a_known_seq_by_a_few_looks) {
+    const HeapRing ring(1024, {{1, 64}});
+    RingReader reader(ring.geometry());
+    CHECK(!reader.newest_from(0));
+    RingWriter writer(ring.geometry());
+    std::uint64_t seq = 0;
+    for (const std::uint64_t frames : {1, 1, 63, 64, 65, 500, 1023, 1024, 1025, 3000}) {
+        const std::uint64_t known = seq - (seq > 0);
+        for (std::uint64_t i = 0; i < frames; ++i)
+            writer.write(seq++, byte_layout(1), std::vector<std::uint8_t>(1), 0, 0);
+        CHECK_EQ(*reader.newest_from(known), seq - 1);
+        CHECK_EQ(*reader.newest_from(seq - 1), seq - 1);
+        CHECK_EQ(*reader.newest_from(0), seq - 1);
+        CHECK(!reader.newest_from(seq));
+    }
+    writer.write(seq + 40, byte_layout(1), std::vector<std::uint8_t>(1), 0, 0);
+    CHECK_EQ(*reader.newest_from(seq - 1), seq + 40);  // some seqs were left out
+    writer.begin(seq + 41, byte_layout(1), 0, 0, false);
+    CHECK_EQ(*reader.newest_from(seq - 1), seq + 40);
+}
+
 TEST(slots, is_committed_means_this_frame_or_a_later_one) {
     const HeapRing ring(4, {{1, 64}});
     RingReader reader(ring.geometry());

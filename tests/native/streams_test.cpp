@@ -282,6 +282,45 @@ TEST(streams, a_feed_is_waited_for_by_one_thread) {
     CHECK(!watched.front().has_frames());
 }
 
+// Every time it is asked long after the frame; the interval of the frames is what the clock says.
+TEST(streams, a_producer_that_wakes_its_readers_is_slept_for_without_looking) {
+    using Step = DescriptorFeed::Step;
+    constexpr std::uint64_t kIntervalNs = 8'000'000, kLaterNs = 200'000;
+    Stream stream;
+    DescriptorFeed feed(stream.reader, kStream, kEpoch, 0, 0, std::make_shared<LateFrames>());
+    std::uint64_t seq = 0, arrived_ns = 0;
+    const auto step_at = [&](std::uint64_t now_ns) {
+        return feed.step(DescriptorFeed::Busy(feed), *stream.descriptors, now_ns);
+    };
+    const auto slept = [&](bool is_woken) { feed.slept(DescriptorFeed::Busy(feed), is_woken); };
+    const auto receive = [&] {
+        nap(kIntervalNs);
+        CHECK(stream.publish(seq++));
+        CHECK_EQ(step_at(monotonic_ns()).kind, Step::kFrames);
+        arrived_ns = monotonic_ns();
+        ReceivedFrame frame;
+        CHECK(feed.next(*stream.descriptors, frame));
+    };
+    const auto longest_ns = [&](std::uint64_t since_ns) {
+        const Step step = step_at(arrived_ns + since_ns);
+        CHECK_EQ(step.kind, Step::kSleep);
+        CHECK(step.word.has_value());
+        return step.longest_ns;
+    };
+    receive();
+    receive();
+    CHECK(longest_ns(kLaterNs) <= kLongestSleepNs);  // it has not woken us yet
+    slept(true);
+    receive();
+    CHECK(longest_ns(kLaterNs) > kIntervalNs);
+    CHECK(longest_ns(kLaterNs) <= kLongestIdleSleepNs);
+    slept(false);
+    CHECK(longest_ns(kLongestIdleSleepNs) < kLongestIdleSleepNs / 2);  // it is overdue: looked for more often
+    nap(kLongestIdleSleepNs);
+    receive();  // it came without a wake-up
+    CHECK(longest_ns(kLaterNs) <= kLongestSleepNs);
+}
+
 TEST(streams, a_burst_is_announced_frame_by_frame) {
     Stream stream;
     {

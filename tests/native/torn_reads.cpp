@@ -2,7 +2,7 @@
 // One writer overwrites a small ring as fast as it can while three readers read it, in processes of their own. No read
 // that the protocol accepts may hold a mixture of two frames. Wire §15.13.
 //
-//   torn_reads [--seconds S] [--reads N] [--seed X] [--sizes 64,4096,…] [--threads]
+//   torn_reads [--seconds S] [--reads N] [--seed X] [--sizes 64,4096,…] [--threads] [--copy KIND]
 //
 // Every 8-byte word of a payload follows from the frame's seq and the word's index, and so do the header's fields, so
 // that any mixture is recognised, and cheaply. Reader 0 copies, reader 1 looks at the mapped bytes in place, reader 2
@@ -379,7 +379,11 @@ bool parse(int argc, char** argv, Options& options) {
             options.reads = std::strtoull(value, nullptr, 10);
         else if (name == "--seed")
             options.seed = std::strtoull(value, nullptr, 10);
-        else if (name == "--sizes") {
+        else if (name == "--copy") {
+            const auto* const kind = std::find(kCopyKindNames.begin(), kCopyKindNames.end(), value);
+            if (kind == kCopyKindNames.end()) return false;
+            if (set_fitting(static_cast<CopyKind>(kind - kCopyKindNames.begin())) == 0) std::exit(3);  // not here
+        } else if (name == "--sizes") {
             options.sizes.clear();
             for (char* part = std::strtok(value, ","); part; part = std::strtok(nullptr, ","))
                 for (std::size_t s = 0; s < kSizes.size(); ++s)
@@ -396,7 +400,9 @@ bool parse(int argc, char** argv, Options& options) {
 int main(int argc, char** argv) {
     Options options;
     if (!parse(argc, argv, options)) {
-        std::fprintf(stderr, "usage: torn_reads [--seconds S] [--reads N] [--seed X] [--sizes 64,…] [--threads]\n");
+        std::fprintf(
+            stderr,
+            "usage: torn_reads [--seconds S] [--reads N] [--seed X] [--sizes 64,…] [--threads] [--copy KIND]\n");
         return 2;
     }
     std::vector<PoolSpec> pools;

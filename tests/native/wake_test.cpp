@@ -22,12 +22,6 @@ namespace {
 constexpr std::uint64_t kMs = 1'000'000;
 constexpr std::uint64_t kForever = 20'000 * kMs;  // far longer than any test: a sleeper that returns earlier was woken
 
-void nap(std::uint64_t nanoseconds) {
-    const timespec time{static_cast<time_t>(nanoseconds / 1'000'000'000),
-                        static_cast<long>(nanoseconds % 1'000'000'000)};
-    nanosleep(&time, nullptr);
-}
-
 // Waits until the kernel says that a thread sleeps: state S in its stat file.
 bool wait_asleep(pid_t pid, pid_t thread) {
     const std::string path = "/proc/" + std::to_string(pid) + "/task/" + std::to_string(thread) + "/stat";

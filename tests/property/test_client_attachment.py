@@ -30,10 +30,10 @@ from tensorpool.client.attachment import (
     Effect,
     LossReason,
     Lost,
-    Phase,
     Refused,
     Send,
 )
+from tensorpool.client.attachment_phases import Phase
 from tensorpool.wire.driver import (
     LeaseRevokeReason,
     ResponseCode,

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from typing import NamedTuple
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -153,3 +154,80 @@ def test_latest_joins_each_of_the_first_with_the_newest_of_the_others(order: lis
     assert not joined_items & set(left)
     still_new = {item for index, item in newest.items() if index and item not in joined_items}
     assert set(order) == joined_items | set(left) | still_new
+
+
+class Shot(NamedTuple):
+    """A frame of a sensor: when it was taken in truth, what its clock said, and when it arrived. Microseconds."""
+
+    stream: int
+    epoch: int
+    seq: int
+    taken: int
+    stamp: int
+    arrived: int
+
+
+@st.composite
+def sensors(draw: st.DrawFn) -> tuple[list[Shot], list[int]]:
+    """Three streams of different rates whose clocks are apart, with jitter, loss, restarts, and delays on the way."""
+    shots, apart = [], [draw(st.integers(-2_000_000, 2_000_000)) for _ in range(3)]
+    chance = draw(st.randoms(use_true_random=False))
+    for stream in range(3):
+        interval = draw(st.sampled_from([5_000, 7_000, 10_000, 20_000, 33_333]))
+        loss, delay = draw(st.floats(0, 0.4)), draw(st.integers(0, 50_000))
+        epoch, first, last = 1, 0, 0
+        for number in range(300_000 // interval):
+            if chance.random() < 0.03:
+                epoch, first = epoch + 1, number
+            if chance.random() < loss:
+                continue
+            taken = number * interval + chance.randrange(0, 1_000)
+            last = max(last + 1, taken + delay + chance.randrange(0, 3_000))  # a stream arrives in its order
+            shots.append(Shot(stream, epoch, number - first, taken, taken + apart[stream], last))
+    return sorted(shots, key=lambda shot: (shot.arrived, shot.stream)), apart
+
+
+@given(sensors(), st.integers(500, 6_000))
+def test_three_streams_are_joined_by_the_time_when_they_were_taken(
+    drawn: tuple[list[Shot], list[int]], tolerance: int
+) -> None:
+    """Whatever is lost, restarted or late: the tuples of a matching of the whole lists, and every frame accounted."""
+    shots, apart = drawn
+    barrier = KeyBarrier[Shot](3, tolerance=tolerance, offsets=[-offset for offset in apart])
+    joined = []
+    for shot in shots:
+        barrier.offer(shot.stream, shot.stamp, shot, shot.arrived)
+        while (found := barrier.take()) is not None:
+            joined.append(found)
+    queues = [[shot for shot in shots if shot.stream == stream] for stream in range(3)]
+    expected = []
+    while all(queues):
+        heads = [queue[0] for queue in queues]
+        oldest = min(heads, key=lambda shot: shot.taken)
+        if max(shot.taken for shot in heads) - oldest.taken <= tolerance:
+            expected.append(tuple(queue.pop(0) for queue in queues))
+        else:
+            queues[oldest.stream].pop(0)
+    assert joined == expected
+    seen = Counter(shot for found in joined for shot in found) + Counter(left.item for left in barrier.left)
+    seen += Counter(shot for stream in range(3) for shot in barrier.items(stream))
+    assert seen == Counter(shots)
+
+
+@given(sensors())
+def test_seqs_of_one_epoch_are_never_joined_with_those_of_the_one_before(drawn: tuple[list[Shot], list[int]]) -> None:
+    """When an input begins again, frames of its old epoch find no partner any more; epochs of a tuple only grow."""
+    barrier = KeyBarrier[Shot](3, tolerance=0)
+    epochs: dict[int, int] = {}
+    current, counted = [0, 0, 0], 0
+    for shot in drawn[0]:
+        if epochs.setdefault(shot.stream, shot.epoch) != shot.epoch:
+            barrier.restart(shot.stream)
+            epochs[shot.stream] = shot.epoch
+        barrier.offer(shot.stream, shot.seq, shot, shot.arrived)
+        while (found := barrier.take()) is not None:
+            assert len({one.seq for one in found}) == 1
+            assert [one.epoch for one in found] == [epochs[stream] for stream in range(3)]
+            assert all(one.epoch >= before for one, before in zip(found, current, strict=True))
+            current, counted = [one.epoch for one in found], counted + 3
+    assert counted + len(barrier.left) + sum(barrier.waiting) == len(drawn[0])

@@ -10,11 +10,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tensorpool.errors import LocalProtocolError
-from tensorpool.wire import DecodeError, Message, bridge, control, decode, discovery, driver, event, trace
+from tensorpool.wire import DecodeError, Message, bridge, control, decode, discovery, driver, event, merge, trace
 from tensorpool.wire.sbe import Schema
 from tensorpool.wire.schema import Block, Data, Field
 
-SCHEMAS = [module.schema for module in (control, driver, bridge, trace, event, discovery)]
+SCHEMAS = [module.schema for module in (control, driver, bridge, merge, trace, event, discovery)]
 
 # Text as it comes from the wire: any bytes, of which those that are not UTF-8 show as lone surrogates.
 opaque_text = st.binary(max_size=40).map(lambda data: data.decode("utf-8", "surrogateescape"))

@@ -33,6 +33,7 @@ from tests.support.recorder_cases import (  # noqa: F401  run here with the fixt
     test_two_streams_are_recorded_whole_with_what_was_said_of_them,
     test_what_cannot_be_recorded_is_refused,
     wait_for_frames,
+    wait_for_totals,
 )
 
 
@@ -59,7 +60,7 @@ def test_an_overrun_of_a_small_ring_is_gaps_that_add_up(
     with Camera(client, stream, hz=500) as camera:
         recorder = record(stream)
         recorder.start()
-        look_until(lambda: recorder.totals().lost >= 100, "the ring outruns it")
+        wait_for_totals(recorder, lambda totals: totals.lost >= 100, "the ring outruns it")
         ends = camera.stop()
         totals = recorder.stop()
     assert totals.frames >= 8, "what the ring still had"

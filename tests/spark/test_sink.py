@@ -19,7 +19,8 @@ from pyspark.sql.types import StructType
 import tensorpool as tp
 from tensorpool.client import Client
 from tensorpool.errors import ConfigError
-from tensorpool.lake.live_options import sink_options
+from tensorpool.lake.control_tables import Listener
+from tensorpool.lake.live_options import sink_options, source_options
 from tensorpool.shm.arrays import numpy_dtype
 from tensorpool.spark.columns import FRAME_DDL
 from tensorpool.spark.sink import check_columns
@@ -28,6 +29,7 @@ from tensorpool.wire.driver import Role
 from tests.spark.conftest import read
 from tests.support.deployment import options_of, pattern
 from tests.support.frame_rows import write_in_order
+from tests.support.processes import wait_until
 
 type Stream = Callable[..., int]
 
@@ -98,6 +100,25 @@ def test_a_batch_is_published_in_order_and_gives_its_lease_back(
         for index, frames in enumerate(received):
             assert frames.result() == [(n, 2 * n + index + 1, (8, 8)) for n in range(6)]
     assert [producers(pool, one) for one in streams] == [0, 0]
+
+
+def test_rows_are_linked_to_their_parents(spark: SparkSession, pool: tp.Local, client: Client, stream: Stream) -> None:
+    """With a trace id of their own, or one that is made; rows without parents have none."""
+    stream_id = stream("tiny")
+    payload = bytearray(pattern(1).tobytes())
+    traced = ((None, [5, 7]), (9, [8]), (None, None))
+    rows = [(payload, "UINT8", [8, 8], *one) for one in traced]
+    columns = "payload BINARY, dtype STRING, shape ARRAY<INT>, trace_id BIGINT, parents ARRAY<BIGINT>"
+    links = Listener(source_options({"table": "traces", "streams": str(stream_id), **options_of(pool)}))
+    with ThreadPoolExecutor(1) as threads:
+        received = threads.submit(receive, client, stream_id, 3)
+        written(spark.createDataFrame(rows, columns).coalesce(1), pool, stream_id).option("waitForConsumers", 1).save()
+        ids = [trace_id for _, trace_id, _ in received.result()]
+    assert ids[0] > 0
+    assert ids[1:] == [9, 0]
+    wait_until(lambda: links.end >= 3, "the links are sent")
+    assert {row[3:] for row in links.rows(0, links.end)} == {(0, ids[0], 5), (0, ids[0], 7), (1, 9, 8)}
+    links.close()
 
 
 def receive(client: Client, stream_id: int, count: int) -> list[tuple[int, int, tuple[int, ...]]]:

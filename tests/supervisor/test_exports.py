@@ -16,9 +16,10 @@ from prometheus_client.parser import text_string_to_metric_families
 from tensorpool import aeron
 from tensorpool.clock import ManualClock
 from tensorpool.supervisor.config import SupervisorConfig
-from tensorpool.supervisor.exports import Exports, aeron_metrics, counter
+from tensorpool.supervisor.exports import Exports
 from tensorpool.supervisor.observer import Observer
 from tensorpool.supervisor.snapshot import ChangeKind, ConsumerState, StreamState
+from tensorpool.telemetry.metrics import aeron_metrics, counter
 from tensorpool.wire.driver import Role
 from tests.supervisor.conftest import (
     CONSUMER,
@@ -52,7 +53,7 @@ METRICS = set(
         tensorpool_changes_total tensorpool_aeron_total tensorpool_aeron_level tensorpool_aeron_resources
         tensorpool_control_held_bytes
         tensorpool_supervisor_messages_total tensorpool_supervisor_overflow_total tensorpool_supervisor_connected
-        tensorpool_supervisor_overrides_total
+        tensorpool_supervisor_overrides_total tensorpool_build_info tensorpool_healthy
         """,
     )
 )
@@ -128,10 +129,22 @@ def test_metrics_say_what_the_view_knows(exports: Exports) -> None:
 def test_metric_names_and_labels_are_these(exports: Exports) -> None:
     """They change only on purpose: dashboards and alerts rest on them."""
     body = exports.routes["/metrics"]().body.decode()
-    assert set(re.findall(r"^# TYPE (\S+)", body, re.M)) == METRICS
-    assert set(re.findall(r"^# HELP (\S+) \S", body, re.M)) == METRICS
+    assert set(re.findall(r"^# TYPE (tensorpool_\S+)", body, re.M)) == METRICS
+    assert set(re.findall(r"^# HELP (tensorpool_\S+) \S", body, re.M)) == METRICS
     labels = {label for found in samples(exports).values() for key in found for label, _ in key}
-    assert labels == {"stream_id", "name", "consumer_id", "reason", "state", "kind", "role", "service", "instance"}
+    assert labels == {
+        "stream_id",
+        "name",
+        "consumer_id",
+        "reason",
+        "state",
+        "kind",
+        "role",
+        "service",
+        "instance",
+        "instance_id",
+        "version",
+    }
 
 
 def test_states_and_kinds_have_a_sample_each_from_the_start(exports: Exports) -> None:

@@ -214,13 +214,20 @@ class RunningBridge:
 
 
 class BridgeProcess:
-    """The same as an operator starts it: `tensorpool bridge`, in a process of its own."""
+    """The same as an operator starts it: `tensorpool bridge`, in a process of its own.
 
-    def __init__(self, tables: Mapping[str, Any], folder: Path) -> None:
+    Lines of its log are events, too, where `log_level` shows them.
+    """
+
+    def __init__(self, tables: Mapping[str, Any], folder: Path, *, log_level: str = "error") -> None:
         path = write_toml(folder / f"{tables['bridge']['instance_id']}.toml", tables)
-        options = ["--config", str(path), "--json", "--log-level", "error"]
+        options = ["--config", str(path), "--json", "--log-level", log_level]
         self._process = DriverProcess("-m", "tensorpool", "bridge", *options)
         self.events: list[dict[str, Any]] = []
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
 
     def wait_for(self, event: str) -> dict[str, Any]:
         """The fields of an event, when it comes."""
@@ -292,7 +299,7 @@ class Reception:
         sender: BridgeSender | Mapping[str, Any] | None = None,
         mapping: Mapping[str, Any] | None = None,
         more: Iterable[Mapping[str, Any]] = (),
-        runs: type[RunningBridge] | type[BridgeProcess] = RunningBridge,
+        runs: Callable[[Mapping[str, Any], Path], RunningBridge | BridgeProcess] = RunningBridge,
         **keys: Any,
     ) -> None:
         self.host = host

@@ -16,9 +16,14 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, Final, NamedTuple, Self
 
+import msgspec
+
 from tensorpool.wire import Message
+from tensorpool.wire.attach import AttachRequest
 from tensorpool.wire.control import ConsumerConfig, ShmPoolAnnounce
 from tensorpool.wire.driver import (
+    ExtendedAttachRequest,
+    ExtendedAttachResponse,
     HugepagesPolicy,
     PublishMode,
     ResponseCode,
@@ -39,6 +44,7 @@ from tests.support.processes import private_directory, wait_until
 
 FROM_DRIVER: Final = (
     ShmAttachResponse,
+    ExtendedAttachResponse,
     ShmDetachResponse,
     ShmLeaseRevoked,
     ShmDriverShutdown,
@@ -55,24 +61,21 @@ class Lease(NamedTuple):
 
     client_id: int
     role: Role
-    response: ShmAttachResponse
+    response: Any  # in either dialect
     sent_ns: int
-    received: ReceivedMessage[ShmAttachResponse]
+    received: ReceivedMessage[Any]
 
     @property
     def lease_id(self) -> int:
-        assert self.response.lease_id is not None
-        return self.response.lease_id
+        return int(self.response.lease_id)
 
     @property
     def stream_id(self) -> int:
-        assert self.response.stream_id is not None
-        return self.response.stream_id
+        return int(self.response.stream_id)
 
     @property
     def epoch(self) -> int:
-        assert self.response.epoch is not None
-        return self.response.epoch
+        return int(self.response.epoch)
 
     def keepalive(self, **changed: Any) -> ShmLeaseKeepalive:
         fields = self._names() | {"client_timestamp_ns": time.monotonic_ns()} | changed
@@ -93,6 +96,13 @@ class Lease(NamedTuple):
 def new_client_id() -> int:
     """One that no other client of this run has."""
     return next(_client_ids)
+
+
+def extended_request(stream_id: int, role: Role = Role.CONSUMER, **changed: Any) -> ExtendedAttachRequest:
+    """The same in the dialect of other implementations."""
+    fields = msgspec.structs.asdict(attach_request(stream_id, role))
+    del fields["max_dims"]
+    return ExtendedAttachRequest(**fields | changed)
 
 
 def attach_request(stream_id: int, role: Role = Role.CONSUMER, **changed: Any) -> ShmAttachRequest:
@@ -178,19 +188,23 @@ class DriverClient(WireListener):
         """A lease; fails if the driver refuses."""
         return self.granted(attach_request(stream_id, role, **changed))
 
-    def granted(self, request: ShmAttachRequest) -> Lease:
+    def granted(self, request: AttachRequest) -> Lease:
+        """The lease, of an answer in the dialect of the request."""
         sent_ns, since = self.send(request), len(self.transcript)
-        received = self.wait_for(ShmAttachResponse, since, correlation_id=request.correlation_id)
+        kind: Any = ExtendedAttachResponse if isinstance(request, ExtendedAttachRequest) else ShmAttachResponse
+        received: ReceivedMessage[Any] = self.wait_for(kind, since, correlation_id=request.correlation_id)
         assert received.message.code is ResponseCode.OK, received.message
         return Lease(request.client_id, request.role, received.message, sent_ns, received)
 
-    def refused(self, request: ShmAttachRequest | bytes, correlation_id: int | None = None) -> ShmAttachResponse:
-        """The refusal; fails if the driver grants."""
-        if isinstance(request, ShmAttachRequest):
+    def refused(self, request: AttachRequest | bytes, correlation_id: int | None = None) -> Any:
+        """The refusal, in the dialect of the request; fails if the driver grants."""
+        if not isinstance(request, bytes):
             correlation_id = request.correlation_id
         since = len(self.transcript)
         self.send(request)
-        response = self.wait_for(ShmAttachResponse, since, correlation_id=correlation_id).message
+        is_extended = encoded(request)[:2] == struct.pack("<H", ExtendedAttachRequest.BLOCK_LENGTH)
+        kind: Any = ExtendedAttachResponse if is_extended else ShmAttachResponse
+        response = self.wait_for(kind, since, correlation_id=correlation_id).message
         assert response.code is not ResponseCode.OK, response
         return response
 

@@ -6,9 +6,11 @@ from __future__ import annotations
 import contextlib
 import os
 import resource
+import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -126,14 +128,19 @@ def run_script(text: str, *arguments: str, timeout_s: float = 200.0, **environme
 @contextlib.contextmanager
 def private_directory(prefix: str = "tp-test-") -> Iterator[Path]:
     """A directory of this test's own in /dev/shm, removed afterwards."""
-    import shutil
-    import tempfile
-
-    path = Path(tempfile.mkdtemp(prefix=prefix, dir="/dev/shm"))
+    path = Path(tempfile.mkdtemp(prefix=f"{prefix}{os.getpid()}-", dir="/dev/shm"))
     try:
         yield path
     finally:
         shutil.rmtree(path, ignore_errors=True)
+
+
+def remove_directories_of_the_dead(prefix: str = "tp-test-") -> None:
+    """Private directories of test runs that were killed: nobody else removes them."""
+    for path in Path("/dev/shm").glob(f"{prefix}*-*"):
+        owner = path.name.removeprefix(prefix).partition("-")[0]
+        if owner.isdigit() and not Path("/proc", owner).exists():
+            shutil.rmtree(path, ignore_errors=True)
 
 
 def fuzzer_memory_limit() -> str:

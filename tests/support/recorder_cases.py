@@ -21,7 +21,7 @@ from tensorpool import aeron
 from tensorpool.client import Client
 from tensorpool.errors import ConfigError, LocalProtocolError
 from tensorpool.lake import UNKNOWN_TAIL, Lake
-from tensorpool.lake.recorder import RecorderBase, default_name
+from tensorpool.lake.recorder import RecorderBase, Totals, default_name
 from tests.control.peer import IPC, EventPeer
 from tests.support.deployment import look_until, new_stream
 from tests.support.driver_process import Deployment
@@ -31,12 +31,18 @@ from tests.support.processes import wait_until
 TAG = "service:recorder:held"
 
 
-def wait_for_frames(recorder: RecorderBase, count: int) -> None:
+def wait_for_totals(recorder: RecorderBase, is_met: Callable[[Totals], bool], what: str) -> None:
+    """A query that fails meanwhile is started again."""
+
     def is_there() -> bool:
         recorder.poll()
-        return recorder.totals().frames >= count
+        return is_met(recorder.totals())
 
-    look_until(is_there, f"{count} frames are recorded")
+    look_until(is_there, what)
+
+
+def wait_for_frames(recorder: RecorderBase, count: int) -> None:
+    wait_for_totals(recorder, lambda totals: totals.frames >= count, f"{count} frames are recorded")
 
 
 def test_two_streams_are_recorded_whole_with_what_was_said_of_them(

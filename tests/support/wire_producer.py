@@ -26,6 +26,7 @@ from numpy.typing import NDArray
 from tensorpool import aeron
 from tensorpool.client import Consumer
 from tensorpool.wire import Message, driver
+from tensorpool.wire.attach import AttachRequest, AttachResponse, Dialect, attach_refusal
 from tensorpool.wire.control import (
     ClockDomain,
     ConsumerConfig,
@@ -43,6 +44,8 @@ from tensorpool.wire.control import (
     ShmPoolAnnounce,
 )
 from tensorpool.wire.driver import (
+    ExtendedAttachRequest,
+    ExtendedAttachResponse,
     LeaseRevokeReason,
     ResponseCode,
     Role,
@@ -74,7 +77,9 @@ _aeron_stream_ids = itertools.count(60_000, 10)  # many peers share a media driv
 _logical_stream_ids = itertools.count(30_000)
 _lease_ids = itertools.count(secrets.randbits(40))
 
-type Lie = Callable[[ShmAttachResponse], Said | Iterable[Said]]
+_node_ids = itertools.count(1)
+
+type Lie = Callable[[AttachResponse], Said | Iterable[Said]]
 
 
 class Endpoints(NamedTuple):
@@ -104,8 +109,8 @@ class Grant(NamedTuple):
     """A lease that was granted."""
 
     lease_id: int
-    request: ShmAttachRequest
-    response: ShmAttachResponse
+    request: AttachRequest
+    response: AttachResponse
 
 
 def new_stream_id() -> int:
@@ -129,6 +134,7 @@ class WireProducer(WireServer):
     ...     peer.wait_for(ConsumerHello, consumer_id=consumer.consumer_id)
 
     `announces`, `breathes` and `answers` tell what it does by itself; requests that it does not answer are `held`.
+    With a `dialect` it drops requests of the other one; else it answers each in its own.
     """
 
     def __init__(
@@ -142,8 +148,10 @@ class WireProducer(WireServer):
         nslots: int = NSLOTS,
         pools: Mapping[int, int] = POOLS,
         clock_domain: ClockDomain = ClockDomain.MONOTONIC,
+        dialect: Dialect | None = None,
     ) -> None:
         super().__init__(aeron_dir)
+        self.dialect = dialect
         self.folder = folder
         self.stream_id = stream_id or new_stream_id()
         self.endpoints = endpoints or Endpoints.unused()
@@ -159,7 +167,7 @@ class WireProducer(WireServer):
         self.breathes = True
         self.answers = True
         self.lies: deque[Lie] = deque()  # one for each of the next answers
-        self.held: deque[ShmAttachRequest] = deque()
+        self.held: deque[AttachRequest] = deque()
         self.grants: list[Grant] = []
         self.ended: list[Grant] = []
         self.mapped_at_attach: list[list[str]] = []  # what this process had mapped when each request came
@@ -313,7 +321,7 @@ class WireProducer(WireServer):
 
     # --- leases
 
-    def answer(self, request: ShmAttachRequest, **changed: Any) -> Grant:
+    def answer(self, request: AttachRequest, **changed: Any) -> Grant:
         """Grant a lease, and say what the next lie makes of it. Asked again, say what is current (decision E2)."""
         held = next((grant for grant in self.grants if grant.request == request), None)
         if held is None and request.role is Role.PRODUCER:
@@ -326,10 +334,13 @@ class WireProducer(WireServer):
             "lease_id": lease_id,
             "lease_expiry_timestamp_ns": None if self.lease_ns is None else self.now_ns() + self.lease_ns,
             "stream_id": self.stream_id,
-            "max_dims": 8,
             **self.regions.layout,
         }
-        grant = Grant(lease_id, request, _built(ShmAttachResponse, fields | changed))
+        if isinstance(request, ExtendedAttachRequest):
+            fields |= {"node_id": request.desired_node_id or next(_node_ids)}
+            grant = Grant(lease_id, request, _built(ExtendedAttachResponse, fields | changed))
+        else:
+            grant = Grant(lease_id, request, _built(ShmAttachResponse, fields | {"max_dims": 8} | changed))
         if held is not None:
             self.send(grant.response)
             return held
@@ -352,13 +363,11 @@ class WireProducer(WireServer):
 
     def lie(self, **changed: Any) -> None:
         """The next answer is false in these fields."""
-        self.lies.append(lambda honest: _built(ShmAttachResponse, msgspec.structs.asdict(honest) | changed))
+        self.lies.append(lambda honest: _built(type(honest), msgspec.structs.asdict(honest) | changed))
 
     def refuse(self, code: ResponseCode = ResponseCode.REJECTED, text: str = "no") -> None:
         """The next answer is a refusal."""
-        self.lies.append(
-            lambda honest: ShmAttachResponse(correlation_id=honest.correlation_id, code=code, error_message=text)
-        )
+        self.lies.append(lambda honest: attach_refusal(Dialect.of(honest), honest.correlation_id, code, text))
 
     def grant_of(self, client_id: int) -> Grant:
         """The active lease of a client."""
@@ -464,10 +473,13 @@ class WireProducer(WireServer):
 
     def _on_message(self, data: bytes, info: aeron.MessageInfo) -> None:
         message = decoded(data)
-        if isinstance(message, ShmAttachRequest) and message.stream_id == self.stream_id:
+        is_request = isinstance(message, ShmAttachRequest | ExtendedAttachRequest)
+        if is_request and message.stream_id == self.stream_id:
             self.mapped_at_attach.append(mapped_files(self.folder))
         super()._on_message(data, info)
-        if isinstance(message, ShmAttachRequest) and message.stream_id == self.stream_id:
+        if is_request and message.stream_id == self.stream_id:
+            if self.dialect not in (None, Dialect.of(message)):
+                return
             if self.answers:
                 self.answer(message)
             else:
@@ -483,7 +495,7 @@ def _is_connected(publication: aeron.Publication) -> bool:
 def _built[M: Message](kind: type[M], fields: dict[str, Any]) -> M:
     """A message; each schema has a type of its own for pools."""
     if "payload_pools" in fields:
-        pool = driver.PayloadPool if kind is ShmAttachResponse else PayloadPool
+        pool = PayloadPool if kind is ShmPoolAnnounce else driver.PayloadPool
         fields = fields | {
             "payload_pools": tuple(pool(**msgspec.structs.asdict(given)) for given in fields["payload_pools"])
         }

@@ -10,7 +10,7 @@ import struct
 from collections.abc import Callable
 from typing import Any, ClassVar, Final, Protocol
 
-from tensorpool._core import MessageInfo
+from tensorpool._core import MessageFilter, MessageInfo
 from tensorpool.errors import DecodeError
 from tensorpool.wire import Message, decode, peek_header
 from tensorpool.wire.sbe import Schema
@@ -56,6 +56,11 @@ class MessageAdapter:
     def add_undecoded(self, kind: type[Identified], handler: OnMessage[bytes], schema: Schema | None = None) -> None:
         """Call `handler` with the bytes of each message of this kind, of any length from the header's on."""
         self._routes[_key(kind, schema)] = _complete_header, handler
+
+    def make_filter(self, max_bytes: int) -> MessageFilter:
+        """For streams that strangers can reach: poll with it, and memory is taken for messages of these kinds only."""
+        kinds = [(schema_id, template_id) for template_id, schema_id in map(_KIND.unpack, self._routes)]
+        return MessageFilter(kinds, max_bytes)
 
     def on_message(self, data: bytes, info: MessageInfo) -> None:
         """Handle one message; pass this to `Subscription.poll`."""

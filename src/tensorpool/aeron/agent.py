@@ -157,6 +157,7 @@ class AgentRunner:
         self._ready = threading.Event()
         self._thread = threading.Thread(target=self._run, name=agent.role_name, daemon=True)
         self._pid = os.getpid()
+        self._turned_ns = time.monotonic_ns()
 
     def start(self) -> Self:
         """Start the thread and wait until the agent's `on_start` has returned; its exception is raised here."""
@@ -175,6 +176,11 @@ class AgentRunner:
     def is_running(self) -> bool:
         """Whether the agent still turns."""
         return self._thread.is_alive()
+
+    @property
+    def silent_ns(self) -> int:
+        """How long ago the last turn ended: for a watchdog."""
+        return time.monotonic_ns() - self._turned_ns
 
     def close(self) -> None:
         """Let the current turn end, have the agent closed on its thread, and wait for that."""
@@ -205,7 +211,9 @@ class AgentRunner:
             self._ready.set()
         try:
             while self._running and not self._invoker.is_closed:
-                self._idle.idle(self._invoker.invoke())
+                work = self._invoker.invoke()
+                self._turned_ns = time.monotonic_ns()
+                self._idle.idle(work)
         except BaseException as error:
             self._failure = error
         try:

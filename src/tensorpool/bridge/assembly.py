@@ -19,10 +19,12 @@ from typing import Final
 
 import msgspec
 
-from tensorpool.wire import Message
+from tensorpool.bridge.tables import TableMessage, Tables
 from tensorpool.wire.control import DataSourceAnnounce, DataSourceMeta
 
 SILENT_PERIODS: Final = 3  # G17
+
+type Described = DataSourceAnnounce | DataSourceMeta
 
 
 class SourcePool(msgspec.Struct, frozen=True):
@@ -84,33 +86,40 @@ class SourceEpoch:
 
 
 class SourceMetadata:
-    """The last name and metadata of the source, for consumers of the destination's next epoch.
+    """The last name and metadata of the source, and its tables, for consumers that come later.
 
     A DataSourceAnnounce names the epoch of what follows it (K4); metadata without one are of the epoch at that time.
     """
 
     def __init__(self) -> None:
         self._epoch: int | None = None
-        self._kept: dict[type[Message], Message] = {}
+        self._kept: dict[type[Described], Described] = {}
+        self.tables: Final = Tables[TableMessage]()
 
-    def take(self, message: Message, source_epoch: int | None) -> bool:
+    def take(self, message: Described, source_epoch: int | None) -> bool:
         """Keep what there is one of; whether it is about the source's present epoch and may be published now."""
         if isinstance(message, DataSourceAnnounce) and message.epoch != self._epoch:
             self._epoch = message.epoch
-            self._kept.clear()
-        if isinstance(message, DataSourceAnnounce | DataSourceMeta):
-            self._kept[type(message)] = message
-        return self._is_of(source_epoch)
+            self._forget()
+        self._kept[type(message)] = message
+        return self.is_of(source_epoch)
 
-    def on_epoch(self, source_epoch: int) -> list[Message]:
+    def on_epoch(self, source_epoch: int) -> list[Described]:
         """The source goes on in another epoch: what is known about that one already, in the order to publish it."""
         if self._epoch is None:
-            self._kept.clear()
-        return self.of(source_epoch)
+            self._forget()
+        return self.again(source_epoch)
 
-    def of(self, source_epoch: int | None) -> list[Message]:
+    def again(self, source_epoch: int | None) -> list[Described]:
+        """For readers who have none of it: what to publish before the tables, all of which are due."""
+        self.tables.post()
         kinds = (DataSourceAnnounce, DataSourceMeta)
-        return [self._kept[kind] for kind in kinds if kind in self._kept] if self._is_of(source_epoch) else []
+        return [self._kept[kind] for kind in kinds if kind in self._kept] if self.is_of(source_epoch) else []
 
-    def _is_of(self, source_epoch: int | None) -> bool:
+    def is_of(self, source_epoch: int | None) -> bool:
+        """Whether what is kept is about this epoch."""
         return self._epoch is None or source_epoch is None or self._epoch == source_epoch
+
+    def _forget(self) -> None:
+        self._kept.clear()
+        self.tables.clear()

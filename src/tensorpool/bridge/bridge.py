@@ -11,10 +11,12 @@ Bridge §2, §3; decision G9; Service Control §4.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator
 from typing import Final, Protocol, Self
 
 from tensorpool import aeron
+from tensorpool._core import BridgePump
 from tensorpool.bridge.checksum import read_key
 from tensorpool.bridge.config import BridgeConfig, MappingConfig
 from tensorpool.bridge.config_checks import check_against_driver
@@ -33,7 +35,6 @@ from tensorpool.logs import get_logger
 
 WAIT_NS: Final = 20_000_000  # for frames or chunks; messages beside chunks end it, the rest is not urgent
 PROGRESS_WAIT_NS: Final = 1_000_000  # where everything else includes progress
-SHARED_WAIT_NS: Final = 200_000  # for chunks, while frames may have to be sent
 
 
 class Worker(Protocol):
@@ -55,7 +56,7 @@ class Worker(Protocol):
         """Whether it has its lease and its streams."""
 
     def invoke(self, now_ns: int) -> int:
-        """One turn: never waits, returns the work done. Raises TransportError, Closed."""
+        """One turn, but for frames and chunks: never waits, returns the work done. Raises TransportError, Closed."""
 
     def close(self) -> None:
         """Give back leases and streams; raises nothing when the media driver is gone already."""
@@ -125,6 +126,20 @@ class Bridge(ClosesOnExit):
     @property
     def is_running(self) -> bool:
         return self._runner is not None and self._runner.is_running
+
+    @property
+    def silent_ns(self) -> int:
+        """How long ago its duty cycle turned, on the thread between `start` and `close`."""
+        return 0 if self._runner is None else self._runner.silent_ns
+
+    @property
+    def trouble(self) -> str | None:
+        """Why some mapping is not carried; None: all are."""
+        if self._connection.streams is None:
+            return f"no media driver is alive at {self.aeron_dir}"
+        if self.is_ready:
+            return None
+        return "; ".join(f"{name}: {why}" for name, why in self.failures.items()) or "mappings wait for their streams"
 
     @property
     def counters(self) -> dict[str, dict[str, int]]:
@@ -205,14 +220,14 @@ class Bridge(ClosesOnExit):
         else:
             self._end()
 
-    def wait(self, timeout_ns: int, work_count: int = 0) -> bool:
-        """Sleep until there is a frame to send, or take chunks as they come, in native code.
+    def wait(self, timeout_ns: int) -> bool:
+        """Send frames and take chunks as they come, in native code, until something else is to be done.
 
-        False where several things are waited for and the last turn found none of them.
+        False where there is nothing to send yet, nor to receive.
         """
         streams = self._connection.streams
         try:
-            return streams is not None and streams.wait(timeout_ns, work_count)
+            return streams is not None and streams.pump(timeout_ns) is not None
         except (TransportError, Closed):
             return False  # the next turn finds out
 
@@ -320,6 +335,7 @@ class BridgeStreams:
         self.publications = publications
         self.senders: tuple[Sender, ...] = ()
         self.reception: Reception | None = None
+        self._pump = BridgePump()
 
     @property
     def workers(self) -> tuple[Sender | Receiver, ...]:
@@ -328,16 +344,27 @@ class BridgeStreams:
     def invoke(self, now_ns: int) -> int:
         """One turn of every worker. Raises TransportError, Closed."""
         work = sum(sender.invoke(now_ns) for sender in self.senders)
-        return work + (self.reception.invoke(now_ns) if self.reception is not None else 0)
+        if self.reception is not None:
+            work += self.reception.invoke(now_ns)
+        return work + (self.pump(0) or 0)
 
-    def wait(self, timeout_ns: int, work_count: int) -> bool:
-        """See `Bridge.wait`. Raises TransportError, Closed."""
-        if self.reception is None:
-            return len(self.senders) == 1 and self.senders[0].wait(timeout_ns)
-        if self.senders and not work_count:
-            return False
-        self.reception.wait(SHARED_WAIT_NS if self.senders else timeout_ns)
-        return True
+    def pump(self, for_ns: int) -> int | None:
+        """Send and receive in native code: one round at least, and for so long, unless something else is to be done.
+
+        How many frames and chunks there were; None where no stream can be sent or received now. Raises TransportError,
+        Closed.
+        """
+        others = [it for sender in self.senders for it in sender.subscriptions]
+        inflow = None
+        if self.reception is not None:
+            inflow = self.reception.inflow
+            others += self.reception.subscriptions
+        with contextlib.ExitStack() as stack:
+            lent = [stack.enter_context(sender.lent()) for sender in self.senders]
+            outflows = [outflow for outflow in lent if outflow is not None]
+            if not outflows and inflow is None:
+                return None
+            return self._pump.pump(outflows, inflow, others, for_ns)
 
     def close(self) -> None:
         for worker in (*self.senders, *(() if self.reception is None else (self.reception,))):
@@ -346,7 +373,7 @@ class BridgeStreams:
 
 
 class _Idle:
-    """Waits natively where there is one thing to wait for, and backs off otherwise."""
+    """Sends and receives natively, and backs off while there is nothing to send or to receive."""
 
     def __init__(self, bridge: Bridge) -> None:
         self._bridge = bridge
@@ -354,5 +381,5 @@ class _Idle:
         self._backoff = aeron.BackoffIdle(max_yields=5, max_park_ns=500_000)
 
     def idle(self, work_count: int) -> None:
-        if not self._bridge.wait(self._wait_ns, work_count):
+        if not self._bridge.wait(self._wait_ns):
             self._backoff.idle(work_count)

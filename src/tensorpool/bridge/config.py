@@ -8,7 +8,7 @@
 Names and defaults are the specification's. Ours, because it has none for them: which end this is (`role`, or
 `direction` of a mapping), the local driver, channels of their own for what is received (`receive_*`; two hosts that
 send to each other by unicast listen elsewhere than they send to), `max_inflight_frames`, and the private extensions
-`crc32c`, `mac_key_file` and `rewrite_progress_epoch`, which are off.
+`crc32c`, `mac_key_file` and `rewrite_progress_epoch`, which are off; and `dialect` (K9).
 Bridge §2.3, §4, §5.2, §7.1, §9, §10; decisions G1, G2, G6, G9, G11, G14, G15, G20, G22, G29.
 """
 
@@ -48,10 +48,10 @@ from tensorpool.settings import (
 
 AERON_HEADER_BYTES: Final = 32
 CHUNK_OVERHEAD_BYTES: Final = 57  # message header, fixed block, two length prefixes
+TRACED_BYTES: Final = 12  # by which a traced chunk is longer
 HEADER_BYTES: Final = 256  # the slot header that chunk 0 carries
 FIRST_CHUNK_OVERHEAD_BYTES: Final = AERON_HEADER_BYTES + CHUNK_OVERHEAD_BYTES + HEADER_BYTES  # G1: 345
 MTU_MARGIN_BYTES: Final = 128  # §5.2
-DEFAULT_MTU_BYTES: Final = 1408
 MAX_MTU_BYTES: Final = 65_504
 MAX_CHUNKS: Final = 65_535
 MAX_PAYLOAD_BYTES: Final = 1 << 30
@@ -82,21 +82,19 @@ OptionalUdpChannel = Annotated[
 ]
 OptionalAeronStreamId = Annotated[int, Meta(ge=0, le=2**31 - 1)]
 OptionalStreamId = Annotated[int, Meta(ge=0, le=2**32 - 2)]
-MtuBytes = Annotated[int, Meta(ge=FIRST_CHUNK_OVERHEAD_BYTES + 1, le=MAX_MTU_BYTES)]
+MtuBytes = Annotated[int, Meta(ge=0, le=MAX_MTU_BYTES)]
 ChunkBytes = Annotated[int, Meta(ge=1, le=65_535)]
+OptionalChunkBytes = Annotated[int, Meta(ge=0, le=65_535)]
 PayloadBytes = Annotated[int, Meta(ge=1, le=MAX_PAYLOAD_BYTES)]
 Inflight = Annotated[int, Meta(ge=1, le=4096)]
 Role = Annotated[Literal["", "sender", "receiver", "both"], Meta(description='"sender", "receiver" or "both"')]
+Dialect = Annotated[Literal["specified", "2026-01"], Meta(description='"specified" or "2026-01"')]
 Direction = Annotated[Literal["", "send", "receive"], Meta(description='"send" or "receive"')]
 Ranges = tuple[StreamIdRange, ...]
 
 
 def _mtu_bytes(table: Any, _: Any) -> int:
-    return mtu_of("bridge.payload_channel", table.payload_channel) or DEFAULT_MTU_BYTES
-
-
-def _chunk_bytes(table: Any, _: Any) -> int:
-    return max(int(table.mtu_bytes) - MTU_MARGIN_BYTES, 1)
+    return mtu_of("bridge.payload_channel", table.payload_channel) or 0
 
 
 def _direction(_: Any, root: Any) -> str:
@@ -127,10 +125,14 @@ class BridgeSection(msgspec.Struct, frozen=True, kw_only=True):
     """The Aeron stream id of control_channel."""
     role: Role = ""
     """The end of the link that this bridge is, for all mappings; "" leaves it to their directions."""
-    mtu_bytes: Annotated[MtuBytes, Derived("payload_channel's mtu=, or 1408", _mtu_bytes)]
-    """The size of a datagram; a chunk fits into one."""
-    chunk_bytes: Annotated[ChunkBytes, Derived("mtu_bytes - 128", _chunk_bytes)]
-    """The payload bytes of a chunk; the same at both ends."""
+    mtu_bytes: Annotated[MtuBytes, Derived("payload_channel's mtu=, or 0", _mtu_bytes)]
+    """The size of a datagram, into which a chunk fits; 0 is the media driver's where frames are sent, and the sender's
+    where they are received."""
+    chunk_bytes: OptionalChunkBytes = 0
+    """The payload bytes of a chunk, at most; 0 is as many as fit: the MTU less 128."""
+    dialect: Dialect = "specified"
+    """How chunks are sent: as specified, or as other implementations do since January 2026, with the frame's trace id
+    and a checksum of each chunk; both are received."""
     max_chunk_bytes: ChunkBytes = 65_535
     """A received chunk with more payload bytes is dropped."""
     max_payload_bytes: PayloadBytes = MAX_PAYLOAD_BYTES
@@ -156,6 +158,8 @@ class BridgeSection(msgspec.Struct, frozen=True, kw_only=True):
     """The Aeron stream id on which local producers publish names and metadata."""
     forward_qos: bool = False
     """Forward QoS reports; every mapping needs both control stream ids."""
+    forward_traces: bool = False
+    """Forward trace links, on the metadata channel; the same at both ends."""
     forward_progress: bool = False
     """Forward the progress of frames; every mapping needs both control stream ids."""
     rewrite_progress_epoch: bool = False
@@ -209,15 +213,29 @@ class BridgeSection(msgspec.Struct, frozen=True, kw_only=True):
     receive_payload = EndpointOf("receive_payload")
     receive_control = EndpointOf("receive_control")
 
+    def at_mtu(self, mtu_bytes: int) -> BridgeSection:
+        """With this MTU, where none is configured. Raises ConfigError where it leaves no room for a chunk."""
+        if self.mtu_bytes:
+            return self
+        found = msgspec.structs.replace(self, mtu_bytes=mtu_bytes)
+        checks.check_sizes(found)
+        return found
+
     @property
     def effective_chunk_bytes(self) -> int:
         """The most payload bytes that a chunk carries, and that a receiver takes (§5.2, §10)."""
-        return min(self.chunk_bytes, self.mtu_bytes - MTU_MARGIN_BYTES, self.max_chunk_bytes)
+        bounds = (self.chunk_bytes, self.mtu_bytes and self.mtu_bytes - MTU_MARGIN_BYTES, self.max_chunk_bytes)
+        return min(bound for bound in bounds if bound)
+
+    @property
+    def least_mtu_bytes(self) -> int:
+        """For chunk 0, which carries the slot header (G1), and a byte of payload."""
+        return FIRST_CHUNK_OVERHEAD_BYTES + (TRACED_BYTES if self.dialect == "2026-01" else 0) + 1
 
     @property
     def first_chunk_bytes(self) -> int:
-        """The most that chunk 0 carries beside its header, so that it fits the MTU (G1)."""
-        return min(self.effective_chunk_bytes, self.mtu_bytes - FIRST_CHUNK_OVERHEAD_BYTES)
+        """The most that chunk 0 carries beside its header, so that it fits the MTU, which is known (G1)."""
+        return min(self.effective_chunk_bytes, self.mtu_bytes - self.least_mtu_bytes + 1)
 
     @property
     def largest_frame_bytes(self) -> int:
@@ -286,7 +304,7 @@ class BridgeConfig(Configuration, frozen=True, kw_only=True):
     """The configuration of one bridge, complete and consistent.
 
     >>> config = BridgeConfig.load(Path("bridge.toml"))     # doctest: +SKIP
-    >>> config.bridge.effective_chunk_bytes                 # doctest: +SKIP
+    >>> config.bridge.at_mtu(1408).effective_chunk_bytes    # doctest: +SKIP
     1280
 
     """

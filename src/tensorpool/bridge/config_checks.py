@@ -99,6 +99,9 @@ def allocatable(settings: BridgeConfig, driver: DriverConfig) -> Range:
 
 
 def check_sizes(section: BridgeSection) -> None:
+    if 0 < section.mtu_bytes < section.least_mtu_bytes:
+        accepted = f"at least {section.least_mtu_bytes}, for a slot header and a byte of its frame; or 0"
+        raise ConfigError("bridge.mtu_bytes", section.mtu_bytes, accepted)
     mtu = mtu_of("bridge.payload_channel", section.payload_channel)
     if mtu is not None and section.mtu_bytes > mtu:
         accepted = f"at most the mtu={mtu} of bridge.payload_channel: a chunk is one datagram"
@@ -189,8 +192,10 @@ def check_mappings(mappings: tuple[MappingConfig, ...]) -> None:
 
 
 def check_forwarding(settings: BridgeConfig) -> None:
-    """§9: progress and QoS need both control streams."""
+    """§9: progress and QoS need both control streams, trace links the metadata stream."""
     section = settings.bridge
+    if section.forward_traces and section.metadata is None and section.receive_metadata is None:
+        raise ConfigError("bridge.forward_traces", True, "false without bridge.metadata_channel, on which links travel")
     for flag in ("forward_progress", "forward_qos"):
         if not getattr(section, flag):
             continue

@@ -19,6 +19,7 @@ import msgspec
 from tensorpool import aeron
 from tensorpool._core import Assembler, ChunkRouter, SessionPin
 from tensorpool.aeron.adapter import MessageAdapter
+from tensorpool.bridge.advice import Advice
 from tensorpool.bridge.assembly import SourceEpoch, SourceMetadata, SourcePool, Verdict
 from tensorpool.bridge.background_attach import BackgroundAttach
 from tensorpool.bridge.checksum import FrameChecksum
@@ -30,7 +31,6 @@ from tensorpool.channel import ChannelUri, Endpoint
 from tensorpool.client import Client, Producer
 from tensorpool.client.mapped_epoch import EpochWriter
 from tensorpool.clock import Clock
-from tensorpool.control.provisioning import describe
 from tensorpool.errors import RemoteProtocolError, TensorPoolError
 from tensorpool.logs import get_logger
 from tensorpool.shm.announced import Regions
@@ -46,20 +46,21 @@ from tensorpool.wire.control import (
     QosProducer,
     ShmPoolAnnounce,
 )
+from tensorpool.wire.trace import TraceLinkSet
 
-FRAGMENT_LIMIT: Final = 256
 CONTROL_LIMIT: Final = 64
-POLLS_PER_TURN: Final = 8
-SLOW_LINK_BYTES_PER_S: Final = 125_000_000  # 1 Gb/s
 SECOND: Final = 1_000_000_000
 DAY: Final = 86_400 * SECOND
 LEAST_JUMP: Final = 1024  # by which a seq may be ahead at any time, however small the source's ring is
+MAX_UNTOLD: Final = 256
+TABLE_PACE_NS: Final = 50_000_000  # between messages of tables: Aeron skips a consumer that is six of them behind
 MAX_EARLY: Final = 16  # metadata that came before the first announce
 METADATA_TERM: Final = "1m"
+MAX_MESSAGE_BYTES: Final = (1 << 20) // 8  # what a log of that term takes; nothing longer could be published here
 CONTROL_TERM: Final = "64k"
 NETWORK_BUFFERS: Final = {"so-rcvbuf": "4m", "rcv-wnd": "2m"}
 
-type Metadata = DataSourceAnnounce | DataSourceMeta | MetaBlobAnnounce | MetaBlobChunk | MetaBlobComplete
+type Metadata = DataSourceAnnounce | DataSourceMeta | MetaBlobAnnounce | MetaBlobChunk | MetaBlobComplete | TraceLinkSet
 
 
 class Reception:
@@ -91,6 +92,10 @@ class Reception:
         self._now_ns = 0
         self._control_adapter = self._make_control_adapter()
         self._metadata_adapter = self._make_metadata_adapter()
+        if section.forward_traces:
+            self._metadata_adapter.add(TraceLinkSet, self.on_metadata)
+        self._control_filter = self._control_adapter.make_filter(MAX_MESSAGE_BYTES)
+        self._metadata_filter = self._metadata_adapter.make_filter(MAX_MESSAGE_BYTES)
         unrouted.include(self._unrouted_counts)
         try:
             self._payload = self._subscribe(transport, section.receive_payload)
@@ -106,24 +111,24 @@ class Reception:
             raise
 
     def invoke(self, now_ns: int) -> int:
-        """One turn: what was announced first, so that chunks of a new epoch find it known (G16)."""
+        """One turn, but for the chunks: what was announced, so that chunks of a new epoch find it known (G16)."""
         self._now_ns = now_ns
-        work = self._control.poll(self._control_adapter.on_message, CONTROL_LIMIT)
+        work = self._control_filter.poll(self._control, self._control_adapter.on_message, CONTROL_LIMIT)
         if self._metadata is not None:
-            work += self._metadata.poll(self._metadata_adapter.on_message, CONTROL_LIMIT)
+            work += self._metadata_filter.poll(self._metadata, self._metadata_adapter.on_message, CONTROL_LIMIT)
         for receiver in self.receivers:
             work += receiver.invoke(now_ns)
-        for _ in range(POLLS_PER_TURN):
-            fragments = self._router.poll(self._payload, FRAGMENT_LIMIT, now_ns)
-            work += fragments
-            if fragments == 0:
-                break
         return work
 
-    def wait(self, timeout_ns: int) -> None:
-        """Take chunks as they come, without Python, until another message arrives. Raises TransportError, Closed."""
-        others = (self._control,) if self._metadata is None else (self._control, self._metadata)
-        self._router.pump(self._payload, others, FRAGMENT_LIMIT, timeout_ns)
+    @property
+    def inflow(self) -> tuple[ChunkRouter, aeron.Subscription, aeron.Subscription]:
+        """What native code receives: chunks, and the checksums of frames that come on the control stream."""
+        return self._router, self._payload, self._control
+
+    @property
+    def subscriptions(self) -> tuple[aeron.Subscription, ...]:
+        """What is received here, beside the control stream."""
+        return () if self._metadata is None else (self._metadata,)
 
     def close(self) -> None:
         for receiver in self.receivers:
@@ -144,7 +149,9 @@ class Reception:
         return subscription
 
     def _unrouted_counts(self) -> dict[Key, int]:
-        return self._router.counts
+        filters = {"control_dropped": self._control_filter, "metadata_dropped": self._metadata_filter}
+        stopped = {(what, reason): n for what, each in filters.items() for reason, n in each.counts.items()}
+        return self._router.counts | stopped
 
     def _make_control_adapter(self) -> MessageAdapter:
         """§10: schemas 900 and 902 share the stream."""
@@ -184,10 +191,8 @@ class Reception:
                 receiver.metadata_session.on_image_gone(event.session_id)
 
     def on_frame_checksum(self, data: bytes, info: aeron.MessageInfo) -> None:
-        checksum = FrameChecksum.decode(data)
-        if checksum is not None:
-            for receiver in self._receiving(checksum.stream_id, info):
-                receiver.on_checksum(checksum, self._now_ns)
+        if not self._router.take_digest(data, self._now_ns, info.session_id):
+            self._unrouted.add("control_dropped", reason="malformed")
 
     def on_shm_pool_announce(self, announce: ShmPoolAnnounce, info: aeron.MessageInfo) -> None:
         origin = self._control_sources.find(info.session_id)
@@ -247,6 +252,7 @@ class Receiver:
         self._client = client
         self._destinations = destinations
         self._log = get_logger("bridge", mapping=mapping.name, role="receiver")
+        self._advice = Advice(mapping, section, client.config, self._log)
         self._source = SourceEpoch(client.config.announce_period_ns)
         self._followed = FollowedSession(client.config.announce_period_ns)
         self.metadata_session: Final = SessionPin()
@@ -265,7 +271,9 @@ class Receiver:
         self._attach = self._start_attach(None)
         self._is_paused = False
         self._metadata = SourceMetadata()
-        self._is_warned_of: set[str] = set()
+        self._untold: deque[Metadata] = deque()  # metadata that wait for room in the local log
+        self._again_ns = self._table_ns = 0  # when metadata are published again, and the next messages of tables
+        self._met = 0  # consumers of this producer, when metadata were last published for one that came
         self._look_ns = 0
         self._local: dict[str, aeron.Publication] = {}
         counters.include(self._counts)
@@ -326,13 +334,14 @@ class Receiver:
             self._writer = writer
             work += 1
             if writer is not None:
-                self._on_memory(writer)
+                self._on_memory(writer, now_ns)
+        work += self._flush_metadata(now_ns)
         self.assembler.bind(writer, 0 if writer is None else writer.until_ns)
         self.assembler.set_paused(self._is_paused)
         work += self.assembler.expire(now_ns)
         if now_ns >= self._look_ns:
             self._look_ns = now_ns + SECOND
-            self._warn_of_chunk_size()
+            self._advice.on_counts(self.assembler.counts)
         return work
 
     def close(self) -> None:
@@ -367,7 +376,7 @@ class Receiver:
         epoch_limit = realtime_ns + DAY
         if not self._followed.may_follow(origin.session_id, self.assembler.last_chunk_ns, now_ns):
             self._counters.add("announces_dropped", reason="session")
-            self._warn("another_sender", address=origin.address, session_id=origin.session_id)
+            self._advice.warn("another_sender", address=origin.address, session_id=origin.session_id)
             return
         try:
             ring = Regions.of(announce).ring
@@ -401,14 +410,9 @@ class Receiver:
                 self._renew()
             for message in self._metadata.on_epoch(announce.epoch):
                 self._tell_metadata(message)
-            self._warn_of_sizes()
+            self._advise_on_sizes()
         while self._early:
             self.on_metadata(*self._early.popleft())
-
-    def on_checksum(self, checksum: FrameChecksum, now_ns: int) -> None:
-        self.assembler.set_digest(
-            checksum.epoch, checksum.seq, checksum.payload_length, checksum.crc32c, checksum.mac, now_ns
-        )
 
     def on_progress(self, progress: FrameProgress) -> None:
         """§9, G6, G7: under the destination's id; of a frame that may still come."""
@@ -449,9 +453,18 @@ class Receiver:
         """§7.1, G12: as it came, but with the ids of this host. Before the first announce their epoch is not known:
         they wait for it."""
         if self._followed.origin is None and self._source.epoch is None:
-            self._early.append((message, origin))
+            if isinstance(message, DataSourceAnnounce | DataSourceMeta):
+                self._early.append((message, origin))
+            else:
+                self._counters.add("metadata_dropped", reason="early")  # the sender repeats tables
         elif not self.metadata_session.admits(origin.session_id, origin.address):
             self._counters.add("metadata_dropped", reason="session")
+        elif isinstance(message, TraceLinkSet):
+            self._tell_link(message)
+        elif isinstance(message, MetaBlobAnnounce | MetaBlobChunk | MetaBlobComplete):
+            reason = self._metadata.tables.take(message, message)
+            if reason:
+                self._counters.add("metadata_dropped", reason=reason)
         elif self._metadata.take(message, self._source.epoch):
             self._tell_metadata(message)
         else:
@@ -478,97 +491,89 @@ class Receiver:
     def _renew(self) -> None:
         """G5: the seqs of the new source epoch begin anew, and so does the local one."""
         self.assembler.bind(None)
-        self._writer = None
+        self._writer, self._met = None, 0
+        self._untold.clear()
         if self._producer is not None:
             self._attach.close()
             self._attach = self._start_attach(self._producer)
             self._producer = None
 
-    def _on_memory(self, writer: EpochWriter) -> None:
+    def _on_memory(self, writer: EpochWriter, now_ns: int) -> None:
         self._log.info("destination", stream_id=self.dest_stream_id, epoch=writer.ring.epoch)
-        self._warn_of_sizes()
-        for message in self._metadata.of(self._source.epoch):
+        self._advise_on_sizes()
+        self._tell_again(now_ns)
+
+    def _tell_again(self, now_ns: int) -> None:
+        """For consumers who have none of it: from the beginning, in order."""
+        self._untold.clear()
+        self._again_ns = now_ns + self._metadata.tables.period_ns()
+        for message in self._metadata.again(self._source.epoch):
             self._tell_metadata(message)
 
-    def _tell_metadata(self, message: Message) -> None:
-        writer, producer = self._writer, self._producer
-        if writer is None or producer is None:
+    def _tell_link(self, link: TraceLinkSet) -> None:
+        """Links are events: published now or never."""
+        if link.epoch != self._source.epoch:
+            self._counters.add("metadata_dropped", reason="epoch")
+        elif self._writer is None:
+            self._counters.add("metadata_dropped", reason="no_lease")
+        else:
+            changed = msgspec.structs.replace(link, stream_id=self.dest_stream_id, epoch=self._writer.ring.epoch)
+            self._publish("metadata", changed, "metadata")
+
+    def _tell_metadata(self, message: Metadata) -> None:
+        if self._writer is None:
             self._counters.add("metadata_dropped", reason="no_lease")  # the last of each kind is published later
             return
+        if len(self._untold) == MAX_UNTOLD:
+            self._untold.popleft()
+            self._counters.add("metadata_dropped", reason="back_pressured")
+        self._untold.append(message)
+
+    def _flush_metadata(self, now_ns: int) -> int:
+        """Publish what there is room for; everything again when a consumer has come, and for one that missed some."""
+        if self._writer is None or self._producer is None:
+            return 0
+        met, self._met = self._met, self._producer.consumers_met
+        if self._met > met or now_ns >= self._again_ns:
+            self._tell_again(now_ns)
+        work = 0
+        while self._untold and self._publish_metadata(self._untold[0]):
+            self._untold.popleft()
+            work += 1
+        if now_ns >= self._table_ns and not self._untold and self._metadata.is_of(self._source.epoch):
+            published = self._metadata.tables.flush(self._publish_metadata, 1)
+            self._table_ns = now_ns + TABLE_PACE_NS if published else now_ns
+            work += published
+        return work
+
+    def _publish_metadata(self, message: Metadata) -> bool:
+        """Whether it is done with: published, or without a subscriber."""
+        assert self._writer is not None
+        assert self._producer is not None
         changes: dict[str, object] = {"stream_id": self.metadata_stream_id}
         if isinstance(message, DataSourceAnnounce):
-            changes |= {"epoch": writer.ring.epoch, "producer_id": producer.producer_id}
-        self._publish("metadata", msgspec.structs.replace(message, **changes), "metadata")
+            changes |= {"epoch": self._writer.ring.epoch, "producer_id": self._producer.producer_id}
+        return self._publish("metadata", msgspec.structs.replace(message, **changes), "metadata", is_last_try=False)
 
-    def _publish(self, where: str, message: Message, what: str) -> None:
+    def _publish(self, where: str, message: Message, what: str, *, is_last_try: bool = True) -> bool:
+        """Whether it is done with: published, or dropped and counted."""
         publication = self._local.get(where)
         if publication is None:
-            return
+            return True
         result = publication.offer(message.encode())
+        is_alone = result is aeron.OfferResult.NOT_CONNECTED
         if result:
             self._counters.add(f"{what}_forwarded")
-        else:
-            is_alone = result is aeron.OfferResult.NOT_CONNECTED
+        elif is_alone or is_last_try:
             self._counters.add(f"{what}_dropped", reason="not_connected" if is_alone else "back_pressured")
+        return bool(result) or is_alone or is_last_try
+
+    def _advise_on_sizes(self) -> None:
+        if self._writer is not None:
+            self._advice.on_sizes(self._writer.ring.spec, self._source.largest_stride_bytes)
 
     def _counts(self) -> dict[Key, int]:
         return self.assembler.counts
-
-    # --- inside: warnings to the operator, each logged once
-
-    def _warn(self, event: str, **fields: object) -> None:
-        if event not in self._is_warned_of:
-            self._is_warned_of.add(event)
-            self._log.warning(event, **fields)
-
-    def _warn_of_sizes(self) -> None:
-        """G15, G20: whether the destination holds what the source may send, and whether it can arrive in time."""
-        if self._writer is None:
-            return
-        self._warn_of_profile(self._writer)
-        if not self._source.pools:
-            return
-        local = max(pool.stride_bytes for pool in self._writer.ring.spec.pools)
-        source = self._source.largest_stride_bytes
-        if local < source:
-            advice = "larger frames are dropped; give the destination stream a profile with a larger pool"
-            self._warn(
-                "destination_is_smaller",
-                profile=self.mapping.profile,
-                local_stride_bytes=local,
-                source_stride_bytes=source,
-                advice=advice,
-            )
-        needed_ms = min(local, source) * 1000 // SLOW_LINK_BYTES_PER_S
-        if needed_ms > self._section.assembly_timeout_ms:
-            self._warn(
-                "assembly_timeout_is_short",
-                assembly_timeout_ms=self._section.assembly_timeout_ms,
-                needed_ms_at_1_gbit=needed_ms,
-                advice="raise bridge.assembly_timeout_ms if the link is that slow",
-            )
-
-    def _warn_of_profile(self, writer: EpochWriter) -> None:
-        """G15: an attach names no profile; the driver chose one, which need not be the mapping's."""
-        profile = self._client.config.profiles.get(self.mapping.profile)
-        if profile is not None and writer.ring.spec != profile.ring:
-            self._warn(
-                "destination_has_another_profile",
-                profile=self.mapping.profile,
-                expected=describe(profile.ring),
-                found=describe(writer.ring.spec),
-                advice="give the destination stream this profile in the driver's [streams.<name>]",
-            )
-
-    def _warn_of_chunk_size(self) -> None:
-        """G22: the two ends have to agree on sizes; else nothing gets through."""
-        if "chunks_too_large" in self._is_warned_of or ("chunks_dropped", "chunk_size") not in self.assembler.counts:
-            return
-        self._warn(
-            "chunks_too_large",
-            accepted_bytes=self._section.effective_chunk_bytes,
-            advice="give both ends the same bridge.mtu_bytes, bridge.chunk_bytes and bridge.max_chunk_bytes",
-        )
 
 
 def with_buffers(uri: ChannelUri) -> ChannelUri:

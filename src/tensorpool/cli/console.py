@@ -3,15 +3,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import click
 import msgspec
 
 from tensorpool import logs
 from tensorpool.cli import options
+from tensorpool.cli.service_process import Monitoring, ServiceProcess, monitoring_options
 from tensorpool.cli.signals import StopSignals
+
+if TYPE_CHECKING:
+    from prometheus_client.core import Metric
+
+    from tensorpool.console.server import Console
 
 POLL_S: Final = 0.2
 
@@ -43,6 +50,7 @@ POLL_S: Final = 0.2
 )
 @options.json_option("Print a line of JSON when it is ready.")
 @click.option("--log-level", type=click.Choice(logs.LEVELS), default="warning", show_default=True)
+@monitoring_options
 @options.connection_options
 def command(
     listen: str,
@@ -52,6 +60,7 @@ def command(
     lakes: tuple[str, ...],
     as_json: bool,
     log_level: str,
+    monitoring: Monitoring,
     connection: options.Connection,
 ) -> None:
     """Serve a page that shows streams with live pictures, recordings, services and this host.
@@ -72,7 +81,7 @@ def command(
     )
     logs.configure(log_level)
     stop = StopSignals()
-    with Console(config, connection.aeron_dir, chosen) as console:
+    with Console(config, connection.aeron_dir, chosen) as console, _process(console, monitoring) as process:
         fault = missing_page()
         if as_json:
             click.echo(msgspec.json.encode({"event": "ready", "url": console.url(), "address": console.address}))
@@ -80,8 +89,25 @@ def command(
             click.echo(f"console: {console.url()}")
         if fault is not None:
             click.echo(f"warning: {fault}", err=True)
+        process.ready(f"at {console.address}")
         while console.is_running and not stop.wait(POLL_S):
-            pass
+            process.beat()
+
+
+def _process(console: Console, monitoring: Monitoring) -> ServiceProcess:
+    def collect() -> Iterator[Metric]:
+        from tensorpool.telemetry.metrics import gauge
+
+        yield gauge("tensorpool_console_previews", "Streams that pages watch.", console.watched_streams)
+
+    return ServiceProcess(
+        "console",
+        console.address,
+        monitoring,
+        silent_ns=lambda: console.silent_ns,
+        trouble=lambda: console.trouble,
+        collect=collect,
+    )
 
 
 def record_options(connection: options.Connection) -> tuple[str, ...]:

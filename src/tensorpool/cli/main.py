@@ -54,6 +54,7 @@ COMMANDS: Final = {
         "tensorpool.cli.stats",
         "Show rates, gaps, latency and pixels of a lake, as tables and pictures.",
     ),
+    "trace": ("tensorpool.cli.trace", "Show from which frames a frame was made, live or from a lake."),
     "qos": ("tensorpool.cli.qos", "Show how consumers kept up while a lake was recorded: lag and drops."),
     "record": ("tensorpool.cli.record", "Record streams to a lake of Parquet files, with Spark."),
     "export": ("tensorpool.cli.export", "Write frames as files: PNG, TIFF, NPY, MP4, Zarr, HDF5, MCAP."),
@@ -63,6 +64,7 @@ COMMANDS: Final = {
     "drain": ("tensorpool.cli.service_commands:drain", "End a running service in order."),
     "reload": ("tensorpool.cli.service_commands:reload", "Have a running service read its configuration again."),
     "decode": ("tensorpool.cli.decode", "Decode SBE messages of the protocol to JSON."),
+    "service": ("tensorpool.cli.service", "Run the services with systemd: write units, show how they are."),
     "media-driver": ("tensorpool.cli.media_driver", "Run an Aeron media driver alone."),
 }
 

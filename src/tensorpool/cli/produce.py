@@ -15,8 +15,8 @@ from tensorpool.cli.publishing import SLICE_S
 from tensorpool.cli.signals import StopSignals, interruptible
 from tensorpool.cli.test_pattern import PATTERNS, Painter
 from tensorpool.client import Producer, connect
+from tensorpool.client.fitting_ring import attach_producer
 from tensorpool.shm.arrays import Order, layout_for
-from tensorpool.sources.attach import attach_producer
 
 CATCH_UP_S: Final = 1.0
 DROPPED_S: Final = 0.01  # pause after a frame that could not be published

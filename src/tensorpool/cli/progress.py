@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 MAX_AGES: Final = 100_000
 STDERR_EVERY_S: Final = 0.05
 REDRAW_EVERY_NS: Final = 200_000_000
+WINDOW_NS: Final = 500_000_000  # of a rate: of a shorter time it would say little
 
 
 class Rate(msgspec.Struct, frozen=True):
@@ -40,18 +41,20 @@ class Rate(msgspec.Struct, frozen=True):
 
 
 class Meter:
-    """Counts frames and bytes, and computes their rate: over all frames, and since the last call of `recent`."""
+    """Counts frames and bytes, and computes their rate: over all frames, and lately."""
 
-    def __init__(self) -> None:
+    def __init__(self, now_ns: Callable[[], int] = time.monotonic_ns) -> None:
+        self._now_ns = now_ns
         self.frames = 0
         self.bytes = 0
         self._first_bytes = 0
         self._first_ns = 0
         self._last_ns = 0
-        self._before = (time.monotonic_ns(), 0, 0)
+        self._before = (now_ns(), 0, 0)
+        self._recent = Rate()
 
     def add(self, nbytes: int) -> None:
-        self._last_ns = time.monotonic_ns()
+        self._last_ns = self._now_ns()
         if self.frames == 0:
             self._first_ns, self._first_bytes = self._last_ns, nbytes
         self.frames += 1
@@ -70,12 +73,14 @@ class Meter:
         return Rate((self.frames - 1) / self.seconds, (self.bytes - self._first_bytes) / MIB / self.seconds)
 
     def recent(self) -> Rate:
-        """Since the last call."""
-        now_ns = time.monotonic_ns()
+        """Of the time since it was computed last, which is half a second ago or more."""
+        now_ns = self._now_ns()
         then_ns, frames, nbytes = self._before
-        self._before = (now_ns, self.frames, self.bytes)
-        seconds = (now_ns - then_ns) / 1e9
-        return Rate((self.frames - frames) / seconds, (self.bytes - nbytes) / MIB / seconds)
+        if now_ns - then_ns >= WINDOW_NS:
+            self._before = (now_ns, self.frames, self.bytes)
+            seconds = (now_ns - then_ns) / 1e9
+            self._recent = Rate((self.frames - frames) / seconds, (self.bytes - nbytes) / MIB / seconds)
+        return self._recent
 
 
 class Ages:

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -14,9 +14,12 @@ import msgspec
 
 from tensorpool import extras
 from tensorpool.cli import format, options, progress, spark_options
+from tensorpool.cli.service_process import Monitoring, ServiceProcess, monitoring_options
 from tensorpool.cli.signals import StopSignals, interruptible
 
 if TYPE_CHECKING:
+    from prometheus_client.core import Metric
+
     from tensorpool.lake.recorder import RecorderBase, RingDepth, Totals
 
 GIB: Final = 2**30
@@ -79,6 +82,7 @@ REPORT_EVERY_S: Final = 1.0
 @click.option("--fail-on-data-loss", is_flag=True, help="End with an error at the first gap.")
 @options.json_option("Print progress and summary as lines of JSON.")
 @spark_options.spark_options
+@monitoring_options
 @options.connection_options
 def command(
     streams: tuple[str, ...],
@@ -101,6 +105,7 @@ def command(
     master: str,
     conf: tuple[str, ...],
     as_json: bool,
+    monitoring: Monitoring,
     connection: options.Connection,
 ) -> None:
     """Record the frames of STREAM..., ids or names, to a lake.
@@ -151,7 +156,7 @@ def command(
         recorder.start()
         stop = StopSignals()
         typed = dict(zip(recorder.stream_ids, streams, strict=True))
-        _Job(recorder, line, typed, as_json, is_direct=direct).run(stop, seconds, frames)
+        _Job(recorder, line, typed, as_json, is_direct=direct).run(stop, seconds, frames, monitoring)
 
 
 class _Job:
@@ -174,23 +179,66 @@ class _Job:
         self._is_direct = is_direct
         self._last = (time.monotonic(), 0, 0)
         self._report_s = time.monotonic() + REPORT_EVERY_S
+        self._turned_ns = time.monotonic_ns()
+        self._totals: Totals | None = None  # the newest
 
-    def run(self, stop: StopSignals, seconds: float | None, frames: int | None) -> None:
+    def run(self, stop: StopSignals, seconds: float | None, frames: int | None, monitoring: Monitoring) -> None:
+        with ServiceProcess(
+            "recorder",
+            self._recorder.name,
+            monitoring,
+            silent_ns=lambda: time.monotonic_ns() - self._turned_ns,
+            trouble=lambda: "the lake's disk is full" if self._recorder.is_full else None,
+            collect=self._collect,
+        ) as process:
+            self._run(stop, seconds, frames, process)
+
+    def _run(self, stop: StopSignals, seconds: float | None, frames: int | None, process: ServiceProcess) -> None:
         recorder = self._recorder
         for depth in recorder.depths():
             self._print_depth(depth)
+        process.ready(f"records {', '.join(self._typed.values())} to {recorder.lake.uri}")
         until_s = None if seconds is None else time.monotonic() + seconds
         while not stop.count and not recorder.is_drained and (until_s is None or time.monotonic() < until_s):
             stop.wait(SLICE_S)
             recorder.poll()
-            totals = recorder.totals()
+            self._totals = totals = recorder.totals()
+            self._turned_ns = time.monotonic_ns()
+            process.beat()
             if frames is not None and totals.frames >= frames:
                 break
             self._report(totals)
+        process.stopping()
         self._line.end()
         self._line.note("draining")
         totals = recorder.stop()
         self._summarise(totals)
+
+    def _collect(self) -> Iterator[Metric]:
+        """Of the newest totals, for the thread that serves metrics."""
+        from prometheus_client.core import CounterMetricFamily
+
+        from tensorpool.telemetry.metrics import counter, gauge, space_metrics
+
+        totals = self._totals
+        if totals is not None:
+            yield counter("tensorpool_recorder_frames", "Frames that were committed.", totals.frames)
+            yield counter("tensorpool_recorder_payload_bytes", "Their payload.", totals.payload_bytes)
+            yield counter("tensorpool_recorder_file_bytes", "What they take in files.", totals.file_bytes)
+            yield counter("tensorpool_recorder_commits", "Commits.", totals.batches)
+            yield counter("tensorpool_recorder_restarts", "Times that recording began anew.", totals.restarts)
+            yield gauge("tensorpool_recorder_lag_frames", "Published, but not committed yet.", totals.lag_frames)
+            lost = CounterMetricFamily(
+                "tensorpool_recorder_lost_frames", "Frames that are not recorded.", labels=["stream"]
+            )
+            counts = {stream.stream_id: stream.lost for stream in totals.streams}
+            for stream_id, name in self._typed.items():  # 0 from the start, so that the first loss is an increase
+                lost.add_metric([name], counts.get(stream_id, 0))
+            yield lost
+        yield gauge("tensorpool_recorder_disk_full", "1 while the lake's disk is full.", self._recorder.is_full)
+        uri = self._recorder.lake.uri
+        if "://" not in uri:
+            yield from space_metrics(lake=uri)
 
     def _print_depth(self, depth: RingDepth) -> None:
         if self._as_json:

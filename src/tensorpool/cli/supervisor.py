@@ -15,10 +15,12 @@ import msgspec
 
 from tensorpool import logs
 from tensorpool.cli import options
+from tensorpool.cli.service_process import Monitoring, ServiceProcess
 from tensorpool.cli.signals import StopSignals
 
 if TYPE_CHECKING:
     from tensorpool.supervisor.snapshot import Change
+    from tensorpool.supervisor.supervisor import Supervisor
 
 POLL_S: Final = 0.1
 
@@ -56,7 +58,7 @@ def command(
     stop = StopSignals()
     changes: deque[tuple[Change, int]] = deque(maxlen=config.supervisor.max_changes)
     on_change = (lambda *change: changes.append(change)) if as_json else None
-    with Supervisor(config, aeron_dir=aeron_dir, on_change=on_change) as supervisor:
+    with Supervisor(config, aeron_dir=aeron_dir, on_change=on_change) as supervisor, _process(supervisor) as process:
         where, name = supervisor.http_address, config.supervisor.instance_id
         if as_json:
             ready = {"event": "ready", "instance_id": name, "http": where, "aeron_dir": supervisor.observer.aeron_dir}
@@ -64,9 +66,18 @@ def command(
         else:
             served = f"http://{where}/view /metrics /healthz" if where else "no HTTP"
             click.echo(f"supervisor {name}: ready, {served}, observes {supervisor.observer.aeron_dir}")
+        process.ready(f"observes {supervisor.observer.aeron_dir}")
         while supervisor.is_running and not stop.wait(POLL_S):
+            process.beat()
             while changes:  # in this thread: a blocked standard output does not block the supervisor
                 _print_change(*changes.popleft())
+
+
+def _process(supervisor: Supervisor) -> ServiceProcess:
+    """For systemd; its HTTP is the supervisor's own, which serves the view too."""
+    observer, name = supervisor.observer, supervisor.config.supervisor.instance_id
+    silent_ns = lambda: observer.clock.monotonic_ns() - observer.turned_ns  # noqa: E731
+    return ServiceProcess("supervisor", name, Monitoring(), silent_ns=silent_ns)
 
 
 def _print_change(change: Change, time_ns: int) -> None:

@@ -201,7 +201,7 @@ class _View:
             if frame is None:
                 return None, None, "waiting for the first frame"
             metadata = self._consumer.metadata(frame.meta_version, epoch=frame.epoch)
-            stated = None if metadata is None else metadata.attributes.get(pixel_formats.KEY)
+            stated = pixel_formats.stated(None if metadata is None else metadata.attributes)
             try:
                 picture = look_at(pixels_of(frame), look, stated)
             except NotShown as error:

@@ -17,7 +17,7 @@ from tensorpool import lazy
 
 if TYPE_CHECKING:
     from tensorpool._core import DropReason
-    from tensorpool.client.aio import AsyncClient, AsyncConsumer
+    from tensorpool.client.aio import AsyncClient, AsyncConsumer, AsyncJoin
     from tensorpool.client.client import Client, connect
     from tensorpool.client.consumer import Consumer, Progress
     from tensorpool.client.frame import Frame
@@ -35,6 +35,7 @@ if TYPE_CHECKING:
 __all__ = [
     "AsyncClient",
     "AsyncConsumer",
+    "AsyncJoin",
     "Client",
     "ClockPair",
     "Consumer",
@@ -64,6 +65,7 @@ if not TYPE_CHECKING:
         {
             "AsyncClient": "tensorpool.client.aio",
             "AsyncConsumer": "tensorpool.client.aio",
+            "AsyncJoin": "tensorpool.client.aio",
             "Client": "tensorpool.client.client",
             "ClockPair": "tensorpool.client.wall_clock",
             "Consumer": "tensorpool.client.consumer",

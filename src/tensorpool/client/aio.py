@@ -11,7 +11,7 @@ import asyncio
 import os
 import threading
 import weakref
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from types import TracebackType
@@ -21,8 +21,9 @@ from tensorpool import _core
 from tensorpool.client.arguments import seconds
 from tensorpool.client.consumer import SLICE_NS, Consumer
 from tensorpool.client.frame import Frame
+from tensorpool.client.joining import Join, Joinable, JoinStats, join
 from tensorpool.client.stream_reader import ConsumerStats
-from tensorpool.errors import Closed
+from tensorpool.errors import Closed, LocalProtocolError
 
 if TYPE_CHECKING:
     from tensorpool.client.client import Client
@@ -44,6 +45,17 @@ class AsyncClient:
         ...     await show(frame.copy())
         """
         return AsyncConsumer(self._client, self._waiter, stream, options)
+
+    def join(self, consumers: Iterable[AsyncConsumer], **options: Any) -> AsyncJoin:
+        """Like `tensorpool.join`, of consumers that are made here; attaches them when it is entered or first awaited.
+
+        >>> eyes = [client.aio.consumer("eye/left"), client.aio.consumer("eye/right")]     # doctest: +SKIP
+        >>> async for left, right in client.aio.join(eyes, by="seq"):                      # doctest: +SKIP
+        ...     await show(left.array, right.array)
+
+        Raises LocalProtocolError where it is awaited first, for what `tensorpool.join` refuses.
+        """
+        return AsyncJoin(consumers, options)
 
 
 class AsyncConsumer:
@@ -88,8 +100,7 @@ class AsyncConsumer:
             left = self._slice_s if deadline is None else deadline - loop.time()
             if consumer.is_closed or (left is not None and left <= 0):
                 return None
-            self._waiting = self._wait(consumer, loop)
-            await asyncio.wait([self._waiting], timeout=left if self._slice_s is None else self._slice_s)
+            await asyncio.wait([self._start_waiting(loop)], timeout=left if self._slice_s is None else self._slice_s)
             await self._settled()
         return None
 
@@ -135,14 +146,16 @@ class AsyncConsumer:
         if not mapped.is_described(slot):
             await _on_thread(lambda: mapped.carried(slot))
 
-    def _wait(self, consumer: Consumer, loop: asyncio.AbstractEventLoop) -> asyncio.Future[None]:
+    def _start_waiting(self, loop: asyncio.AbstractEventLoop) -> asyncio.Future[None]:
+        """A future that is done when there is something to poll; `_settled` before the next poll."""
         waiting: asyncio.Future[None] = loop.create_future()
+        self._waiting = waiting
 
         def on_done() -> None:
             with suppress(RuntimeError):  # the loop has ended
                 loop.call_soon_threadsafe(waiting.set_result, None)
 
-        self._waiter.wait_for(consumer, on_done)
+        self._waiter.wait_for(self.consumer, on_done)
         return waiting
 
     async def _settled(self) -> None:
@@ -176,6 +189,99 @@ class AsyncConsumer:
         consumer = self._client.consumer(self._stream, **self._options)
         consumer.is_awaited = True
         return consumer
+
+
+class AsyncJoin:
+    """The frames of several consumers that belong together, inside an event loop. Closes the consumers with itself."""
+
+    def __init__(self, consumers: Iterable[AsyncConsumer], options: dict[str, Any]) -> None:
+        self._consumers: Final = list(consumers)
+        if not all(isinstance(one, AsyncConsumer) for one in self._consumers):
+            raise LocalProtocolError("join: expected consumers of client.aio")
+        self._options = options
+        self._join: Join | None = None
+        self._is_closed = False
+
+    @property
+    def stats(self) -> JoinStats:
+        """What became of the frames so far. Raises Closed before the first await."""
+        if self._join is None:
+            raise Closed("the consumers are not attached; enter the join with `async with`, or await poll() first")
+        return self._join.stats
+
+    async def poll(self, timeout: float | None = 0.0) -> tuple[Joinable, ...] | None:
+        """The next tuple, waiting up to `timeout` seconds (None: as long as it takes); None when there is none.
+
+        Views in it are intact when it is returned; as of every frame, ask `is_intact` after reading, or copy.
+        """
+        joining = await self._attached()
+        loop = asyncio.get_running_loop()
+        deadline = None if timeout is None else loop.time() + seconds("timeout", timeout)
+        await self._settled()
+        while not self._is_closed:
+            has_more = joining.receive()
+            found = joining.take()
+            if found is not None:
+                for consumer, frame in zip(self._consumers, found, strict=True):
+                    if isinstance(frame, Frame):
+                        await consumer._described(frame)
+                return found
+            if has_more:
+                await asyncio.sleep(0)  # streams that bring frames faster than we join them do not stop the loop
+                continue
+            open_ones = [one for one in self._consumers if not one.consumer.is_closed]
+            left = None if deadline is None else deadline - loop.time()
+            if not open_ones or (left is not None and left <= 0):
+                return None
+            slice_s = joining.wait_at_most(SLICE_NS / 1e9 if left is None else left)
+            waiting = [one._start_waiting(loop) for one in open_ones]
+            await asyncio.wait(waiting, timeout=slice_s, return_when=asyncio.FIRST_COMPLETED)
+            await self._settled()
+        return None
+
+    async def close(self) -> None:
+        """Give the leases back."""
+        self._is_closed = True
+        await asyncio.gather(*(one.close() for one in self._consumers))
+
+    async def __aenter__(self) -> Self:
+        await self._attached()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    async def __aiter__(self) -> AsyncIterator[tuple[Joinable, ...]]:
+        try:
+            while not self._is_closed:
+                found = await self.poll(None)
+                if found is None:
+                    return
+                yield found
+        finally:
+            if not self._is_closed:
+                await self.close()
+
+    async def _attached(self) -> Join:
+        if self._is_closed:
+            raise Closed("the join is closed")
+        if self._join is None:
+            try:
+                attached = await asyncio.gather(*(one._attached() for one in self._consumers), return_exceptions=True)
+                for result in attached:
+                    if isinstance(result, BaseException):
+                        raise result
+                self._join = join([one.consumer for one in self._consumers], **self._options)
+            except BaseException:
+                await self.close()
+                raise
+        return self._join
+
+    async def _settled(self) -> None:
+        for one in self._consumers:
+            await one._settled()
 
 
 class Waiter:

@@ -16,6 +16,7 @@ from tensorpool.channel import Endpoint, check_channel
 from tensorpool.client.consumer_session import Preferences
 from tensorpool.client.metadata import CHUNK_MAX, MAX_BLOB_BYTES, NUMPY_DTYPE, to_message
 from tensorpool.client.streams import BLOB_TERM, max_message_bytes
+from tensorpool.client.trace_ids import MAX_TRACE_ID
 from tensorpool.client.wall_clock import MAX_ATTRIBUTE_BYTES
 from tensorpool.driver.config import DriverConfig
 from tensorpool.errors import LocalProtocolError
@@ -24,7 +25,6 @@ from tensorpool.wire.control import DataSourceAnnounce, DataSourceMeta, Mode
 MAX_STREAM_ID: Final = 2**32 - 2
 MAX_TIMEOUT_S: Final = 1e9
 MAX_META_VERSION: Final = 2**32 - 2
-MAX_TRACE_ID: Final = 2**64 - 2
 MAX_TIMESTAMP_NS: Final = 2**64 - 1
 MAX_METADATA_BYTES: Final = 120_000  # one message of the metadata log
 MAX_CHANNEL_BYTES: Final = 2_048  # two of them fit a ConsumerHello
@@ -118,13 +118,13 @@ def preferences(
 
 
 def frame_numbers(
-    timestamp_ns: int | None, meta_version: int | None, trace_id: int, seq: int | None
-) -> tuple[int | None, int | None, int, int | None]:
+    timestamp_ns: int | None, meta_version: int | None, trace_id: int | None, seq: int | None
+) -> tuple[int | None, int | None, int | None, int | None]:
     """What comes with a frame, as plain ints."""
     return (
         None if timestamp_ns is None else whole_number("timestamp_ns", timestamp_ns, MAX_TIMESTAMP_NS),
         None if meta_version is None else whole_number("meta_version", meta_version, MAX_META_VERSION),
-        whole_number("trace_id", trace_id, MAX_TRACE_ID),
+        None if trace_id is None else whole_number("trace_id", trace_id, MAX_TRACE_ID),
         None if seq is None else whole_number("seq", seq, MAX_SEQ),
     )
 

@@ -15,12 +15,14 @@ from typing import Final
 
 from tensorpool import aeron
 from tensorpool.aeron.adapter import MessageAdapter
-from tensorpool.client.attachment import Attachment, AttachSpec, Effect, Phase, Send
+from tensorpool.client.attachment import Attachment, AttachSpec, Effect, Send
+from tensorpool.client.attachment_phases import Phase
 from tensorpool.client.streams import ClientStreams
 from tensorpool.control.config import ControlConfig
 from tensorpool.control.events import read_alive, read_making
 from tensorpool.wire import Message, event
-from tensorpool.wire.driver import ShmAttachResponse, ShmDetachResponse, ShmLeaseRevoked
+from tensorpool.wire.attach import AttachResponse
+from tensorpool.wire.driver import ShmDetachResponse, ShmLeaseRevoked
 from tensorpool.wire.event import EventMessage
 
 FRAGMENT_LIMIT: Final = 64
@@ -51,7 +53,7 @@ class AbandonedRequests:
                 return attachment
         return None
 
-    def on_attach_response(self, response: ShmAttachResponse, now_ns: int, wall_ns: int) -> None:
+    def on_attach_response(self, response: AttachResponse, now_ns: int, wall_ns: int) -> None:
         self._each(lambda attachment: attachment.on_attach_response(response, now_ns, wall_ns))
 
     def on_detach_response(self, response: ShmDetachResponse) -> None:

@@ -1,37 +1,41 @@
 # SPDX-License-Identifier: Apache-2.0
 """A lease from the client's side: ask, keep alive, notice its loss, ask again.
 
-The phases and what changes them are the table TRANSITIONS, which docs/protocol/sequences.md draws.
+The phases and what changes them are the table of `attachment_phases`, which docs/protocol/sequences.md draws.
 
 One request at a time, repeated under the same ids until it is answered: the driver may take long to make the memory,
 and an identical request gets the same lease. It has no end of its own; a caller may abandon it, and then a lease that
-is granted late is given back at once.
+is granted late is given back at once. Where a driver does not answer, it is asked in the other dialect (K9).
 
 Holds no clock and does no IO: methods take `now_ns` and return effects. The lease's own deadline slides with every
 keepalive that was sent, never with one that was not (E4, E7); what comes too late fails closed.
-Driver Model §4.2, §4.4, §4.7-§4.9, §4.12, §4.13, §10; decisions E1-E4, E7, E8, E18, E42-E44.
+Driver Model §4.2, §4.4, §4.7-§4.9, §4.12, §4.13, §10; decisions E1-E4, E7, E8, E18, E42-E44, K9.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from enum import Enum, StrEnum, auto
-from types import MappingProxyType
-from typing import ClassVar, Final
+from collections.abc import Callable
+from enum import StrEnum
+from typing import Any, ClassVar, Final
 
 import msgspec
 
+from tensorpool.client.attach_dialects import AttachDialects
+from tensorpool.client.attachment_phases import TRANSITIONS, Event, Phase
+from tensorpool.client.trace_ids import derived_node_id
 from tensorpool.shm.announced import flaw_in
 from tensorpool.wire import Message
+from tensorpool.wire.attach import AttachRequest, AttachResponse, Dialect
 from tensorpool.wire.control import ShmPoolAnnounce
 from tensorpool.wire.driver import (
+    ExtendedAttachRequest,
+    ExtendedAttachResponse,
     HugepagesPolicy,
     LeaseRevokeReason,
     PublishMode,
     ResponseCode,
     Role,
     ShmAttachRequest,
-    ShmAttachResponse,
     ShmDetachRequest,
     ShmDetachResponse,
     ShmLeaseKeepalive,
@@ -44,76 +48,8 @@ LONGEST_RETRY_NS: Final = 5_000 * MS
 LONGEST_REPEAT_NS: Final = 1_000 * MS  # between identical requests: a driver that starts later hears one soon (E2)
 REPORT_FRESH_NS: Final = 10_000 * MS  # a driver that makes memory says so every second, on a busy machine later
 DETACH_NS: Final = 1_000 * MS
+MOST_EARLIER: Final = 4  # requests in the other dialect that may be answered yet
 LOST_RETRY_NS: Final = 10 * MS  # after a loss the first attempt comes soon
-
-
-class Phase(Enum):
-    """Where an attachment stands."""
-
-    UNATTACHED = auto()
-    ATTACHING = auto()
-    ABANDONED = auto()
-    ATTACHED = auto()
-    DETACHING = auto()
-    BACKOFF = auto()
-    CLOSED = auto()
-
-
-class Event(Enum):
-    """What changes the phase of an attachment."""
-
-    START = "start"
-    GRANT = "OK that can be used"
-    REFUSAL = "refusal, or OK that cannot be used"
-    LOSS = "revoked, expired, driver silent, memory unusable"
-    DETACH = "closed by its owner"
-    ABANDON = "closed by its owner, request unanswered"
-    RELEASE = "lease given back"
-    SHUTDOWN = "the driver shuts down"
-    DISCONNECTION = "the media driver is gone"
-
-
-# Every change of phase is a row; an event without a row for the phase changes nothing.
-TRANSITIONS: Final[Mapping[tuple[Phase, Event], Phase]] = MappingProxyType(
-    {
-        (Phase.UNATTACHED, Event.START): Phase.ATTACHING,
-        (Phase.UNATTACHED, Event.DETACH): Phase.CLOSED,
-        (Phase.UNATTACHED, Event.ABANDON): Phase.ABANDONED,
-        (Phase.UNATTACHED, Event.SHUTDOWN): Phase.UNATTACHED,
-        (Phase.UNATTACHED, Event.DISCONNECTION): Phase.UNATTACHED,
-        (Phase.ATTACHING, Event.GRANT): Phase.ATTACHED,
-        (Phase.ATTACHING, Event.REFUSAL): Phase.BACKOFF,
-        (Phase.ATTACHING, Event.ABANDON): Phase.ABANDONED,
-        (Phase.ATTACHING, Event.SHUTDOWN): Phase.UNATTACHED,
-        (Phase.ATTACHING, Event.DISCONNECTION): Phase.UNATTACHED,
-        (Phase.BACKOFF, Event.START): Phase.ATTACHING,
-        (Phase.BACKOFF, Event.DETACH): Phase.CLOSED,
-        (Phase.BACKOFF, Event.ABANDON): Phase.ABANDONED,
-        (Phase.BACKOFF, Event.SHUTDOWN): Phase.UNATTACHED,
-        (Phase.BACKOFF, Event.DISCONNECTION): Phase.UNATTACHED,
-        (Phase.ATTACHED, Event.LOSS): Phase.BACKOFF,
-        (Phase.ATTACHED, Event.DETACH): Phase.DETACHING,
-        (Phase.ATTACHED, Event.SHUTDOWN): Phase.UNATTACHED,
-        (Phase.ATTACHED, Event.DISCONNECTION): Phase.UNATTACHED,
-        (Phase.ABANDONED, Event.GRANT): Phase.DETACHING,
-        (Phase.ABANDONED, Event.REFUSAL): Phase.CLOSED,
-        (Phase.ABANDONED, Event.SHUTDOWN): Phase.CLOSED,
-        (Phase.DETACHING, Event.RELEASE): Phase.CLOSED,
-        (Phase.DETACHING, Event.SHUTDOWN): Phase.CLOSED,
-        (Phase.DETACHING, Event.DISCONNECTION): Phase.CLOSED,
-    }
-)
-
-# Of an attachment without a driver.
-LEASELESS_TRANSITIONS: Final[Mapping[tuple[Phase, Event], Phase]] = MappingProxyType(
-    {
-        (Phase.UNATTACHED, Event.START): Phase.ATTACHED,
-        (Phase.UNATTACHED, Event.DETACH): Phase.CLOSED,
-        (Phase.UNATTACHED, Event.DISCONNECTION): Phase.UNATTACHED,
-        (Phase.ATTACHED, Event.DETACH): Phase.CLOSED,
-        (Phase.ATTACHED, Event.DISCONNECTION): Phase.UNATTACHED,
-    }
-)
 
 
 class LossReason(StrEnum):
@@ -136,6 +72,14 @@ class AttachSpec(msgspec.Struct, frozen=True):
     expected_layout_version: int = 0
 
 
+class SentRequest(msgspec.Struct, frozen=True):
+    """How a request was sent, and under which ids."""
+
+    dialect: Dialect
+    client_id: int
+    correlation_id: int
+
+
 class CreationReport(msgspec.Struct, frozen=True):
     """What the driver reported of a request: how much memory it makes for it, since when, and when it said so."""
 
@@ -153,7 +97,7 @@ class Send(msgspec.Struct, frozen=True):
 class Attached(msgspec.Struct, frozen=True):
     """A lease, with all that an OK must carry."""
 
-    response: ShmAttachResponse
+    response: AttachResponse
 
 
 class Refused(msgspec.Struct, frozen=True):
@@ -202,11 +146,17 @@ class Attachment:
         keepalive_interval_ns: int,
         silence_ns: int,
         lease_ns: int = 0,
+        dialects: AttachDialects | None = None,
     ) -> None:
         self.spec = spec
         self.phase = Phase.UNATTACHED
-        self.response: ShmAttachResponse | None = None
+        self.response: AttachResponse | None = None
         self.client_id = 0
+        self.granted_node_id: int | None = None  # the last one that the driver gave
+        self._node_id_wish: int | None = None
+        self._dialects = dialects or AttachDialects()
+        self.dialect = self._dialects.first
+        self._earlier: dict[int, SentRequest] = {}  # in the other dialect, by correlation id: may be answered yet
         self.creation: CreationReport | None = None  # while it waits for an answer
         self._asked: AttachSpec | None = None  # what the driver has not answered yet
         self._asked_ns = 0
@@ -237,6 +187,16 @@ class Attachment:
         return response.stream_id if response is not None and response.stream_id is not None else self.spec.stream_id
 
     @property
+    def node_id(self) -> int:
+        """Who makes the trace ids: what the driver gave, or else some bits of the client id (K9)."""
+        return derived_node_id(self.client_id) if self.granted_node_id is None else self.granted_node_id
+
+    @property
+    def is_node_id_derived(self) -> bool:
+        """Whether another client may have the same node id: trace ids are marked so."""
+        return self.granted_node_id is None
+
+    @property
     def is_attached(self) -> bool:
         return self.phase is Phase.ATTACHED
 
@@ -257,9 +217,7 @@ class Attachment:
         if not self._may(Event.START):
             return []
         if self._asked != self.spec:
-            self.client_id = self._new_client_id()
-            self._correlation_id = self._new_correlation_id()
-            self._asked, self._asked_ns = self.spec, now_ns
+            self._renew_request(self._dialects.first, now_ns)
         self._go(Event.START)
         self._retry_ns = FIRST_RETRY_NS
         return self._ask(now_ns)
@@ -267,6 +225,7 @@ class Attachment:
     def resume(self, abandoned: Attachment) -> None:
         """Go on with a request that its caller gave up, before anything else was asked (§4.8)."""
         self.client_id, self._correlation_id = abandoned.client_id, abandoned._correlation_id
+        self.dialect, self._earlier = abandoned.dialect, abandoned._earlier
         self._asked, self._asked_ns, self.creation = self.spec, abandoned._asked_ns, abandoned.creation
 
     def detach(self, now_ns: int) -> list[Effect]:
@@ -277,26 +236,28 @@ class Attachment:
         self._go(event)
         return self._give_back(now_ns) if self.phase is Phase.DETACHING else [Detached()]
 
-    def request(self) -> ShmAttachRequest:
+    def request(self) -> AttachRequest:
         """What was asked for."""
         spec = self.spec
-        return ShmAttachRequest(
-            correlation_id=self._correlation_id,
-            stream_id=spec.stream_id,
-            client_id=self.client_id,
-            role=spec.role,
-            expected_layout_version=spec.expected_layout_version,
-            max_dims=0,
-            publish_mode=PublishMode.EXISTING_OR_CREATE if spec.create else PublishMode.REQUIRE_EXISTING,
-            require_hugepages=spec.hugepages,
-        )
+        fields: dict[str, Any] = {
+            "correlation_id": self._correlation_id,
+            "stream_id": spec.stream_id,
+            "client_id": self.client_id,
+            "role": spec.role,
+            "expected_layout_version": spec.expected_layout_version,
+            "publish_mode": PublishMode.EXISTING_OR_CREATE if spec.create else PublishMode.REQUIRE_EXISTING,
+            "require_hugepages": spec.hugepages,
+        }
+        if self.dialect is Dialect.JANUARY_2026:
+            return ExtendedAttachRequest(**fields, desired_node_id=self._node_id_wish)
+        return ShmAttachRequest(**fields, max_dims=0)
 
-    def ask_again(self) -> ShmAttachRequest:
+    def ask_again(self) -> AttachRequest:
         """The request, to be sent while the lease is held: the driver answers what is current (E2, E40, K1)."""
         self._is_asking_again = True
         return self.request()
 
-    def is_answered_again(self, response: ShmAttachResponse) -> bool:
+    def is_answered_again(self, response: AttachResponse) -> bool:
         """Whether a usable answer about the lease that we hold came once more, perhaps with a later epoch (E2)."""
         if not self.is_attached or response.correlation_id != self._correlation_id:
             return False
@@ -323,8 +284,10 @@ class Attachment:
         creation = self.creation
         return creation is not None and now_ns - creation.heard_ns <= REPORT_FRESH_NS
 
-    def on_attach_response(self, response: ShmAttachResponse, now_ns: int, wall_ns: int) -> list[Effect]:
+    def on_attach_response(self, response: AttachResponse, now_ns: int, wall_ns: int) -> list[Effect]:
         """E3: only the answer to the pending request counts. The expiry is by either clock (C8): the nearer one."""
+        if response.correlation_id in self._earlier and not self._take_up(response.correlation_id):
+            return self._refuse_second(self._earlier.pop(response.correlation_id), response)
         if self.phase is Phase.ATTACHED and response.correlation_id == self._correlation_id:
             return self._on_other_lease(response, now_ns)
         if self.phase not in (Phase.ATTACHING, Phase.ABANDONED) or response.correlation_id != self._correlation_id:
@@ -332,6 +295,8 @@ class Attachment:
         if self.spec.stream_id and response.stream_id not in (None, self.spec.stream_id):
             return []  # E3: another client chose the same number
         self._asked = self.creation = None
+        if response.code not in (ResponseCode.INVALID_PARAMS, ResponseCode.UNSUPPORTED):
+            self._dialects.on_answer(self.dialect)
         if self.phase is Phase.ABANDONED:
             if response.code is not ResponseCode.OK or response.lease_id is None:
                 return self._close(Event.REFUSAL)
@@ -339,6 +304,7 @@ class Attachment:
             self._go(Event.GRANT)
             return self._give_back(now_ns)
         if response.code is not ResponseCode.OK:
+            self._node_id_wish = None  # another client may have it: that is one of the reasons for a refusal
             self._back_off(Event.REFUSAL, now_ns)
             return [Refused(response.code, response.error_message)]
         flaw = flaw_in(response, self.spec.stream_id)
@@ -348,10 +314,9 @@ class Attachment:
                 self.response = response
                 effects.append(Send(self._detach_request()))
                 self.response = None
-            self._back_off(Event.REFUSAL, now_ns)
-            words = f"the attach response is unusable: {flaw}; bring driver and client to one version"
-            return [*effects, Lost(LossReason.PROTOCOL_ERROR, words)]
+            return [*effects, *self._on_unusable(flaw, now_ns)]
         self.response = response
+        self.granted_node_id = self._node_id_wish = _node_id_of(response)
         self._go(Event.GRANT)
         expiry_ns = response.lease_expiry_timestamp_ns
         self._duration_ns = None if expiry_ns is None else min(expiry_ns - now_ns, expiry_ns - wall_ns, key=abs)
@@ -362,6 +327,13 @@ class Attachment:
         self._is_asking_again = False
         self._next_ns = now_ns  # the first keepalive goes at once: the grant itself took time
         return [Attached(response)]
+
+    def on_unreadable_response(self, correlation_id: int, error: str, now_ns: int) -> list[Effect]:
+        """The answer to our request has a layout that we do not know, or is malformed (K9)."""
+        if self.phase is not Phase.ATTACHING or correlation_id not in (self._correlation_id, *self._earlier):
+            return []
+        self._asked = self.creation = None
+        return self._on_unusable(error, now_ns)
 
     def on_detach_response(self, response: ShmDetachResponse) -> list[Effect]:
         """Whatever the code is: an unknown lease is as gone as one that was given back (E11)."""
@@ -443,6 +415,8 @@ class Attachment:
         if self.phase is Phase.BACKOFF:
             return self.start(now_ns)
         if self.phase is Phase.ATTACHING:
+            if not self.is_creating(now_ns) and self._dialects.is_to_change(self._asked_ns, now_ns):
+                self._change_dialect(now_ns)
             return self._ask(now_ns)
         if now_ns >= self._deadline_ns:
             return self._close(Event.RELEASE)
@@ -486,7 +460,51 @@ class Attachment:
 
     # --- inside
 
-    def _on_other_lease(self, response: ShmAttachResponse, now_ns: int) -> list[Effect]:
+    def _renew_request(self, dialect: Dialect, now_ns: int) -> None:
+        self.dialect = dialect
+        self.client_id = self._new_client_id()
+        self._correlation_id = self._new_correlation_id()
+        self._asked, self._asked_ns = self.spec, now_ns
+
+    def _change_dialect(self, now_ns: int) -> None:
+        """K9: ask anew in the other dialect; the answer to what was asked before counts if it comes first."""
+        self._remember_request()
+        self._renew_request(self.dialect.other, now_ns)
+        self._retry_ns = FIRST_RETRY_NS
+
+    def _remember_request(self) -> None:
+        self._earlier[self._correlation_id] = SentRequest(self.dialect, self.client_id, self._correlation_id)
+        while len(self._earlier) > MOST_EARLIER:
+            del self._earlier[next(iter(self._earlier))]
+
+    def _take_up(self, correlation_id: int) -> bool:
+        """Go on with an earlier request that is answered now, while nothing else is; whether that was possible."""
+        if self.phase not in (Phase.ATTACHING, Phase.ABANDONED):
+            return False
+        earlier = self._earlier.pop(correlation_id)
+        self._remember_request()
+        self.dialect, self.client_id, self._correlation_id = earlier.dialect, earlier.client_id, correlation_id
+        return True
+
+    def _refuse_second(self, earlier: SentRequest, response: AttachResponse) -> list[Effect]:
+        """E18: give back what was granted to an earlier request after another one was answered."""
+        if response.code is not ResponseCode.OK or response.lease_id is None:
+            return []
+        give_back = ShmDetachRequest(
+            correlation_id=self._new_correlation_id(),
+            lease_id=response.lease_id,
+            stream_id=self.spec.stream_id if response.stream_id is None else response.stream_id,
+            client_id=earlier.client_id,
+            role=self.spec.role,
+        )
+        return [Send(give_back)]
+
+    def _on_unusable(self, flaw: str, now_ns: int) -> list[Effect]:
+        self._back_off(Event.REFUSAL, now_ns)
+        words = f"the attach response is unusable: {flaw}; bring driver and client to one version"
+        return [Lost(LossReason.PROTOCOL_ERROR, words)]
+
+    def _on_other_lease(self, response: AttachResponse, now_ns: int) -> list[Effect]:
         """E40: a driver that answers our question with a lease of another id does not know the one that we hold."""
         was_asking, self._is_asking_again = self._is_asking_again, False
         other = response.lease_id
@@ -505,6 +523,8 @@ class Attachment:
 
     def _lose(self, reason: LossReason, words: str, now_ns: int, event: Event = Event.LOSS) -> list[Effect]:
         self.response = None
+        if reason is not LossReason.DRIVER_GONE:
+            self._node_id_wish = None  # it rests at the driver
         if now_ns - self._attached_ns < self._keepalive_interval_ns:
             self._back_off(event, now_ns)  # a lease that does not last is not asked for in a tight loop
         else:
@@ -557,37 +577,6 @@ class Attachment:
         )
 
 
-class LeaselessAttachment(Attachment):
-    """Stands for the lease where no driver grants any: attached once the client is connected, with an id of its own.
-
-    For consumers of producers that own their regions and announce them (Wire §10.1, §10.1.2, §15.12).
-    """
-
-    transitions: ClassVar = LEASELESS_TRANSITIONS
-
-    def start(self, now_ns: int) -> list[Effect]:
-        if self._may(Event.START):
-            self._go(Event.START)
-            self.take_new_id()
-        return []
-
-    def take_new_id(self) -> None:
-        self.client_id = self._new_client_id()
-
-    def detach(self, now_ns: int) -> list[Effect]:
-        return self._close(Event.DETACH) if self._may(Event.DETACH) else []
-
-    def on_announce(self, announce: ShmPoolAnnounce, now_ns: int) -> list[Effect]:
-        return []
-
-    def on_mapping_failed(self, now_ns: int) -> list[Effect]:
-        return []
-
-    def on_driver_shutdown(self, words: str, now_ns: int) -> list[Effect]:
-        return []
-
-    def on_tick(self, now_ns: int) -> list[Effect]:
-        return []
-
-    def keepalive(self, now_ns: int, stamp_ns: int) -> ShmLeaseKeepalive | None:
-        return None
+def _node_id_of(response: AttachResponse) -> int | None:
+    """0 is none: so one of the other implementations writes it."""
+    return (response.node_id or None) if isinstance(response, ExtendedAttachResponse) else None

@@ -24,6 +24,7 @@ from tensorpool.client.conductor import ClientConductor, WakeableIdle
 from tensorpool.client.consumer_session import ConsumerSession, Preferences, StandaloneSession
 from tensorpool.client.discovery import PATIENCE_NS, config_for
 from tensorpool.client.discovery_query import DiscoveredStream, DiscoveryQuery, Filters
+from tensorpool.client.merge_maps import MergeMapQuery
 from tensorpool.client.names import preferred_id
 from tensorpool.client.producer_session import ProducerOptions, ProducerSession
 from tensorpool.client.provisioning import provision, ring_request
@@ -35,6 +36,7 @@ from tensorpool.control.provisioning import RingRequest
 from tensorpool.driver.config import DriverConfig
 from tensorpool.errors import Closed, ConfigError, LocalProtocolError, TensorPoolError
 from tensorpool.logs import get_logger
+from tensorpool.shm.copies import choose_copies
 from tensorpool.wire.driver import Role
 
 if TYPE_CHECKING:
@@ -49,6 +51,8 @@ if TYPE_CHECKING:
 CLOSE_WITHIN_S: Final = 2.0
 PATIENCE_S: Final = PATIENCE_NS / 1e9
 LOOK_AGAIN_S: Final = 0.05
+
+type Awaited = Session | DiscoveryQuery | MergeMapQuery
 
 
 class Client(ClosesOnExit):
@@ -71,6 +75,7 @@ class Client(ClosesOnExit):
     ) -> None:
         if conductor not in ("thread", "invoked"):
             raise LocalProtocolError(f"conductor = {conductor!r}: expected 'thread' or 'invoked'")
+        choose_copies()
         self.config = config
         self.aeron_dir = aeron_dir
         label = name or f"tensorpool {os.getpid()}"
@@ -124,6 +129,7 @@ class Client(ClosesOnExit):
         with_publish_time: bool = False,
         is_relay: bool = False,
         has_own_clock: bool = True,
+        trace_ids: bool | None = None,
         driver_instance_id: str | None = None,
     ) -> Producer:
         """Become the producer of a stream, by id or by name.
@@ -144,6 +150,9 @@ class Client(ClosesOnExit):
         as long as the driver reports that it makes the stream's memory. `on_state` is called from `publish`. Frames of
         `release_gil_from_bytes` and more are copied without the GIL (8 MiB by default). Another driver's stream is
         produced with its `driver_instance_id`.
+
+        With `trace_ids` every frame gets a trace id, by which results that are published with `parents` refer to it
+        (`client.trace_ids`, off). Without it only frames with parents do.
 
         For those who publish frames of others: a relay (`is_relay`) announces no data source of its own and gives
         consumers no streams of their own. Where the timestamps that you give are not of this host's monotonic clock,
@@ -174,6 +183,7 @@ class Client(ClosesOnExit):
             with_publish_time=with_publish_time,
             is_relay=is_relay,
             has_own_clock=has_own_clock,
+            trace_ids=self.config.client.trace_ids if trace_ids is None else trace_ids,
         )
         home = self
         if driver_instance_id is not None:
@@ -532,15 +542,13 @@ class Client(ClosesOnExit):
         """Whether the conductor takes turns; not so in a forked child."""
         return self._invoker is not None or (self._runner is not None and self._runner.is_running)
 
-    def _wait_for(self, session: Session | DiscoveryQuery, is_met: Callable[[], bool], timeout: float | None) -> bool:
+    def _wait_for(self, session: Awaited, is_met: Callable[[], bool], timeout: float | None) -> bool:
         """Wait until it is so; without a thread for the conductor this call turns it."""
         deadline = None if timeout is None else time.monotonic() + timeout
         with self._conductor.awaited():
             return self._wait_until(session, is_met, deadline)
 
-    def _wait_until(
-        self, session: Session | DiscoveryQuery, is_met: Callable[[], bool], deadline: float | None
-    ) -> bool:
+    def _wait_until(self, session: Awaited, is_met: Callable[[], bool], deadline: float | None) -> bool:
         while not is_met():
             if session.is_closed:
                 return is_met()

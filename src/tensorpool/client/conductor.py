@@ -2,13 +2,14 @@
 """The client's duty cycle: listens to the driver for all leases of this client, and gives each session its turn.
 
 The only thread that publishes on the control, QoS and metadata streams. Frames are never published or polled here.
-Driver Model §4.4a, §4.5; Wire §10.1.1; decisions C7, E3, E31, E34, E42.
+Driver Model §4.4a, §4.5; Wire §10.1.1; decisions C7, E3, E31, E34, E42, K9.
 """
 
 from __future__ import annotations
 
 import queue
 import secrets
+import struct
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator
@@ -16,13 +17,16 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Final
 
 from tensorpool import aeron
-from tensorpool.aeron.adapter import MessageAdapter
+from tensorpool.aeron.adapter import MessageAdapter, has_kind
 from tensorpool.channel import Endpoint
+from tensorpool.client.attach_dialects import AttachDialects
 from tensorpool.client.attach_requests import AbandonedRequests, CreationReports
-from tensorpool.client.attachment import Attachment, AttachSpec, Phase
+from tensorpool.client.attachment import Attachment, AttachSpec
+from tensorpool.client.attachment_phases import Phase
 from tensorpool.client.declaration import ProcessDeclaration
 from tensorpool.client.discovery import Discovery, NameFinder
 from tensorpool.client.mapped_epoch import EpochMapper
+from tensorpool.client.merge_maps import MergeMapAnnounce, MergeMapQuery, MergeMapRequest
 from tensorpool.client.names import Names
 from tensorpool.client.session import Session
 from tensorpool.client.streams import ClientStreams, Handler
@@ -30,9 +34,11 @@ from tensorpool.clock import Clock
 from tensorpool.driver.config import DriverConfig
 from tensorpool.errors import Closed, DecodeError, TransportError
 from tensorpool.logs import get_logger
-from tensorpool.shm.announced import has_epoch, is_fresh
+from tensorpool.shm.announced import FRESH_PERIODS, has_epoch, is_fresh
+from tensorpool.shm.namespace import has_lock_file
 from tensorpool.shm.space import mount_space
 from tensorpool.wire import Message
+from tensorpool.wire.attach import AttachResponse
 from tensorpool.wire.control import (
     ConsumerConfig,
     ConsumerHello,
@@ -51,6 +57,12 @@ from tensorpool.wire.driver import (
     ShmDriverShutdown,
     ShmLeaseRevoked,
 )
+from tensorpool.wire.merge import (
+    SequenceMergeMapAnnounce,
+    SequenceMergeMapRequest,
+    TimestampMergeMapAnnounce,
+    TimestampMergeMapRequest,
+)
 
 if TYPE_CHECKING:
     from tensorpool.client.consumer_session import ConsumerSession
@@ -58,6 +70,7 @@ if TYPE_CHECKING:
 
 FRAGMENT_LIMIT: Final = 256
 LOG_FAILURES_EVERY_NS: Final = 1_000_000_000
+CORRELATION_ID: Final = struct.Struct("<8xq")  # the first field of an attach response of any layout
 
 
 class Wakeup:
@@ -116,6 +129,7 @@ class ClientConductor:
         self._sessions: list[Session] = []
         self._producers: list[ProducerSession] = []
         self._consumers: list[ConsumerSession] = []
+        self.merge_queries: list[MergeMapQuery] = []
         self._wants_names = False
         self._next_correlation_id = secrets.randbits(62)
         self._lock = threading.Lock()
@@ -125,12 +139,18 @@ class ClientConductor:
         self._abandoned = AbandonedRequests(self._say)
         self._reports = CreationReports(config.control, self._on_driver_alive)
         self._declaration = ProcessDeclaration(config, clock, self.new_correlation_id)
+        self.dialects = AttachDialects(config.driver.dialect, config.announce_period_ns, has_lock_file)
 
     # --- for any thread
 
     def has_driver(self, within_ns: int) -> bool:
-        """Whether a driver announced, answered or reported anything on the control stream within that time."""
-        return self._driver_heard_ns > 0 and self.clock.monotonic_ns() - self._driver_heard_ns <= within_ns
+        """Whether a driver announced, answered or reported anything within that time, or within three announce periods.
+
+        Not one that has ended since.
+        """
+        within_ns = max(within_ns, FRESH_PERIODS * self.config.announce_period_ns)
+        has_ended = self._driver_heard_ns == self._driver_ended_ns
+        return not has_ended and self.clock.monotonic_ns() - self._driver_heard_ns <= within_ns
 
     def order(self, act: Callable[[int], object]) -> None:
         """Have `act(now_ns)` done in the next turn."""
@@ -349,6 +369,10 @@ class ClientConductor:
 
     def _on_malformed(self, data: bytes, error: DecodeError) -> None:
         self.malformed += 1
+        if has_kind(data, ShmAttachResponse) and len(data) >= CORRELATION_ID.size:
+            (correlation_id,) = CORRELATION_ID.unpack_from(data)
+            for session in tuple(self._sessions):
+                session.on_unreadable_response(correlation_id, str(error), self._now_ns)
 
     def _control_adapter(self) -> MessageAdapter:
         adapter = MessageAdapter(self._on_malformed)
@@ -359,6 +383,10 @@ class ClientConductor:
         adapter.add(ShmPoolAnnounce, self.on_shm_pool_announce)
         adapter.add(ConsumerHello, self.on_consumer_hello)
         adapter.add(ConsumerConfig, self.on_consumer_config)
+        adapter.add(SequenceMergeMapRequest, self.on_merge_map_request)
+        adapter.add(TimestampMergeMapRequest, self.on_merge_map_request)
+        adapter.add(SequenceMergeMapAnnounce, self.on_merge_map_announce)
+        adapter.add(TimestampMergeMapAnnounce, self.on_merge_map_announce)
         return adapter
 
     def _qos_adapter(self) -> MessageAdapter:
@@ -375,7 +403,7 @@ class ClientConductor:
         adapter.add(MetaBlobComplete, self.on_metadata)
         return adapter
 
-    def on_shm_attach_response(self, response: ShmAttachResponse, info: aeron.MessageInfo) -> None:
+    def on_shm_attach_response(self, response: AttachResponse, info: aeron.MessageInfo) -> None:
         now_ns, wall_ns = self._now_ns, self.clock.realtime_ns()
         self._driver_heard_ns = now_ns
         self._abandoned.on_attach_response(response, now_ns, wall_ns)
@@ -429,10 +457,24 @@ class ClientConductor:
         if is_fresh(announce, joined_ns, now_ns, wall_ns, self.config.announce_period_ns):
             self._driver_heard_ns = now_ns
             self.discovery.on_announce(announce, now_ns)
+            self.dialects.on_announce(announce.header_region_uri, now_ns)
+            for query in self.merge_queries:
+                if query.out_stream_id == announce.stream_id:
+                    for request in query.on_pool_announce(announce.epoch):
+                        self._say(request)
         concerned = [session for session in self._sessions if session.stream_id == announce.stream_id]
         for session in concerned:
             if session.is_fresh(announce, joined_ns, now_ns, wall_ns):
                 session.on_announce(announce, now_ns, wall_ns)
+
+    def on_merge_map_request(self, request: MergeMapRequest, info: aeron.MessageInfo) -> None:
+        for producer in self._producers:
+            if producer.stream_id == request.out_stream_id:
+                producer.on_merge_map_request(request)
+
+    def on_merge_map_announce(self, announce: MergeMapAnnounce, info: aeron.MessageInfo) -> None:
+        for query in self.merge_queries:
+            query.on_announce(announce)
 
     def on_qos_consumer(self, qos: QosConsumer, info: aeron.MessageInfo) -> None:
         for producer in self._producers:

@@ -8,8 +8,9 @@ Wire §10.2, §11, §15.4, §15.18, §15.21; decisions B4, B5, B23, B27-B34.
 
 from __future__ import annotations
 
+import contextlib
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from types import TracebackType
 from typing import TYPE_CHECKING, Final, Self
 
@@ -247,20 +248,17 @@ class Consumer(ConsumerBase):
                 return False
         return False
 
-    def lend(self, mapped: MappedEpoch, take: Callable[[FrameSource, int], object], timeout: float) -> bool:
-        """Let native code take frames in place of `poll`: `take(source, timeout_ns)` may wait so long.
+    @contextlib.contextmanager
+    def lent(self) -> Iterator[FrameSource | None]:
+        """Let native code take frames in place of `poll`, from the source that is given; None while there is none.
 
-        Does what `wait` does where the consumer needs its own. False when `mapped` is not what is read now.
+        Does what `poll` does for the consumer itself.
         """
-        if self._reader.attention & (NEWER_EPOCH | SEQ_WENT_BACK):
-            return self.wait(timeout)
+        self._housekeeping()
+        is_remapping = self._attend() & SEQ_WENT_BACK
         with self._lock:
             self._reader.apply()
-            source = self._reader.source
-            if source is None or source.mapped is not mapped:
-                return False
-            take(source, round(timeout * 1e9))
-            return True
+            yield None if is_remapping else self._reader.source
 
     # --- about the frames
 

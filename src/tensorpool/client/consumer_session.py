@@ -21,6 +21,7 @@ from tensorpool.channel import MAX_AERON_STREAM_ID, Endpoint
 from tensorpool.client import attachment as lease
 from tensorpool.client import mapping
 from tensorpool.client.conductor import ClientConductor
+from tensorpool.client.leaseless_attachment import LeaselessAttachment
 from tensorpool.client.mapped_epoch import MappedEpoch
 from tensorpool.client.metadata import Metadata, MetadataCache
 from tensorpool.client.session import Session, State
@@ -30,8 +31,9 @@ from tensorpool.errors import RegionRejected, RemoteProtocolError, TensorPoolErr
 from tensorpool.shm import Check, MappedRing
 from tensorpool.shm.announced import Regions
 from tensorpool.wire import Message
+from tensorpool.wire.attach import AttachResponse
 from tensorpool.wire.control import ConsumerConfig, ConsumerHello, Mode, QosConsumer, ShmPoolAnnounce
-from tensorpool.wire.driver import Role, ShmAttachResponse, ShmLeaseRevoked
+from tensorpool.wire.driver import Role, ShmLeaseRevoked
 
 PROBE_NS: Final = 200_000_000
 IDLE_QOS_NS: Final = 50_000_000
@@ -162,11 +164,11 @@ class ConsumerSession(Session):
         self._private = None
         self.reader.set_streams(None, None)
 
-    def on_attached(self, response: ShmAttachResponse, now_ns: int) -> None:
+    def on_attached(self, response: AttachResponse, now_ns: int) -> None:
         self.attachment.spec = msgspec.structs.replace(self.attachment.spec, stream_id=self.stream_id)
         self._follow(self._mapping.on_attached(response, now_ns), now_ns)
 
-    def on_attach_response(self, response: ShmAttachResponse, now_ns: int, wall_ns: int) -> None:
+    def on_attach_response(self, response: AttachResponse, now_ns: int, wall_ns: int) -> None:
         is_answered_again = self.attachment.is_answered_again(response)
         super().on_attach_response(response, now_ns, wall_ns)
         mapped, epoch = self._mapping.epoch, response.epoch
@@ -557,7 +559,7 @@ class StandaloneSession(ConsumerSession):
     with the checks of every mapping: containment, superblocks, activity, pid.
     """
 
-    attachment_type = lease.LeaselessAttachment
+    attachment_type = LeaselessAttachment
 
     def __init__(
         self,
@@ -578,7 +580,7 @@ class StandaloneSession(ConsumerSession):
         return work
 
     def _take_new_id(self, now_ns: int) -> None:
-        assert isinstance(self.attachment, lease.LeaselessAttachment)
+        assert isinstance(self.attachment, LeaselessAttachment)
         self.attachment.take_new_id()
         self._leave_private()
         self._next_ns = 0  # hello and QoS under the new id

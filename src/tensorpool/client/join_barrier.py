@@ -53,20 +53,22 @@ class KeyBarrier[T]:
     [('frame 5 of input 0', 'NO_PARTNER')]
 
     Keys of an input grow, so the oldest waiting frames are compared: they are a tuple when they are close enough, and a
-    frame further back than `tolerance` behind any other input has no partner. `offsets` are added to the keys of each
-    input. At most `limits` frames of an input wait.
+    frame further back than `tolerance` behind any other input has no partner. `windows` are tolerances of each input:
+    how far its frames may be behind the newest of a tuple. `offsets` are added to the keys of each input. At most
+    `limits` frames of an input wait.
     """
 
     def __init__(
         self,
         inputs: int,
         *,
-        tolerance: int,
+        tolerance: int = 0,
+        windows: Sequence[int] = (),
         offsets: Sequence[int] = (),
         timeout_ns: int | None = None,
         limits: Sequence[int] = (),
     ) -> None:
-        self._tolerance: Final = tolerance
+        self._windows: Final = tuple(windows) or (tolerance,) * inputs
         self._offsets: Final = tuple(offsets) or (0,) * inputs
         self._timeout_ns: Final = timeout_ns
         self.limits: Final = list(limits) or [2**62] * inputs
@@ -99,7 +101,7 @@ class KeyBarrier[T]:
         self._drop_passed()
         if not all(self._queues):
             return None
-        # None is further back than the tolerance behind the first of any other: they are close enough.
+        # None is further back than its window behind the first of any other: they are close enough.
         return tuple(queue.popleft().item for queue in self._queues)
 
     def expire(self, now_ns: int) -> None:
@@ -140,7 +142,7 @@ class KeyBarrier[T]:
             floors = [queue[0].key if queue else after for queue, after in zip(self._queues, self._after, strict=True)]
             floor = max((floor for floor in floors if floor is not None), default=0)
             for index, queue in enumerate(self._queues):
-                while queue and queue[0].key + self._tolerance < floor:
+                while queue and queue[0].key + self._windows[index] < floor:
                     self._leave(index, Unjoined.NO_PARTNER)
                     is_changed = True
 

@@ -15,18 +15,23 @@ from typing import Any, Final, Literal, Self
 
 import msgspec
 
+from tensorpool import _core
 from tensorpool.client.arguments import seconds, whole_number
+from tensorpool.client.arguments import timeout as arguments_timeout
 from tensorpool.client.consumer import Consumer
 from tensorpool.client.frame import Frame
 from tensorpool.client.join_barrier import KeyBarrier, LatestBarrier, Unjoined
+from tensorpool.client.merge_maps import MergeMap, MergeMapQuery, MergeRule
+from tensorpool.client.producer import Producer
 from tensorpool.client.session import State
 from tensorpool.client.waiting import wait_any
-from tensorpool.errors import FrameOverwritten, LocalProtocolError
+from tensorpool.errors import FrameOverwritten, LocalProtocolError, TensorPoolError
 from tensorpool.shm.arrays import Array, Order
 from tensorpool.wire.control import Dtype
+from tensorpool.wire.merge import ClockDomain, TimestampSource
 
 MAX_WAITING: Final = 256  # frames of one stream
-POLLS: Final = 64  # frames of one stream that are taken before the next stream's turn
+POLLS: Final = 64  # frames of each stream that are taken before they are joined
 SLICE_S: Final = 0.1
 NS: Final = 1_000_000_000
 
@@ -92,6 +97,7 @@ class Join:
         tolerance: float | None,
         timeout: float | None,
         offsets: Sequence[float],
+        merge_map: MergeMap | None = None,
     ) -> None:
         self._consumers: Final = list(consumers)
         count = len(self._consumers)
@@ -108,19 +114,21 @@ class Join:
         if by == "latest" and (offsets or timeout is not None):
             raise LocalProtocolError("by = 'latest' waits for nothing: it takes neither offsets nor a timeout")
         self._by: Final = by
-        scale = NS if by == "time" else 1
-        timeout_ns = None if timeout is None else round(seconds("timeout", timeout) * NS)
         self._barrier: KeyBarrier[Joinable] | LatestBarrier[Joinable]
+        self.merge_map: MergeMap | None = None  # its rules; None: it takes the newest
+        self._rules: tuple[MergeRule, ...] = ()
         if by == "latest":
             self._barrier = LatestBarrier(count)
         else:
-            for offset in offsets if by == "seq" else ():
-                whole_number("offsets", abs(int(offset)), 2**62)
+            self.merge_map = merge_map or self._make_rules(by, tolerance, timeout, offsets)
+            self._rules = self.merge_map.rules
+            if merge_map is not None:
+                self._rules = merge_map.for_streams([one.stream_id for one in self._consumers])
             self._barrier = KeyBarrier(
                 count,
-                tolerance=0 if tolerance is None else round(seconds("tolerance", tolerance) * NS),
-                offsets=[round(offset * scale) for offset in offsets],
-                timeout_ns=timeout_ns,
+                windows=[rule.window for rule in self._rules],
+                offsets=[rule.offset for rule in self._rules],
+                timeout_ns=self.merge_map.timeout_ns,
                 limits=[MAX_WAITING] * count,
             )
         self._epochs: list[int | None] = [None] * count
@@ -144,8 +152,8 @@ class Join:
         """
         deadline_s = None if timeout is None else time.monotonic() + seconds("timeout", timeout)
         while True:
-            has_more = self._receive()
-            if (found := self._take()) is not None:
+            has_more = self.receive()
+            if (found := self.take()) is not None:
                 return found
             if has_more:
                 continue
@@ -167,20 +175,37 @@ class Join:
 
     # --- inside
 
-    def _receive(self) -> bool:
+    def _make_rules(
+        self, by: Literal["seq", "time"], tolerance: float | None, timeout: float | None, offsets: Sequence[float]
+    ) -> MergeMap:
+        for offset in offsets if by == "seq" else ():
+            whole_number("offsets", abs(int(offset)), 2**62)
+        scale = NS if by == "time" else 1
+        window = 0 if tolerance is None else round(seconds("tolerance", tolerance) * NS)
+        shifts = [round(offset * scale) for offset in offsets] or [0] * len(self._consumers)
+        rules = tuple(
+            MergeRule(stream_id=one.stream_id, offset=shift, window=window)
+            for one, shift in zip(self._consumers, shifts, strict=True)
+        )
+        timeout_ns = None if timeout is None else round(seconds("timeout", timeout) * NS)
+        return MergeMap(by=by, rules=rules, timeout_ns=timeout_ns)
+
+    def receive(self) -> bool:
         """Take what the consumers have; whether one of them may have more."""
-        has_more = False
-        for index, consumer in enumerate(self._consumers):
-            for _ in range(POLLS):
-                frame = consumer.poll() if consumer.state is not State.CLOSED else None
-                if frame is None:
-                    break
-                self._offer(index, frame)
-            else:
-                has_more = True
+        is_open = [one for one in self._consumers if one.state is not State.CLOSED]
+        count = 1
+        for _ in range(POLLS if is_open else 0):
+            count = 0
+            for consumer in _core.wait_any(is_open, 0):  # a poll that finds nothing costs more than to ask before
+                frame = consumer.poll()
+                if frame is not None:
+                    self._offer(self._consumers.index(consumer), frame)
+                    count += 1
+            if count == 0:
+                break
         self._barrier.expire(time.monotonic_ns())
         self._keep_whole()
-        return has_more
+        return bool(is_open) and count > 0
 
     def _offer(self, index: int, frame: Frame) -> None:
         self._received[index] += 1
@@ -191,18 +216,28 @@ class Join:
         self._newest[index] = frame.seq
         key: int | None = frame.seq
         if self._by == "time":
-            key = frame._utc_ns
+            key = self._time_of(index, frame)
         if key is None:
             self._unjoined[index][Unjoined.NO_TIME] += 1
             return
         self._barrier.offer(index, key, frame, time.monotonic_ns())
 
+    def _time_of(self, index: int, frame: Frame) -> int | None:
+        assert self.merge_map is not None
+        if self.merge_map.clock_domain is not ClockDomain.MONOTONIC:
+            return frame._utc_ns
+        is_described = self._rules[index].source is TimestampSource.FRAME_DESCRIPTOR
+        return frame.publish_timestamp_ns if is_described else frame.timestamp_ns
+
     def _keep_whole(self) -> None:
         """Copy frames that have waited for half of their ring, or whose epoch has ended."""
         for index, consumer in enumerate(self._consumers):
+            items = self._barrier.items(index)
+            if not items:
+                continue
             mapped = consumer._reader.mapped
             nslots = 0 if mapped is None else mapped.reader.nslots
-            for frame in self._barrier.items(index):
+            for frame in items:
                 if not isinstance(frame, Frame):
                     continue
                 is_safe = frame.epoch == self._epochs[index] and self._newest[index] - frame.seq < nslots // 2
@@ -231,7 +266,8 @@ class Join:
             dropped_before=frame.dropped_before,
         )
 
-    def _take(self) -> tuple[Joinable, ...] | None:
+    def take(self) -> tuple[Joinable, ...] | None:
+        """The next tuple of what was received; None where there is none."""
         is_new = self._barrier.waiting  # of by="latest": frames that were not in a tuple before
         while (found := self._barrier.take()) is not None:
             torn = [not frame.is_intact() for frame in found]
@@ -249,21 +285,26 @@ class Join:
         for one in left:
             self._unjoined[one.input_index][one.why] += 1
 
-    def _wait(self, timeout_s: float) -> None:
+    def wait_at_most(self, timeout_s: float) -> float:
+        """The time for which there is nothing to do without a frame, and at most that."""
         expiry_ns = self._barrier.next_expiry_ns()
-        if expiry_ns is not None:
-            timeout_s = min(timeout_s, max(0.0, (expiry_ns - time.monotonic_ns()) / NS))
+        return timeout_s if expiry_ns is None else min(timeout_s, max(0.0, (expiry_ns - time.monotonic_ns()) / NS))
+
+    def _wait(self, timeout_s: float) -> None:
         is_open = [one for one in self._consumers if one.state is not State.CLOSED]
-        wait_any(is_open, timeout_s)
+        wait_any(is_open, self.wait_at_most(timeout_s))
 
 
 def join(
     consumers: Iterable[Consumer],
     *,
-    by: By,
+    by: By | None = None,
     tolerance: float | None = None,
     timeout: float | None = None,
     offsets: Sequence[float] = (),
+    announce_as: Producer | None = None,
+    rules_of: int | None = None,
+    rules_timeout: float = 2.0,
 ) -> Join:
     """Read several streams together: an iterator over tuples of frames, one of each consumer.
 
@@ -276,5 +317,52 @@ def join(
     in UTC (half of the shortest frame interval is a good tolerance), oldest first; `by="latest"` every frame of the
     first consumer with the newest of the others. `offsets` are added to the seqs, or in seconds to the times, of each
     consumer. A frame waits for its partners at most `timeout` seconds.
+
+    With `announce_as`, the producer of the joined frames, the rules are announced on the control stream as the merge
+    map of its stream, regularly and when somebody asks for them. With `rules_of`, the id of a joined stream, they are
+    those that its producer announces: they are asked for, for at most `rules_timeout` seconds. `by="latest"` has none.
+
+    Raises LocalProtocolError for arguments that do not fit each other, RemoteProtocolError for a map that breaks the
+    rules, TensorPoolError where none is announced in time.
     """
-    return Join(consumers, by, tolerance, timeout, offsets)
+    consumers = list(consumers)
+    if (by is None) is (rules_of is None):
+        raise LocalProtocolError(f"by = {by!r}, rules_of = {rules_of!r}: expected one of them")
+    if rules_of is None:
+        assert by is not None
+        joined = Join(consumers, by, tolerance, timeout, offsets)
+    else:
+        if tolerance is not None or timeout is not None or offsets:
+            raise LocalProtocolError("rules_of brings its own tolerance, timeout and offsets")
+        merge_map = _announced_rules(consumers, rules_of, rules_timeout)
+        joined = Join(consumers, merge_map.by, 0.0 if merge_map.by == "time" else None, None, (), merge_map)
+    if announce_as is not None:
+        _announce(joined, announce_as)
+    return joined
+
+
+def _announced_rules(consumers: Sequence[Consumer], stream_id: int, timeout: float) -> MergeMap:
+    whole_number("rules_of", stream_id, 2**32 - 2)
+    if not consumers or not isinstance(consumers[0], Consumer):
+        raise LocalProtocolError("join: expected two consumers or more")
+    client, query = consumers[0]._client, MergeMapQuery(stream_id)
+    conductor = client._conductor
+    conductor.order(lambda now_ns: conductor.merge_queries.append(query))
+    client._wait_for(query, lambda: query.is_done, arguments_timeout(timeout))
+    conductor.order(lambda now_ns: conductor.merge_queries.remove(query))
+    if query.merge_map is not None:
+        return query.merge_map
+    if query.failure is not None:
+        raise query.failure
+    found = "no driver announces that stream" if query.epoch is None else f"its epoch {query.epoch} has none"
+    how = "its producer announces it with join(…, announce_as=producer)"
+    raise TensorPoolError(f"no merge map of stream {stream_id} within {timeout} s: {found}; {how}")
+
+
+def _announce(joined: Join, producer: Producer) -> None:
+    merge_map = joined.merge_map
+    if merge_map is None:
+        raise LocalProtocolError("by = 'latest' has no rules that could be announced")
+    merge_map.announce(1, 1)  # raises what is wrong with it where the caller stands
+    session = producer._session
+    session.conductor.order(lambda now_ns: session.set_merge_map(merge_map))

@@ -263,6 +263,7 @@ class KnownConsumers:
         self.fan_out = FanOut()
         self.counts: Counter[str] = Counter()  # of requests that were declined, and messages that were not noted
         self.streams: ClientStreams | None = None  # at the current media driver
+        self.met = 0  # consumers that said hello so far
         self._config = config
         self._route = route
         self._send = send
@@ -302,6 +303,7 @@ class KnownConsumers:
         if consumer is None:
             return False
         is_first = consumer.hello is None
+        self.met += is_first
         consumer.on_hello(hello)
         consumer.received_ns = now_ns
         if hello.expected_layout_version not in (0, LAYOUT_VERSION):  # C20

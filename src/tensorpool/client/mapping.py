@@ -21,8 +21,9 @@ import msgspec
 
 from tensorpool.errors import RemoteProtocolError
 from tensorpool.shm.announced import FRESH_PERIODS, Regions
+from tensorpool.wire.attach import AttachResponse
 from tensorpool.wire.control import ShmPoolAnnounce
-from tensorpool.wire.driver import ShmAttachResponse, ShmLeaseRevoked
+from tensorpool.wire.driver import ShmLeaseRevoked
 
 ACTIVE_PERIODS: Final = 4  # of the superblock's activity stamp (§15.14)
 
@@ -68,7 +69,7 @@ class MappingState:
 
     # --- leases
 
-    def on_attached(self, response: ShmAttachResponse, now_ns: int) -> list[Effect]:
+    def on_attached(self, response: AttachResponse, now_ns: int) -> list[Effect]:
         """The answer is exempt from the freshness rules (C7): we asked for it just now."""
         self._is_attached = True
         self._beyond = None

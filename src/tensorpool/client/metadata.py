@@ -25,11 +25,13 @@ from tensorpool.wire.control import (
     MetaBlobChunk,
     MetaBlobComplete,
 )
+from tensorpool.wire.trace import TraceLinkSet
 
 CHUNK_MAX: Final = 65_536
 MAX_BLOB_BYTES: Final = 256 << 20
 NUMPY_DTYPE: Final = "numpy_dtype"  # the attribute with the dtype that payloads stand for (shm/carried_dtypes.py)
 MAX_KEPT: Final = 64  # versions that a consumer remembers
+KEPT_LINKS: Final = 256  # the last trace links of a producer, for consumers that come later
 REPEATED: Final = 4  # versions that a producer sends again every announce period
 MAX_WAITING: Final = 1_024  # messages of a producer that wait for room in the log; then the oldest is given up
 CHUNKS_PER_FLUSH: Final = 64  # of tables
@@ -344,6 +346,7 @@ class MetadataSender:
         self._unversioned = DataSourceMeta(stream_id=0, meta_version=0, timestamp_ns=0)  # tells of the clock only
         self._versions: OrderedDict[int, DataSourceMeta] = OrderedDict()
         self._blobs: OrderedDict[int, _Blob] = OrderedDict()  # by type
+        self._links: deque[TraceLinkSet] = deque(maxlen=KEPT_LINKS)
         self._waiting: deque[Message] = deque()
         self._chunks: Iterator[Message] | None = None
         self._chunk: Message | None = None
@@ -387,6 +390,11 @@ class MetadataSender:
             self._blobs.popitem(last=False)
         self._are_blobs_due = True
 
+    def link(self, message: TraceLinkSet) -> None:
+        """Send now, and once more to consumers that come soon."""
+        self._links.append(message)
+        self.post(message)
+
     def post(self, message: Message) -> None:
         """Send once."""
         self._waiting.append(message)
@@ -403,6 +411,8 @@ class MetadataSender:
         """A consumer has come: it gets at once what others have."""
         self.repeat()
         self._are_blobs_due = bool(self._blobs)
+        if len(self._waiting) + len(self._links) <= MAX_WAITING:
+            self._waiting.extend(self._links)
 
     # --- sending
 

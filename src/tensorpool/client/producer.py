@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from types import TracebackType
-from typing import Any, Final, Self
+from typing import Any, Self
 
 import msgspec
 import numpy as np
@@ -32,6 +32,7 @@ from tensorpool.client.metadata import NUMPY_DTYPE, Metadata, with_numpy_dtype
 from tensorpool.client.producer_session import ProducerOptions, ProducerSession
 from tensorpool.client.session import State
 from tensorpool.client.slot import ProgressAxis, Slot, with_progress
+from tensorpool.client.trace_ids import Traced, parent_ids
 from tensorpool.client.wall_clock import ClockPair
 from tensorpool.control.provisioning import describe
 from tensorpool.errors import Closed, FrameTooLarge, LocalProtocolError, RingRefused, TransportError
@@ -39,8 +40,6 @@ from tensorpool.shm.arrays import Array, Order, layout_for, layout_of, payload_o
 from tensorpool.shm.carried_dtypes import CarriedDtype, carried_dtype, carried_named
 from tensorpool.wire.control import DataSourceMeta, Dtype
 from tensorpool.wire.trace import Parent, TraceLinkSet
-
-MAX_PARENTS: Final = 10_000
 
 
 class ProducerStats(msgspec.Struct, frozen=True):
@@ -54,6 +53,8 @@ class ProducerStats(msgspec.Struct, frozen=True):
     epochs: int
     private_streams_declined: int = 0  # requests of consumers for streams of their own
     consumers_beyond_limit: int = 0  # messages of consumers that were not noted: too many are known
+    untraced_parents: int = 0  # frames in `parents` that have no trace id: they are not linked
+    metadata_lost: int = 0  # messages, trace links among them, that the metadata log had no room for
 
 
 class Producer(ProducerBase):
@@ -78,6 +79,7 @@ class Producer(ProducerBase):
         self._on_state = options.on_state
         self._dropped: Counter[DropReason] = Counter()
         self._totals = _Totals()
+        self._untraced_parents = 0
         self._carried: CarriedDtype | None = None  # what the present metadata say about the dtype
         self._said = DataSourceMeta(stream_id=1, meta_version=0, timestamp_ns=0), ""  # the present metadata
         self._writer: EpochWriter | None = None
@@ -111,6 +113,16 @@ class Producer(ProducerBase):
         return self._session.attachment.lease_id
 
     @property
+    def node_id(self) -> int:
+        """Who makes the trace ids of its frames; it may change with the lease."""
+        return self._session.attachment.node_id
+
+    @property
+    def is_node_id_derived(self) -> bool:
+        """Whether the driver gave no node id: this one is of the producer's id, and another client may have it too."""
+        return self._session.attachment.is_node_id_derived
+
+    @property
     def next_seq(self) -> int:
         """The seq of the next frame; it starts at 0 in every epoch."""
         writer = self._session.writer
@@ -138,6 +150,11 @@ class Producer(ProducerBase):
         return self._session.consumers_ready()
 
     @property
+    def consumers_met(self) -> int:
+        """How many consumers have come so far, those included that have gone: it grows when one needs metadata."""
+        return self._session.consumers.met
+
+    @property
     def epoch_writer(self) -> EpochWriter | None:
         """What native code publishes with, until its `until_ns`; None while there is no memory. Ask before each use."""
         writer = self._session.writer
@@ -158,6 +175,8 @@ class Producer(ProducerBase):
             epochs=self._session.epochs,
             private_streams_declined=self._session.consumers.counts["private_streams_declined"],
             consumers_beyond_limit=self._session.consumers.counts["consumers_beyond_limit"],
+            untraced_parents=self._untraced_parents,
+            metadata_lost=self._session.metadata_lost,
         )
 
     # --- frames
@@ -194,8 +213,8 @@ class Producer(ProducerBase):
         *,
         timestamp_ns: int | None = None,
         meta_version: int | None = None,
-        trace_id: int = 0,
-        parents: Iterable[int] = (),
+        trace_id: int | None = None,
+        parents: Iterable[Traced | int] = (),
         seq: int | None = None,
         dtype: npt.DTypeLike | Dtype | None = None,
         shape: tuple[int, ...] | None = None,
@@ -204,7 +223,7 @@ class Producer(ProducerBase):
         """`publish` where the array or its options differ from the call before; see `help(Producer.publish)`."""
         session = self._session
         timestamp_ns, meta_version, trace_id, seq = frame_numbers(timestamp_ns, meta_version, trace_id, seq)
-        links = _links(trace_id, parents)
+        trace_id, links = self._trace(trace_id, parents)
         writer = session.writer
         if writer is None or writer is not self._writer or monotonic_ns() >= writer.until_ns:
             writer = self._renew()
@@ -240,7 +259,8 @@ class Producer(ProducerBase):
         *,
         timestamp_ns: int | None = None,
         meta_version: int | None = None,
-        trace_id: int = 0,
+        trace_id: int | None = None,
+        parents: Iterable[Traced | int] = (),
         progress: ProgressAxis | None = None,
         seq: int | None = None,
         strides: tuple[int, ...] | None = None,
@@ -252,10 +272,11 @@ class Producer(ProducerBase):
 
         Without a lease you get an array all the same, so that your loop goes on; the frame is dropped, and counted,
         when the slot is left. Raises FrameTooLarge for what no pool of the stream holds. `progress` lets
-        `slot.progress(rows=…)` tell consumers about partial frames.
+        `slot.progress(rows=…)` tell consumers about partial frames. `trace_id` and `parents` are those of `publish`.
         `strides`, in bytes, are for devices that pad their rows: `claim((1080, 1900), strides=(2048, 1))`.
         """
         timestamp_ns, meta_version, trace_id, seq = frame_numbers(timestamp_ns, meta_version, trace_id, seq)
+        trace_id, links = self._trace(trace_id, parents)
         carried = carried_dtype(dtype)
         if carried is not None:
             shape, dtype, strides = carried.on_wire(shape, order, strides)
@@ -266,7 +287,7 @@ class Producer(ProducerBase):
         writer = self._session.writer
         if writer is None or writer is not self._writer or monotonic_ns() >= writer.until_ns:
             writer = self._renew()
-        return Slot(self, writer, layout, timestamp_ns, version, trace_id, progress, seq, carried)
+        return Slot(self, writer, layout, timestamp_ns, version, trace_id, links, progress, seq, carried)
 
     def check_fits(self, nbytes: int) -> None:
         """Raises FrameTooLarge for frames that no pool of the stream holds; for sources that know their size."""
@@ -472,18 +493,33 @@ class Producer(ProducerBase):
         links: tuple[Parent, ...],
         seq: int | None,
     ) -> int | None:
-        slot = self.claim(
-            data.shape, data.dtype, timestamp_ns=timestamp_ns, meta_version=meta_version, trace_id=trace_id, seq=seq
-        )
-        with slot:
+        parents = [link.trace_id for link in links]
+        with self.claim(
+            data.shape,
+            data.dtype,
+            timestamp_ns=timestamp_ns,
+            meta_version=meta_version,
+            trace_id=trace_id,
+            parents=parents,
+            seq=seq,
+        ) as slot:
             np.copyto(slot.array, data)
-        number = slot.seq
-        if number is not None and links and self._writer is not None:
-            self._link_parents(self._writer, number, trace_id, links)
-        return number
+        return slot.seq
+
+    def _trace(self, trace_id: int | None, parents: Iterable[Traced | int]) -> tuple[int, tuple[Parent, ...]]:
+        """The trace id of a frame, 0 for none, and what to link it to. Checked before anything is published."""
+        links, untraced = ((), 0) if type(parents) is tuple and not parents else parent_ids(parents)
+        if not links and not untraced:
+            return self._session.route.new_trace_id() if trace_id is None else trace_id, ()
+        if trace_id == 0 and links:
+            raise LocalProtocolError(
+                "trace_id = 0: a frame with parents= has one; leave it out, and it is made for you"
+            )
+        self._untraced_parents += untraced
+        return self._session.trace_ids.next() if trace_id is None else trace_id, links
 
     def _tell_others(
-        self, writer: EpochWriter, seq: int, meta_version: int, trace_id: int, links: tuple[Parent, ...] = ()
+        self, writer: EpochWriter, seq: int, meta_version: int, trace_id: int, links: tuple[Parent, ...]
     ) -> None:
         epoch, now_ns = writer.epoch, monotonic_ns()
         for stream in self._session.consumers.fan_out.descriptors:
@@ -507,7 +543,7 @@ class Producer(ProducerBase):
             trace_id=trace_id,
             parents=links,
         )
-        session.conductor.order(lambda now_ns: session.post_metadata(message))
+        session.conductor.order(lambda now_ns: session.link(message))
 
 
 class _Totals(msgspec.Struct, frozen=True):
@@ -527,18 +563,3 @@ class _Totals(msgspec.Struct, frozen=True):
             self.unheard + writer.unheard,
             self.back_pressured + writer.back_pressured,
         )
-
-
-def _links(trace_id: int, parents: Iterable[int]) -> tuple[Parent, ...]:
-    """Checked before the frame goes out: what is wrong with them must not cost the conductor a turn."""
-    try:
-        given = tuple(parents)
-    except TypeError:
-        raise LocalProtocolError(f"parents = {parents!r:.80}: expected trace ids") from None
-    if not given:
-        return ()
-    if not trace_id:
-        raise LocalProtocolError("parents= needs a trace_id= that they lead to")
-    if len(given) > MAX_PARENTS or any(type(parent) is not int or not 0 < parent < 2**64 - 1 for parent in given):
-        raise LocalProtocolError(f"parents: expected at most {MAX_PARENTS} trace ids from 1 to 2^64 - 2")
-    return tuple(Parent(trace_id=parent) for parent in given)

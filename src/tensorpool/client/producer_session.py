@@ -12,16 +12,18 @@ from collections.abc import Callable
 import msgspec
 
 from tensorpool import aeron
-from tensorpool._core import Route
+from tensorpool._core import Route, TraceIds
 from tensorpool.client import attachment as lease
 from tensorpool.client.conductor import ClientConductor
 from tensorpool.client.known_consumers import KnownConsumers, ProgressSender
 from tensorpool.client.mapped_epoch import EpochWriter
 from tensorpool.client.mapping import ActivityDuty
+from tensorpool.client.merge_maps import MergeMap, MergeMapRequest
 from tensorpool.client.metadata import MetadataSender
 from tensorpool.client.names import preferred_id
 from tensorpool.client.session import Session, State, StateChange
 from tensorpool.client.streams import ClientStreams
+from tensorpool.client.trace_ids import MAX_NODE_ID
 from tensorpool.client.wall_clock import ClockPair, EpochClock
 from tensorpool.control.provisioning import RingRequest, describe
 from tensorpool.errors import (
@@ -31,7 +33,7 @@ from tensorpool.errors import (
 )
 from tensorpool.shm import MappedRing
 from tensorpool.shm.announced import Regions
-from tensorpool.wire import Message
+from tensorpool.wire.attach import AttachResponse
 from tensorpool.wire.control import (
     ConsumerHello,
     DataSourceAnnounce,
@@ -40,7 +42,9 @@ from tensorpool.wire.control import (
     QosProducer,
     ShmPoolAnnounce,
 )
-from tensorpool.wire.driver import ResponseCode, ShmAttachResponse
+from tensorpool.wire.driver import ResponseCode
+from tensorpool.wire.merge import SequenceMergeMapRequest
+from tensorpool.wire.trace import TraceLinkSet
 
 
 class ProducerOptions(msgspec.Struct, frozen=True, kw_only=True):
@@ -52,6 +56,7 @@ class ProducerOptions(msgspec.Struct, frozen=True, kw_only=True):
     is_relay: bool = False
     has_own_clock: bool = True
     ring: RingRequest | None = None  # at least
+    trace_ids: bool = False  # for every frame
 
 
 class ProducerSession(Session):
@@ -75,6 +80,8 @@ class ProducerSession(Session):
         self.writer: EpochWriter | None = None
         self.progress = ProgressSender()
         self.route = Route()
+        self.trace_ids = TraceIds()
+        self.route.trace_ids = self.trace_ids if options.trace_ids else None
         self.epochs = 0
         self.with_publish_time = options.with_publish_time
         self._is_drivers_choice = name is not None and not conductor.config.driver.stream_id_range
@@ -84,6 +91,8 @@ class ProducerSession(Session):
         self._descriptors: aeron.Publication | None = None
         self._metadata = MetadataSender()
         self._activity = ActivityDuty()
+        self._merge_map: MergeMap | None = None  # of a joined stream
+        self._is_map_due = False
         self._next_ns = 0
 
     # --- asked by the user's side
@@ -121,13 +130,28 @@ class ProducerSession(Session):
         """Conductor: send now, and again to consumers that come later."""
         self._metadata.add_blob(version, blob_type, data, checksum)
 
+    def set_merge_map(self, merge_map: MergeMap) -> None:
+        """Conductor: the rules by which the frames of this stream are joined from others."""
+        self._merge_map, self._is_map_due = merge_map, True
+
+    def on_merge_map_request(self, request: MergeMapRequest) -> None:
+        """Somebody asks for the rules of this stream; several questions in one turn get one answer."""
+        by = "seq" if isinstance(request, SequenceMergeMapRequest) else "time"
+        if self._merge_map is not None and self._merge_map.by == by:
+            self._is_map_due = True
+
     def set_clock(self, pair: ClockPair | None) -> None:
         """Conductor: the timestamps of this epoch's frames are by another host's clock."""
         self._metadata.set_clock(EpochClock(pair))
 
-    def post_metadata(self, message: Message) -> None:
-        """Conductor: send once on the metadata stream, in order, when there is room."""
-        self._metadata.post(message)
+    def link(self, message: TraceLinkSet) -> None:
+        """Conductor: send on the metadata stream, in order, when there is room."""
+        self._metadata.link(message)
+
+    @property
+    def metadata_lost(self) -> int:
+        """Messages that were given up for want of room."""
+        return self._metadata.given_up
 
     # --- the session
 
@@ -166,10 +190,17 @@ class ProducerSession(Session):
         self._descriptors = None
         self.consumers.forget_all()
 
-    def on_attached(self, response: ShmAttachResponse, now_ns: int) -> None:
+    def on_attached(self, response: AttachResponse, now_ns: int) -> None:
         regions = Regions.of(response)
         self.attachment.spec = msgspec.structs.replace(self.attachment.spec, stream_id=regions.stream_id)
+        self._set_node()
         self.start_mapping(regions, writable=True)
+
+    def _set_node(self) -> None:
+        """Trace ids hold 16 bits of a node id: of a longer one they say that others may have the same."""
+        node_id = self.attachment.node_id
+        is_cut = node_id != node_id & MAX_NODE_ID
+        self.trace_ids.set_node(node_id & MAX_NODE_ID, is_derived=is_cut or self.attachment.is_node_id_derived)
 
     def on_lost(self, reason: str) -> None:
         self.stop_mapping()
@@ -195,7 +226,11 @@ class ProducerSession(Session):
             self._next_ns = now_ns + self.config.announce_period_ns
             self._send_periodic(now_ns)
             self.consumers.forget_stale(now_ns)
+            self._is_map_due = self._merge_map is not None
             work += 1
+        if self._is_map_due and self._merge_map is not None and self.writer is not None:
+            self._is_map_due = False
+            self.send(self._merge_map.announce(self.stream_id, self.writer.epoch))
         return work + self._metadata.flush(self._offer_metadata) + self.progress.flush(self.consumers.fan_out)
 
     @property

@@ -15,9 +15,11 @@ from typing import TYPE_CHECKING, Final
 import msgspec
 
 from tensorpool.client import arguments
+from tensorpool.client.fitting_ring import attach_producer
 from tensorpool.client.wall_clock import ClockPair
 from tensorpool.closing import ClosesOnExit
 from tensorpool.errors import FrameOverwritten, LocalProtocolError
+from tensorpool.logs import get_logger
 from tensorpool.wire.control import Dtype
 
 if TYPE_CHECKING:
@@ -26,8 +28,7 @@ if TYPE_CHECKING:
     from tensorpool.client.producer import Producer
 
 MAX_RATE_HZ: Final = 2**32 - 1
-RING_S: Final = 2.0
-LEAST_SLOTS: Final = 8
+FOLLOW_S: Final = 5.0  # that consumers have to follow to a larger ring
 OVERWRITTEN: Final = "OVERWRITTEN"
 SEQ_WENT_BACK: Final = "SEQ_WENT_BACK"
 
@@ -70,8 +71,9 @@ class RateLimiter(ClosesOnExit):
     ...     while True:
     ...         limiter.step(timeout=1.0)
 
-    `timeout` is that of `Client.consumer`. The stream `target` is made with a ring that fits. Raises like
-    `Client.consumer`, and, from `step`, like `Client.producer`.
+    `timeout` is that of `Client.consumer`. The stream `target` is made with a ring that fits, and made anew, as another
+    epoch, for frames that have grown. Raises like `Client.consumer`, and, from `step`, like `Client.producer`, and
+    FrameTooLarge where the driver makes no ring that holds such a frame.
     """
 
     def __init__(
@@ -83,6 +85,7 @@ class RateLimiter(ClosesOnExit):
             raise LocalProtocolError(f"target = {target!r}: expected another stream than the source")
         self._client = client
         self._target = target
+        self._log = get_logger("limit", target=target)
         self._rate_hz = rate_hz
         whole_hz = math.ceil(rate_hz)
         self._gate = None if whole_hz == rate_hz else Gate(rate_hz)
@@ -128,6 +131,8 @@ class RateLimiter(ClosesOnExit):
         if self._producer is None or frame.epoch != self._epoch:
             self._detach()
             self._attach(frame)
+        elif 0 < self._producer.max_frame_bytes < frame.nbytes:
+            self._attach_anew(frame)
         assert self._producer is not None
         if frame.seq < self._producer.next_seq:
             self._dropped[SEQ_WENT_BACK] += 1
@@ -153,17 +158,31 @@ class RateLimiter(ClosesOnExit):
         return slot.seq is not None
 
     def _attach(self, frame: Frame) -> None:
-        self._producer = self._client.producer(
+        self._producer = attach_producer(
+            self._client,
             self._target,
+            max(1, frame.nbytes),
+            self._rate_hz,
             create=True,
-            max_frame_bytes=max(1, frame.array.nbytes),
-            slots=max(LEAST_SLOTS, math.ceil(RING_S * self._rate_hz)),
+            timeout=None,
+            on_state=None,
+            on_note=lambda note: self._log.warning("smaller_ring", note=note),
             has_own_clock=False,
         )
         self._epoch, self._said = frame.epoch, None
         stamp_ns, utc_ns = frame.timestamp_ns, frame._utc_ns
         is_known = stamp_ns is not None and utc_ns is not None
         self._producer.set_clock(ClockPair(stamp_ns, utc_ns) if is_known else None)  # type: ignore[arg-type]
+
+    def _attach_anew(self, frame: Frame) -> None:
+        """With a ring for a frame that is larger than all before it; consumers follow to the new epoch."""
+        assert self._producer is not None
+        consumers = self._producer.consumers
+        self._producer.drain(FOLLOW_S)
+        self._detach()
+        self._attach(frame)
+        assert self._producer is not None
+        self._producer.wait_for_consumers(consumers, FOLLOW_S)
 
     def _say(self, frame: Frame) -> None:
         """The metadata that a frame refers to, where they are not the ones that were said last."""

@@ -52,25 +52,11 @@ class WatchedEpoch:
         `SCAN_EVERY_NS`.
         """
         newest = self._newest
-        found = None if newest is None else self._forward(newest)
+        found = None if newest is None else self.mapped.reader.newest(newest)
         if found is None or (found == newest and time.monotonic_ns() >= self._scan_ns):
             return self.end
         self._newest = found
         return found + 1
-
-    def _forward(self, known: int) -> int | None:
-        """The newest frame that follows a known one without a gap; None where the ring went round since."""
-        is_committed, nslots = self.mapped.reader.is_committed, self.mapped.reader.nslots
-        if is_committed(known + nslots):
-            return None
-        step = 1
-        while step < nslots and is_committed(known + step):
-            step *= 2
-        low, high = known + step // 2, known + min(step, nslots)  # low is committed, high is not, as far as it matters
-        while high - low > 1:
-            middle = (low + high) // 2
-            low, high = (middle, high) if is_committed(middle) else (low, middle)
-        return low
 
     @property
     def first(self) -> int:
@@ -79,7 +65,7 @@ class WatchedEpoch:
 
     def frame_bytes(self) -> int:
         """Of the newest frame; 0 where there is none."""
-        newest = self.mapped.reader.newest()
+        newest = self.mapped.reader.newest(self._newest)
         slot = None if newest is None else self.mapped.reader.read(newest)
         return slot.values_len_bytes if isinstance(slot, SlotFrame) else 0
 

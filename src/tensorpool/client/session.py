@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Final
 import msgspec
 
 from tensorpool.client import attachment as lease
+from tensorpool.client.attachment_phases import Phase
 from tensorpool.errors import (
     AttachPending,
     AttachRefused,
@@ -35,11 +36,12 @@ from tensorpool.logs import get_logger
 from tensorpool.shm import MappedRing
 from tensorpool.shm.announced import Regions, is_fresh
 from tensorpool.wire import Message
+from tensorpool.wire.attach import AttachResponse
 from tensorpool.wire.control import ClockDomain, ShmPoolAnnounce
 from tensorpool.wire.driver import (
+    ExtendedAttachRequest,
     ResponseCode,
     ShmAttachRequest,
-    ShmAttachResponse,
     ShmDetachResponse,
     ShmLeaseRevoked,
 )
@@ -85,6 +87,7 @@ class Session:
             keepalive_interval_ns=self.config.lease_keepalive_interval_ns,
             silence_ns=3 * self.config.announce_period_ns,
             lease_ns=self.config.lease_duration_ns,
+            dialects=conductor.dialects,
         )
         self.state = State.ATTACHING
         self._reason = ""
@@ -159,9 +162,11 @@ class Session:
             words = f"the driver is making {size} for {self.stream_label}, for {seconds} s so far"
             return AttachPending(channel, waited_ns, f"{words}; {longer}")
         if self.conductor.has_driver(waited_ns):
-            return AttachPending(
-                channel, waited_ns, f"the driver is alive and has not answered yet about {self.stream_label}; {longer}"
-            )
+            words = f"the driver is alive and has not answered yet about {self.stream_label}"
+            dialect = self.config.driver.dialect
+            if dialect != "auto":
+                words += f', asked in driver.dialect = "{dialect}" ("auto" tries both)'
+            return AttachPending(channel, waited_ns, f"{words}; {longer}")
         return DriverUnreachable(channel, waited_ns, "is a driver running there? (`tensorpool driver`)")
 
     def set_state(self, state: State, reason: str, epoch: int | None = None) -> None:
@@ -202,8 +207,11 @@ class Session:
             self.failure = TransportError(words)
         self._perform(self.attachment.on_connection_lost(words), now_ns)
 
-    def on_attach_response(self, response: ShmAttachResponse, now_ns: int, wall_ns: int) -> None:
+    def on_attach_response(self, response: AttachResponse, now_ns: int, wall_ns: int) -> None:
         self._perform(self.attachment.on_attach_response(response, now_ns, wall_ns), now_ns)
+
+    def on_unreadable_response(self, correlation_id: int, error: str, now_ns: int) -> None:
+        self._perform(self.attachment.on_unreadable_response(correlation_id, error, now_ns), now_ns)
 
     def on_detach_response(self, response: ShmDetachResponse, now_ns: int) -> None:
         self._perform(self.attachment.on_detach_response(response), now_ns)
@@ -228,11 +236,11 @@ class Session:
         if self.streams is None:
             return work
         attachment = self.attachment
-        if attachment.phase is lease.Phase.BACKOFF:
+        if attachment.phase is Phase.BACKOFF:
             self.conductor.resume_abandoned(attachment)
-        if attachment.phase is not lease.Phase.BACKOFF or self._may_ask():
+        if attachment.phase is not Phase.BACKOFF or self._may_ask():
             work += self._perform(attachment.on_tick(now_ns), now_ns)
-        is_due = attachment.phase is lease.Phase.UNATTACHED and now_ns >= attachment.next_ns
+        is_due = attachment.phase is Phase.UNATTACHED and now_ns >= attachment.next_ns
         if is_due and self.is_resolved(now_ns) and self._may_ask():
             self.conductor.resume_abandoned(attachment)
             work += self._perform(attachment.start(now_ns), now_ns)
@@ -286,7 +294,7 @@ class Session:
         """Forget what belonged to the streams that is gone."""
 
     @abstractmethod
-    def on_attached(self, response: ShmAttachResponse, now_ns: int) -> None:
+    def on_attached(self, response: AttachResponse, now_ns: int) -> None:
         """There is a lease."""
 
     @abstractmethod
@@ -332,7 +340,7 @@ class Session:
         """
         if self.streams is None:
             return False
-        if isinstance(message, ShmAttachRequest):
+        if isinstance(message, ShmAttachRequest | ExtendedAttachRequest):
             self.conductor.declare_process()
         try:
             return bool(self.streams.control.offer(message.encode()))

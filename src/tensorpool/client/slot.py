@@ -18,6 +18,7 @@ from tensorpool.errors import LocalProtocolError
 from tensorpool.shm.arrays import Array, Order, numpy_dtype, view_of
 from tensorpool.shm.carried_dtypes import CarriedDtype
 from tensorpool.wire.control import Dtype, MajorOrder, ProgressUnit
+from tensorpool.wire.trace import Parent
 
 if TYPE_CHECKING:
     from tensorpool.client.producer import Producer
@@ -29,7 +30,7 @@ class Slot:
     """A frame being written in place. Leaving the `with` block commits it, an exception gives it up.
 
     `array` is writable until then, read-only afterwards; views that you made of it stay writable, so do not keep them.
-    `seq` is None where the frame is going to be dropped.
+    `seq` is None where the frame is going to be dropped; `trace_id` is 0 where it has none.
     """
 
     def __init__(
@@ -40,6 +41,7 @@ class Slot:
         timestamp_ns: int | None,
         meta_version: int,
         trace_id: int,
+        links: tuple[Parent, ...],
         progress: ProgressAxis | None,
         seq: int | None,
         carried: CarriedDtype | None,
@@ -49,7 +51,8 @@ class Slot:
         self._layout = layout
         self._timestamp_ns = timestamp_ns
         self._meta_version = meta_version
-        self._trace_id = trace_id
+        self.trace_id = trace_id
+        self._links = links
         self._axis = progress
         self._is_open = True
         self._drop: DropReason | None = None
@@ -120,12 +123,12 @@ class Slot:
         if self._drop is not None or writer is None or self.seq is None:
             producer._dropped[self._drop or DropReason.DETACHED] += 1
             return None
-        writer.commit(self._timestamp_ns, self._meta_version, self._trace_id, self._layout.extent_bytes)
+        writer.commit(self._timestamp_ns, self._meta_version, self.trace_id, self._layout.extent_bytes)
         fan_out = producer._session.consumers.fan_out
         if self._axis is not None:
             producer._session.progress.complete(self._layout.extent_bytes, fan_out)
-        if fan_out.descriptors:
-            producer._tell_others(writer, self.seq, self._meta_version, self._trace_id)
+        if fan_out.descriptors or self._links:
+            producer._tell_others(writer, self.seq, self._meta_version, self.trace_id, self._links)
         return self.seq
 
     def abandon(self) -> None:

@@ -131,7 +131,7 @@ class StreamWidget(anywidget.AnyWidget):
     def _send_picture(self, frame: Frame, request: Request) -> str:
         """Empty, or why there is no picture of the frame."""
         metadata = self._consumer.metadata(frame.meta_version, epoch=frame.epoch) if self._consumer else None
-        stated = None if metadata is None else metadata.attributes.get(pixel_formats.KEY)
+        stated = pixel_formats.stated(None if metadata is None else metadata.attributes)
         width = min(max(request.width, 64), MAX_WIDTH)
         try:
             picture = look_at(pixels_of(frame), Look(width=width, height=width, colormap=self.colormap), stated)

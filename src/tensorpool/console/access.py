@@ -18,8 +18,7 @@ from typing import Final
 import msgspec
 
 from tensorpool.errors import ConfigError
-from tensorpool.supervisor.config import is_loopback
-from tensorpool.supervisor.http import LOCAL_NAMES
+from tensorpool.telemetry.addresses import LOCAL_NAMES, is_loopback
 
 TOKEN_BYTES: Final = 32
 MIN_TOKEN: Final = 32  # characters, of one that an operator chose

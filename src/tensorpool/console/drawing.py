@@ -56,7 +56,7 @@ class Drawable(msgspec.Struct, frozen=True, eq=False, kw_only=True):
             time_ns=ns_since_1970(frame.time),
             timestamp_ns=frame.timestamp_ns,
             latency_ms=None if age_ns is None else round(age_ns / MS, 3),
-            pixel_format=stated_format(metadata),
+            pixel_format=pixel_formats.stated(None if metadata is None else metadata.attributes),
             array=pixels_of(frame),
             is_intact=frame.is_intact,
         )
@@ -127,12 +127,6 @@ def png(frame: Drawable, look: Look) -> bytes:
     """As large as the frame, up to 4096 pixels a side. Raises NotShown."""
     whole = msgspec.structs.replace(look, width=MAX_PIXELS, height=MAX_PIXELS, lossless=True)
     return draw(frame, Wish(whole)).body
-
-
-def stated_format(metadata: Metadata | None) -> str | None:
-    """The pixel format that a producer states."""
-    stated = None if metadata is None else metadata.attributes.get(pixel_formats.KEY)
-    return stated if isinstance(stated, str) else None
 
 
 def ns_since_1970(moment: datetime | None) -> int | None:

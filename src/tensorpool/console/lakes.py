@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Any, Final
 import msgspec
 import numpy as np
 
-from tensorpool.console.drawing import Drawable, ns_since_1970, stated_format
+from tensorpool import pixel_formats
+from tensorpool.console.drawing import Drawable, ns_since_1970
 from tensorpool.console.recorder_process import RecorderProcess
 from tensorpool.console.timeline import ends, lost_by_reason, timeline
 from tensorpool.errors import ConfigError, LocalProtocolError, TensorPoolError
@@ -203,6 +204,7 @@ def _beside(stream: RecordedStream, epoch: int, seq: int, step: int) -> Recorded
 
 
 def _drawable(frame: RecordedFrame) -> Drawable:
+    metadata = frame.metadata
     return Drawable(
         stream_id=frame.stream_id,
         epoch=frame.epoch,
@@ -210,6 +212,6 @@ def _drawable(frame: RecordedFrame) -> Drawable:
         time_ns=ns_since_1970(frame.time),
         timestamp_ns=None,
         latency_ms=None,
-        pixel_format=stated_format(frame.metadata),
+        pixel_format=pixel_formats.stated(None if metadata is None else metadata.attributes),
         array=pixels_of(frame),
     )

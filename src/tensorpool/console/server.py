@@ -73,7 +73,8 @@ class Console(ClosesOnExit):
             lakes = Lakes(options.lakes)
             undo.callback(lakes.close)
             about = {"version": __version__, "host": socket.gethostname()}
-            feed = StateFeed(source, lambda: previews.consumer_ids, about)
+            self._previews = previews
+            self._feed = feed = StateFeed(source, lambda: previews.consumer_ids, about)
             app = make_app(Parts(config, where, options.record_options, self._access, feed, previews, lakes))
             settings = uvicorn.Config(
                 app,
@@ -103,6 +104,20 @@ class Console(ClosesOnExit):
     @property
     def is_running(self) -> bool:
         return self._thread.is_alive()
+
+    @property
+    def silent_ns(self) -> int:
+        """How long ago its event loop turned."""
+        return monotonic_ns() - self._feed.turned_ns
+
+    @property
+    def trouble(self) -> str | None:
+        """Why pages see no streams; None: they do."""
+        return self._feed.trouble
+
+    @property
+    def watched_streams(self) -> int:
+        return len(self._previews.consumer_ids)
 
     @property
     def address(self) -> str:

@@ -18,6 +18,7 @@ from urllib.parse import urlsplit
 
 import msgspec
 
+from tensorpool._core import monotonic_ns
 from tensorpool.closing import ClosesOnExit
 from tensorpool.console.history import History
 from tensorpool.console.messages import text
@@ -129,6 +130,8 @@ class StateFeed:
         self.number = 0
         self.text = text("gone", why="the console has just started")
         self.view: dict[str, Any] | None = None  # None while there is none
+        self.trouble: str | None = "the console has just started"  # why there is none
+        self.turned_ns = monotonic_ns()  # when its loop ran last
 
     @property
     def hello(self) -> str:
@@ -144,6 +147,12 @@ class StateFeed:
     async def run(self) -> None:
         """Until it is cancelled."""
         loop = asyncio.get_running_loop()
+
+        def turn() -> None:
+            self.turned_ns = monotonic_ns()
+            loop.call_later(NOTICE_S, turn)
+
+        turn()
         with self._thread:
             while True:
                 began_s = loop.time()
@@ -157,12 +166,14 @@ class StateFeed:
         """Once, for all pages."""
         try:
             loop = asyncio.get_running_loop()
-            view, message = await loop.run_in_executor(self._thread, self._read, self.number + 1)
+            found = await loop.run_in_executor(self._thread, self._read, self.number + 1)
+            self.trouble = None
         except Away as away:
-            view, message = None, text("gone", why=str(away))
+            found, self.trouble = None, str(away)
         except Exception as error:
             self._log.error("state_failed", exc_info=error)
-            view, message = None, text("gone", why="the state cannot be read; the console's log says why")
+            found, self.trouble = None, "the state cannot be read; the console's log says why"
+        view, message = found or (None, text("gone", why=self.trouble))
         if view is not None:
             self._history.add(view)
         async with self._turned:

@@ -18,7 +18,7 @@ from tensorpool.diagnosis.layouts import check_layouts
 from tensorpool.diagnosis.leftovers import check_leftovers, survey_everything
 from tensorpool.diagnosis.limits import check_memlock, check_open_files, check_socket_buffers
 from tensorpool.diagnosis.media_driver import check_media_driver
-from tensorpool.diagnosis.software import check_aeron, check_java, check_python, check_spark
+from tensorpool.diagnosis.software import check_aeron, check_copies, check_java, check_python, check_spark
 from tensorpool.diagnosis.space import check_space
 from tensorpool.driver.config import DriverConfig
 from tensorpool.settings import lookalikes
@@ -29,6 +29,7 @@ def run_checks(config: DriverConfig, aeron_dir: str | None) -> Iterator[CheckRes
     yield check_python()
     libaeron = check_aeron()
     yield libaeron
+    yield check_copies()
     yield from _check_environment(config)
     if libaeron.level is not Level.FAIL:
         where = place_of(config, aeron_dir)

@@ -14,9 +14,12 @@ import sys
 from pathlib import Path
 from typing import Final
 
+from tensorpool import _core
 from tensorpool.aeron import library
 from tensorpool.diagnosis.check_result import CheckResult, fail, ok, warn
-from tensorpool.errors import DISTRIBUTION, TransportError, install_command
+from tensorpool.errors import DISTRIBUTION, ConfigError, TransportError, install_command
+from tensorpool.shm.copies import VARIABLE as COPIES_VARIABLE
+from tensorpool.shm.copies import choose_copies
 
 MIN_PYTHON: Final = (3, 12)
 MIN_JAVA: Final = 17
@@ -43,6 +46,16 @@ def check_aeron() -> CheckResult:
         return ok("libaeron", f"{library.version()}, from {paths}")
     except TransportError as error:
         return fail("libaeron", str(error), "pip install pyaeron==0.1.0, or see docs/install.md where it has no wheel")
+
+
+def check_copies() -> CheckResult:
+    """Which instructions copy payloads on this processor, and who chose them."""
+    try:
+        origin = choose_copies(keep=False)
+    except ConfigError as error:
+        return fail("copies", str(error), f"unset {COPIES_VARIABLE}    (or give it one of the accepted values)")
+    kinds = ", ".join(f"{use} {kind}" for use, kind in _core.copy_kinds().items())
+    return ok("copies", f"{kinds} ({origin})")
 
 
 def check_spark() -> CheckResult:

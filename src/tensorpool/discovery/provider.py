@@ -34,6 +34,7 @@ from tensorpool.wire import decode
 from tensorpool.wire.control import ClockDomain, DataSourceAnnounce, DataSourceMeta, ShmPoolAnnounce
 from tensorpool.wire.discovery import DiscoveryRequest
 
+MAX_MESSAGE_BYTES: Final = 256 << 10
 FRAGMENT_LIMIT: Final = 256
 POLLS_PER_TURN: Final = 16  # of each subscription
 ANSWERS_PER_TURN: Final = 64
@@ -411,6 +412,7 @@ class ProviderStreams:
         now_ns: int,
     ) -> None:
         self._client = client
+        self._counts = counts
         self.responder: Final = Responder(settings, client, counts, now_ns)
         self.registries: Final[list[aeron.Publication]] = []
         self.polls: list[Callable[[], int]] = []
@@ -433,14 +435,25 @@ class ProviderStreams:
                 self._subscriptions[endpoint] = aeron.subscribe(self._client, endpoint)
         for endpoint in self._subscriptions.keys() - {endpoint for endpoint, _ in adapters}:
             self._subscriptions.pop(endpoint).close()
-        self.polls = [self._poll(self._subscriptions[endpoint], adapter) for endpoint, adapter in adapters]
+        self.polls = [self._bounded_poll(self._subscriptions[endpoint], adapter) for endpoint, adapter in adapters]
 
     def close(self) -> None:
         self.responder.close()
 
-    @staticmethod
-    def _poll(subscription: aeron.Subscription, adapter: MessageAdapter) -> Callable[[], int]:
-        return lambda: subscription.poll(adapter.on_message, FRAGMENT_LIMIT)
+    def _bounded_poll(self, subscription: aeron.Subscription, adapter: MessageAdapter) -> Callable[[], int]:
+        """Anybody may send to a registry on the network: what is longer than any honest message takes no memory."""
+        filter = adapter.make_filter(MAX_MESSAGE_BYTES)
+        too_long = 0
+
+        def poll() -> int:
+            nonlocal too_long
+            fragments = filter.poll(subscription, adapter.on_message, FRAGMENT_LIMIT)
+            if fragments:
+                before, too_long = too_long, filter.counts["too_long"]
+                self._counts["messages_too_long"] += too_long - before
+            return fragments
+
+        return poll
 
 
 class ThriftyIdle:

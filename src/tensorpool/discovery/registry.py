@@ -59,6 +59,15 @@ class Registry(ClosesOnExit):
     def is_running(self) -> bool:
         return self._runner.is_running
 
+    @property
+    def silent_ns(self) -> int:
+        """How long ago its duty cycle turned."""
+        return self._runner.silent_ns
+
+    @property
+    def embeds_media_driver(self) -> bool:
+        return self._media_driver is not None
+
     def reload(self) -> tuple[str, ...]:
         """Read the configuration again and follow the drivers that it names now; all or nothing.
 

@@ -17,7 +17,8 @@ import msgspec
 from tensorpool.driver.clients import Clients, Owner
 from tensorpool.driver.leases import Lease
 from tensorpool.process_description import process_fields
-from tensorpool.wire.driver import ResponseCode, ShmAttachRequest
+from tensorpool.wire.attach import AttachRequest
+from tensorpool.wire.driver import ResponseCode
 
 ATTACHED: Final = "lease_attached"
 WAIT_NS: Final = 1_000_000_000  # for a declaration
@@ -113,7 +114,7 @@ def lease_event(what: str, lease: Lease, **fields: object) -> Event:
     )
 
 
-def refusal_event(request: ShmAttachRequest, code: ResponseCode, reason: str) -> Event:
+def refusal_event(request: AttachRequest, code: ResponseCode, reason: str) -> Event:
     """An attach that was refused."""
     fields = {"role": request.role.name, "code": code.name, "reason": reason}
     return Event(name="attach_refused", stream_id=request.stream_id, client_id=request.client_id, fields=fields)

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Whether another driver answers for our streams, and for which.
 
-A driver that starts sends a probe on its control stream: an attach request that no driver can grant (`probe`). A driver
-that runs there refuses it, and one that started earlier but is not serving yet answers it too (`is_later_probe`); the
+A driver that starts sends a probe on its control stream: an attach request that no driver can grant. A driver that
+runs there refuses it, and one that started earlier but is not serving yet answers it too (`is_later_probe`); the
 answer is proof, and the one that asked ends. A driver that runs sees the other in attach responses that are not its own
 and in announces of memory that is not its own: each is a claim on a stream, which lasts for three announce periods.
 
@@ -11,23 +11,24 @@ and in announces of memory that is not its own: each is a claim on a stream, whi
         └──► serving ──claim on a stream──► that stream is not granted ──silence for three announce periods──► granted
 
 Announces of our own epochs come from producers of other implementations too and say nothing. Holds no clock and does no
-IO. Driver Model §2.1, §5; decisions E31, J, K6.
+IO. Driver Model §2.1, §5; decisions E31, J, K6, K9.
 """
 
 from __future__ import annotations
 
 from collections import OrderedDict
-from typing import Final
+from typing import Any, Final
 
 from tensorpool.soft_state import SoftStateTable
+from tensorpool.wire.attach import AttachRequest, AttachResponse, Dialect, attach_refusal
 from tensorpool.wire.control import ShmPoolAnnounce
 from tensorpool.wire.driver import (
+    ExtendedAttachRequest,
     HugepagesPolicy,
     PublishMode,
     ResponseCode,
     Role,
     ShmAttachRequest,
-    ShmAttachResponse,
 )
 
 SILENT_PERIODS: Final = 3
@@ -39,24 +40,26 @@ NO_CLIENT: Final = 0  # no client has this id, and no driver grants it a lease
 NO_STREAM: Final = 0xFFFF_FFFE  # with REQUIRE_EXISTING: there is none of this id to attach to
 
 
-def probe(correlation_id: int) -> ShmAttachRequest:
-    """An attach request that every driver refuses. `correlation_id` is the monotonic time: later probes have more."""
-    return ShmAttachRequest(
-        correlation_id=correlation_id,
-        stream_id=NO_STREAM,
-        client_id=NO_CLIENT,
-        role=Role.CONSUMER,
-        expected_layout_version=0,
-        max_dims=0,
-        publish_mode=PublishMode.REQUIRE_EXISTING,
-        require_hugepages=HugepagesPolicy.UNSPECIFIED,
-    )
+def probes(correlation_id: int) -> tuple[AttachRequest, ...]:
+    """An attach request that every driver refuses, in both dialects: a driver may know one of them (K9).
+
+    `correlation_id` is the monotonic time: later probes have more.
+    """
+    fields: dict[str, Any] = {
+        "correlation_id": correlation_id,
+        "stream_id": NO_STREAM,
+        "client_id": NO_CLIENT,
+        "role": Role.CONSUMER,
+        "expected_layout_version": 0,
+        "publish_mode": PublishMode.REQUIRE_EXISTING,
+        "require_hugepages": HugepagesPolicy.UNSPECIFIED,
+    }
+    return ShmAttachRequest(**fields, max_dims=0), ExtendedAttachRequest(**fields)
 
 
-def probe_answer(correlation_id: int) -> ShmAttachResponse:
+def probe_answer(correlation_id: int, dialect: Dialect = Dialect.SPECIFIED) -> AttachResponse:
     """The answer of a driver to the probe of a later one."""
-    claim = "a driver serves this control stream"
-    return ShmAttachResponse(correlation_id=correlation_id, code=ResponseCode.REJECTED, error_message=claim)
+    return attach_refusal(dialect, correlation_id, ResponseCode.REJECTED, "a driver serves this control stream")
 
 
 class Authority:
@@ -73,10 +76,10 @@ class Authority:
         self._began_ns = 0
         self.earlier_driver = ""  # the claim of a driver that started before us: we must end
 
-    def on_start(self, now_ns: int) -> ShmAttachRequest:
-        """The probe that finds a driver that is here already."""
+    def on_start(self, now_ns: int) -> tuple[AttachRequest, ...]:
+        """The probes that find a driver that is here already."""
         self._probe_id = self._began_ns = now_ns
-        return probe(now_ns)
+        return probes(now_ns)
 
     def on_epoch_created(self, stream_id: int, epoch: int) -> None:
         self._epochs[stream_id] = epoch
@@ -86,16 +89,16 @@ class Authority:
         is_probe = (stream_id, client_id) == (NO_STREAM, NO_CLIENT)
         return is_probe and self._probe_id is not None and correlation_id > self._probe_id
 
-    def on_request(self, request: ShmAttachRequest) -> None:
+    def on_request(self, request: AttachRequest) -> None:
         """Remember which stream it is for: the other driver may refuse it."""
         self._asked[request.correlation_id] = request.stream_id
         if len(self._asked) > MAX_REQUESTS:
             self._asked.popitem(last=False)
 
-    def is_probe_answer(self, response: ShmAttachResponse) -> bool:
+    def is_probe_answer(self, response: AttachResponse) -> bool:
         return response.correlation_id == self._probe_id
 
-    def on_response(self, response: ShmAttachResponse, now_ns: int) -> int | None:
+    def on_response(self, response: AttachResponse, now_ns: int) -> int | None:
         """An attach response that is not ours; the stream that is claimed by it from now on, None for no new claim."""
         claim = f"answered an attach request: {response.code.name} {response.error_message}".rstrip()
         if self.is_probe_answer(response):

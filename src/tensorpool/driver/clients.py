@@ -15,7 +15,7 @@ import msgspec
 
 from tensorpool.process_description import ProcessDescription
 from tensorpool.process_identity import ProcessIdentity
-from tensorpool.wire.driver import ShmAttachRequest
+from tensorpool.wire.attach import AttachRequest
 
 MAX_CLIENTS: Final = 20_000
 MAX_WAITING: Final = 1024
@@ -40,7 +40,7 @@ class Owner(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class _Waiting(msgspec.Struct, frozen=True):
-    request: ShmAttachRequest
+    request: AttachRequest
     session_id: int
     until_ns: int
 
@@ -83,7 +83,7 @@ class Clients:
 
     # --- attaches that wait for a declaration
 
-    def defer(self, request: ShmAttachRequest, session_id: int, now_ns: int) -> bool:
+    def defer(self, request: AttachRequest, session_id: int, now_ns: int) -> bool:
         """Whether the attach has to wait; once for each client id."""
         if session_id in self._owners or len(self._waiting) >= MAX_WAITING:
             return False
@@ -94,7 +94,7 @@ class Clients:
         self._waiting.append(_Waiting(request, session_id, now_ns + DECLARATION_NS))
         return True
 
-    def take_due(self, now_ns: int) -> list[ShmAttachRequest]:
+    def take_due(self, now_ns: int) -> list[AttachRequest]:
         """The attaches whose session was declared by now, or that have waited long enough, in their order."""
         due = [it for it in self._waiting if it.session_id in self._owners or now_ns >= it.until_ns]
         if due:

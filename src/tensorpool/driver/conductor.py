@@ -2,7 +2,7 @@
 """The driver's duty cycle: reads the control stream, lets `Lifecycle` decide, performs the effects.
 
 Single-threaded; never blocks. Each message, order and part of a turn is performed by itself: one that fails is counted
-and logged, and the others go on. Driver Model §4.4a, §4.5; decisions A19, E32-E34, E39.
+and logged, and the others go on. Driver Model §4.4a, §4.5; decisions A19, E32-E34, E39, K9.
 """
 
 from __future__ import annotations
@@ -44,6 +44,7 @@ from tensorpool.logs import get_logger
 from tensorpool.peer_text import printable
 from tensorpool.settings import ReloadRefused
 from tensorpool.wire import Message
+from tensorpool.wire.attach import AttachRequest, AttachResponse, Dialect
 from tensorpool.wire.control import ConsumerConfig, ConsumerHello, ShmPoolAnnounce
 from tensorpool.wire.driver import (
     ResponseCode,
@@ -440,13 +441,13 @@ class DriverConductor:
     def _is_in_backlog(self, info: aeron.MessageInfo) -> bool:
         return self._streams is not None and self._streams.backlog.contains(info)
 
-    def on_shm_attach_response(self, response: ShmAttachResponse, info: aeron.MessageInfo) -> None:
+    def on_shm_attach_response(self, response: AttachResponse, info: aeron.MessageInfo) -> None:
         self._perform(self._other_drivers.on_attach_response(response, is_before=self._is_in_backlog(info)))
 
     def on_shm_pool_announce(self, announce: ShmPoolAnnounce, info: aeron.MessageInfo) -> None:
         self._perform(self._other_drivers.on_announce(announce, is_before=self._is_in_backlog(info)))
 
-    def on_shm_attach_request(self, request: ShmAttachRequest, info: aeron.MessageInfo) -> None:
+    def on_shm_attach_request(self, request: AttachRequest, info: aeron.MessageInfo) -> None:
         self.lifecycle.authority.on_request(request)
         clients, now_ns = self.lifecycle.clients, self._last_turn_ns
         is_deferred = self._config.has_user_limits and clients.defer(request, info.session_id, now_ns)
@@ -454,7 +455,7 @@ class DriverConductor:
         if not is_deferred:
             self._attach(request, now_ns)
 
-    def _attach(self, request: ShmAttachRequest, now_ns: int) -> int:
+    def _attach(self, request: AttachRequest, now_ns: int) -> int:
         if request.role is Role.PRODUCER:
             self._end_lease_of_ended_process(request.stream_id)
         return self._perform(self.lifecycle.on_attach(request, now_ns))
@@ -487,7 +488,8 @@ class DriverConductor:
         code = ResponseCode.UNSUPPORTED if is_unsupported else ResponseCode.INVALID_PARAMS
         (correlation_id,) = _CORRELATION_ID.unpack_from(data)
         if has_kind(data, ShmAttachRequest):
-            self._perform(self.lifecycle.on_malformed_attach(correlation_id, code, str(error)))
+            dialect = Dialect.of_request(data)
+            self._perform(self.lifecycle.on_malformed_attach(correlation_id, code, str(error), dialect))
         elif has_kind(data, ShmDetachRequest):
             self._perform(self.lifecycle.on_malformed_detach(correlation_id, code, str(error)))
 

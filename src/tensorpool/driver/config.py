@@ -12,7 +12,8 @@
 
 Names and defaults are the specification's; keys that it does not name say so. A configuration that the driver cannot
 serve is refused: see `tensorpool.settings` for how.
-Driver Model §11, §17; Wire §15.11, §15.21a; decisions A14, B19, B20, D1, D4, D9, E20, E21, E35, E36.
+Driver Model §11, §17; Wire §15.11, §15.21a; decisions A14, B19, B20, D1, D4, D9, E20, E21, E35,
+E36, K9.
 """
 
 from __future__ import annotations
@@ -156,7 +157,7 @@ class DriverSection(msgspec.Struct, frozen=True, kw_only=True):
     """`[driver]`: identity, Aeron endpoints and the ids that may be given away.
 
     Ours, since clients have to agree with the driver on them and the specification has no keys: descriptor and metadata
-    endpoints (E20), announce_clock_domain (Wire §10.1.1).
+    endpoints (E20), announce_clock_domain (Wire §10.1.1), and dialect and node_id_range (K9).
     """
 
     instance_id: Name = "driver-01"
@@ -191,6 +192,11 @@ class DriverSection(msgspec.Struct, frozen=True, kw_only=True):
     """The Aeron stream id of metadata_channel."""
     announce_clock_domain: Literal["MONOTONIC", "REALTIME_SYNCED"] = "MONOTONIC"
     """The clock that stamps announces; REALTIME_SYNCED where other hosts judge their age."""
+    dialect: Literal["auto", "specified", "2026-01"] = "auto"
+    """How clients lay out their attach requests: as specified, as other implementations do since January 2026, or as
+    specified until a driver that announces does not answer; a driver answers both."""
+    node_id_range: StreamIdRange = Range(1, 1023)
+    """The node ids that clients of the dialect 2026-01 are given, for their trace ids."""
 
     control = EndpointOf("control")
     announce = EndpointOf("announce")
@@ -229,7 +235,8 @@ class PoliciesSection(msgspec.Struct, frozen=True, kw_only=True):
 
     Ours: `recreate_on_startup` (Driver Model §14 has the mode, no key), `max_leases`, `max_streams` and `max_bytes`,
     the same three for each user, `max_provisioned_stream_bytes` and `max_provisioned_bytes`,
-    `dynamic_stream_linger_ms`, and `rate_limited_default_hz` (E26).
+    `dynamic_stream_linger_ms`, `rate_limited_default_hz` (E26), and `node_id_reuse_cooldown_ms` (K9; other
+    implementations have this key too).
     """
 
     allow_dynamic_streams: bool = False
@@ -271,24 +278,28 @@ class PoliciesSection(msgspec.Struct, frozen=True, kw_only=True):
     max_streams: PositiveU32 = 1_000
     """How many streams may exist at a time, configured ones included."""
     max_user_leases: U32 = 0
-    """How many leases one user may hold; 0: no limit. Clients that do not declare themselves count as one user."""
+    """How many leases one user may hold, or all clients together that do not declare themselves; 0: no limit."""
     max_user_streams: U32 = 0
     """How many streams that one user's clients created may exist; 0: no limit."""
     max_user_bytes: Bytes = 0
     """What the rings of streams that one user produces may take, with the epochs that are kept; 0: no limit."""
     dynamic_stream_linger_ms: PositiveU32 = 30_000
     """How long a stream that a client created outlives its last lease."""
+    node_id_reuse_cooldown_ms: U32 = 10_000
+    """How long the node id of a client that is gone is given to no other."""
     rate_limited_default_hz: PositiveU32 = 10
     """The rate of a consumer that an override makes RATE_LIMITED and that named no rate in its hello."""
 
 
 class ClientSection(msgspec.Struct, frozen=True, kw_only=True):
-    """`[client]`, all of it ours: how long calls that name no `timeout` wait, on a slow machine longer."""
+    """`[client]`, all of it ours: how long calls that name no `timeout` wait, and whether frames are traced."""
 
     attach_timeout_ms: PositiveU32 = 5000
     """How long `Client.producer`, `consumer` and `watch` wait."""
     discover_timeout_ms: PositiveU32 = 2000
     """How long `Client.discover` waits."""
+    trace_ids: bool = False
+    """Whether producers that do not say give every frame a trace id."""
 
 
 class PoolConfig(msgspec.Struct, frozen=True, kw_only=True):
@@ -379,6 +390,10 @@ class DriverConfig(Configuration, frozen=True, kw_only=True):
     @property
     def dynamic_stream_linger_ns(self) -> int:
         return self.policies.dynamic_stream_linger_ms * MS
+
+    @property
+    def node_id_cooldown_ns(self) -> int:
+        return self.policies.node_id_reuse_cooldown_ms * MS
 
     @property
     def shutdown_timeout_ns(self) -> int:

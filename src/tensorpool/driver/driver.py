@@ -81,6 +81,11 @@ class Driver(ClosesOnExit):
         return self._runner.is_running
 
     @property
+    def silent_ns(self) -> int:
+        """How long ago its duty cycle turned."""
+        return self._runner.silent_ns
+
+    @property
     def embeds_media_driver(self) -> bool:
         return self._media_driver is not None
 

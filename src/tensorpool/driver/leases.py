@@ -22,9 +22,9 @@ import msgspec
 
 from tensorpool.driver.clients import Owner
 from tensorpool.process_identity import ProcessIdentity
+from tensorpool.wire.attach import AttachRequest
 from tensorpool.wire.driver import (
     Role,
-    ShmAttachRequest,
     ShmDetachRequest,
     ShmLeaseKeepalive,
 )
@@ -57,7 +57,7 @@ class Lease(msgspec.Struct):
     role: Role
     granted_ns: int
     expiry_ns: int
-    request: ShmAttachRequest  # for an identical retry (E2)
+    request: AttachRequest  # for an identical retry (E2)
     state: LeaseState = LeaseState.ATTACHED
     is_owed_answer: bool = False  # to such a retry, once its stream has an epoch again
     is_forgiven: bool = False  # since its last keepalive
@@ -108,7 +108,7 @@ class LeaseTable:
         """The one lease that `client_id` may hold (§4.8)."""
         return self._by_client.get(client_id)
 
-    def grant(self, stream_id: int, request: ShmAttachRequest, now_ns: int) -> Lease:
+    def grant(self, stream_id: int, request: AttachRequest, now_ns: int) -> Lease:
         """A new lease on `stream_id`, which may be other than the requested one (id 0 asks for any).
 
         The caller has made sure that the client holds none and that the stream has room.

@@ -10,7 +10,7 @@ comes back as an event; what depends on it waits here, and everything else goes 
     detach              Send(response), Send(revoked), then for a producer CreateEpoch … Announce
     expiry, revoke      Send(revoked), then for a producer CreateEpoch … Announce
 
-Driver Model §4-§8, §10, §11, §13; decisions A19, C4, E1-E3, E8-E19, E22-E25, E30-E33, E38, E39, E43-E46.
+Driver Model §4-§8, §10, §11, §13; decisions A19, C4, E1-E3, E8-E19, E22-E25, E30-E33, E38, E39, E43-E46, K9.
 """
 
 from __future__ import annotations
@@ -30,19 +30,20 @@ from tensorpool.driver.config import DriverConfig
 from tensorpool.driver.effects import Announce, CreateEpoch, DropStream, Effect, Exit, Report, Send
 from tensorpool.driver.epoch_messages import Epoch
 from tensorpool.driver.leases import Keepalive, Lease, LeaseTable
-from tensorpool.driver.message_sizes import ERROR_MESSAGE_BYTES
+from tensorpool.driver.message_sizes import limited
+from tensorpool.driver.node_ids import NodeIds
 from tensorpool.driver.private_streams import PrivateStreams
 from tensorpool.driver.reload import InUse, Plan
 from tensorpool.driver.streams import NoStream, Stream, StreamTable
 from tensorpool.shm.layout import LAYOUT_VERSION
+from tensorpool.wire.attach import AttachRequest, AttachResponse, Dialect, attach_refusal
 from tensorpool.wire.control import ClockDomain, ConsumerConfig, ConsumerHello, ShmPoolAnnounce
 from tensorpool.wire.driver import (
+    ExtendedAttachRequest,
     LeaseRevokeReason,
     PublishMode,
     ResponseCode,
     Role,
-    ShmAttachRequest,
-    ShmAttachResponse,
     ShmDetachRequest,
     ShmDetachResponse,
     ShmDriverShutdown,
@@ -72,7 +73,7 @@ class Phase(Enum):
 class Pending(msgspec.Struct):
     """An attach that waits for memory, however long that takes (E2); `report_ns`: when that is to be reported."""
 
-    request: ShmAttachRequest
+    request: AttachRequest
     stream: Stream
     since_ns: int
     report_ns: int
@@ -95,6 +96,8 @@ class Lifecycle:
         self._hugepages = hugepages
         self._pending: list[Pending] = []
         self.private_streams = PrivateStreams(config, self.counts)
+        # Another first id in each run: clients of the last one wish for theirs again.
+        self.node_ids = NodeIds(config.driver.node_id_range, config.node_id_cooldown_ns, start=first_lease_id)
         self._next_announce_ns = 0
         self._next_report_ns = NEVER_NS
         self._exit_ns = 0
@@ -145,7 +148,7 @@ class Lifecycle:
 
     # --- requests
 
-    def on_attach(self, request: ShmAttachRequest, now_ns: int) -> list[Effect]:
+    def on_attach(self, request: AttachRequest, now_ns: int) -> list[Effect]:
         held = self.leases.of_client(request.client_id)
         if held is not None and _is_retry(held.request, request, held.stream_id):
             return self._answered_again(held)
@@ -156,16 +159,21 @@ class Lifecycle:
             stream = self._admit(request, held or waiting, now_ns)
         except _Refusal as refusal:
             return [Send(self._refused(request, refusal))]
+        if isinstance(request, ExtendedAttachRequest):
+            node_id = self.node_ids.take(request.client_id, request.desired_node_id, now_ns)
+            self.counts["node_ids_exhausted"] += node_id is None
         if request.role is Role.CONSUMER and stream.current is not None:
             return [self._granted(request, stream, now_ns)]
         self._pending.append(Pending(request, stream, now_ns, now_ns + FIRST_REPORT_NS))
         self._next_report_ns = min(self._next_report_ns, now_ns + FIRST_REPORT_NS)
         return self._create(stream, reserve=request.role is Role.PRODUCER)
 
-    def on_malformed_attach(self, correlation_id: int, code: ResponseCode, text: str) -> list[Effect]:
-        """A request that names its correlation id but cannot be understood (A19, E33)."""
+    def on_malformed_attach(
+        self, correlation_id: int, code: ResponseCode, text: str, dialect: Dialect = Dialect.SPECIFIED
+    ) -> list[Effect]:
+        """A request that names its correlation id but cannot be understood (A19, E33, K9)."""
         self.counts["malformed_attaches"] += 1
-        return [Send(_refusal_response(correlation_id, code, text))]
+        return [Send(attach_refusal(dialect, correlation_id, code, limited(text)))]
 
     def on_detach(self, request: ShmDetachRequest, now_ns: int) -> list[Effect]:
         lease = self.leases.detach(request)
@@ -210,7 +218,7 @@ class Lifecycle:
         claimed = self._claim_on(stream_id, now_ns)
         refused = [each for each in self._pending if claimed and each.stream.stream_id == stream_id]
         self._pending = [each for each in self._pending if each not in refused]
-        return [Send(self._refused(each.request, claimed)) for each in refused if claimed]
+        return [self._refuse_pending(each, claimed, now_ns) for each in refused if claimed]
 
     def provision(self, asked: ProvisionRequest, now_ns: int) -> Stream:
         """Have a stream whose next producer gets a ring of that size; a new one waits for it, without memory.
@@ -265,11 +273,11 @@ class Lifecycle:
         if self.phase is not Phase.SERVING:
             return []
         self.phase = Phase.DRAINING
-        self._exit_notice = reason, _limited(text)
+        self._exit_notice = reason, limited(text)
         self._exit_ns = now_ns + self.config.shutdown_timeout_ns
         self._next_announce_ns = min(self._next_announce_ns, self._exit_ns)
         refusal = _Refusal(ResponseCode.REJECTED, "the driver is shutting down")
-        effects: list[Effect] = [Send(self._refused(pending.request, refusal)) for pending in self._pending]
+        effects: list[Effect] = [self._refuse_pending(pending, refusal, now_ns) for pending in self._pending]
         self._pending.clear()
         return effects + [Announce(stream.stream_id) for stream in self.streams if stream.current is not None]
 
@@ -294,6 +302,7 @@ class Lifecycle:
         self.config = self.streams.config = plan.config
         self.private_streams.descriptor_ids.replace(plan.config.driver.descriptor_stream_id_range)
         self.private_streams.control_ids.replace(plan.config.driver.control_stream_id_range)
+        self.node_ids.configure(plan.config.driver.node_id_range, plan.config.node_id_cooldown_ns)
         effects: list[Effect] = []
         for stream_id in plan.retired:
             self.streams.forget(stream_id)
@@ -339,7 +348,7 @@ class Lifecycle:
         effects: list[Effect] = []
         for role in roles:
             while (pending := self._take_pending(stream, role)) is not None:
-                effects.append(Send(self._refused(pending.request, refusal)))
+                effects.append(self._refuse_pending(pending, refusal, now_ns))
         if not reserved and self._has_pending(stream, Role.PRODUCER):
             effects += self._create(stream, reserve=True)
         elif reserved and stream.current is None and self._has_pending(stream, Role.CONSUMER):
@@ -365,7 +374,7 @@ class Lifecycle:
     def _stamp(self, now_ns: int) -> int:
         return now_ns + self.stamp_offset_ns
 
-    def _admit(self, request: ShmAttachRequest, holder: Lease | Pending | None, now_ns: int) -> Stream:
+    def _admit(self, request: AttachRequest, holder: Lease | Pending | None, now_ns: int) -> Stream:
         """The stream that the request may attach to; raises _Refusal with the code of §4.6."""
         if self.phase is not Phase.SERVING:
             raise _Refusal(ResponseCode.REJECTED, "the driver is shutting down")
@@ -387,6 +396,10 @@ class Lifecycle:
                 "update the older of the two",
             )
         self._check(limits.check_pages, request.require_hugepages, self._hugepages)
+        if isinstance(request, ExtendedAttachRequest):
+            taken = self.node_ids.flaw_in_wish(request.desired_node_id, now_ns)
+            if taken is not None:
+                raise _Refusal(ResponseCode.REJECTED, taken)
         if (claimed := self._claim_on(request.stream_id, now_ns)) is not None:
             raise claimed
         known = self.streams.get(request.stream_id)
@@ -407,7 +420,7 @@ class Lifecycle:
         stream.creator = stream.creator or user or limits.UNKNOWN
         return stream
 
-    def _make_stream(self, request: ShmAttachRequest) -> Stream:
+    def _make_stream(self, request: AttachRequest) -> Stream:
         if request.publish_mode is not PublishMode.EXISTING_OR_CREATE:  # E12: absent means REQUIRE_EXISTING
             text = f"stream {request.stream_id} does not exist; pass create=True, or see `tensorpool ls`"
             raise _Refusal(ResponseCode.REJECTED, text)
@@ -441,7 +454,7 @@ class Lifecycle:
         except limits.LimitReached as reached:
             raise _Refusal(ResponseCode.REJECTED, str(reached)) from None
 
-    def _user(self, request: ShmAttachRequest) -> str | None:
+    def _user(self, request: AttachRequest) -> str | None:
         owner = self.clients.owner_of(request.client_id)
         return None if owner is None else owner.user
 
@@ -451,7 +464,7 @@ class Lifecycle:
         producers = (each for each in self._pending if each.request.role is Role.PRODUCER)
         return held + [(each.stream, self._user(each.request)) for each in producers]
 
-    def _granted(self, request: ShmAttachRequest, stream: Stream, now_ns: int) -> Send:
+    def _granted(self, request: AttachRequest, stream: Stream, now_ns: int) -> Send:
         lease = self.leases.grant(stream.stream_id, request, now_ns)
         lease.owner, lease.granted_utc_ns = self.clients.owner_of(lease.client_id), now_ns + self.utc_offset_ns
         self.events.append(lease_event("attached", lease))
@@ -471,11 +484,8 @@ class Lifecycle:
 
     def _answer(self, lease: Lease, epoch: Epoch) -> Send:
         lease.is_owed_answer = False
-        correlation_id, expiry_ns = lease.request.correlation_id, self._stamp(lease.expiry_ns)
-        response = epoch_messages.grant(
-            epoch, correlation_id=correlation_id, lease_id=lease.lease_id, expiry_ns=expiry_ns
-        )
-        return Send(response)
+        node_id = self.node_ids.of(lease.client_id)
+        return Send(epoch_messages.grant(epoch, lease.request, lease.lease_id, self._stamp(lease.expiry_ns), node_id))
 
     def _report_pending(self, now_ns: int) -> list[Effect]:
         """Clients whose memory takes long learn that it is on its way, and how much of it."""
@@ -491,14 +501,19 @@ class Lifecycle:
         self._next_report_ns = min((pending.report_ns for pending in self._pending), default=NEVER_NS)
         return effects
 
-    def _refused(self, request: ShmAttachRequest, refusal: _Refusal) -> ShmAttachResponse:
+    def _refused(self, request: AttachRequest, why: _Refusal) -> AttachResponse:
         self.counts["attaches_refused"] += 1
-        self.events.append(refusal_event(request, refusal.code, str(refusal)))
-        return _refusal_response(request.correlation_id, refusal.code, str(refusal))
+        self.events.append(refusal_event(request, why.code, str(why)))
+        return attach_refusal(Dialect.of(request), request.correlation_id, why.code, limited(str(why)))
+
+    def _refuse_pending(self, pending: Pending, why: _Refusal, now_ns: int) -> Send:
+        self.node_ids.give_back(pending.request.client_id, now_ns)
+        return Send(self._refused(pending.request, why))
 
     def _ended(self, lease: Lease, reason: LeaseRevokeReason, text: str, now_ns: int) -> list[Effect]:
         """§4.9: every end is published; a producer's end also makes a new epoch, announced when it exists."""
         self.private_streams.give_back((lease.stream_id, lease.client_id))
+        self.node_ids.give_back(lease.client_id, now_ns)
         held_ms = (now_ns - lease.granted_ns) // 1_000_000
         self.events.append(lease_event(reason.name.lower(), lease, reason=text or None, held_ms=held_ms))
         notice = ShmLeaseRevoked(
@@ -508,7 +523,7 @@ class Lifecycle:
             client_id=lease.client_id,
             role=lease.role,
             reason=reason,
-            error_message=_limited(text),
+            error_message=limited(text),
         )
         effects: list[Effect] = [Send(notice)]
         stream = self.streams.get(lease.stream_id)
@@ -568,9 +583,9 @@ class _Refusal(Exception):
         self.code = code
 
 
-def _is_retry(first: ShmAttachRequest, again: ShmAttachRequest, stream_id: int) -> bool:
+def _is_retry(first: AttachRequest, again: AttachRequest, stream_id: int) -> bool:
     """The same attempt (E2), also one that names the stream that the first was given; the client is the same."""
-    is_same = (first.correlation_id, first.role) == (again.correlation_id, again.role)
+    is_same = (type(first), first.correlation_id, first.role) == (type(again), again.correlation_id, again.role)
     return is_same and again.stream_id in (first.stream_id, stream_id)
 
 
@@ -582,15 +597,5 @@ def _describe_holder(client_id: int, holder: Lease | Pending) -> str:
     )
 
 
-def _refusal_response(correlation_id: int, code: ResponseCode, text: str) -> ShmAttachResponse:
-    return ShmAttachResponse(correlation_id=correlation_id, code=code, error_message=_limited(text))
-
-
 def _detach_response(correlation_id: int, code: ResponseCode, text: str) -> ShmDetachResponse:
-    return ShmDetachResponse(correlation_id=correlation_id, code=code, error_message=_limited(text))
-
-
-def _limited(text: str) -> str:
-    """At most 1024 bytes, cut between characters (§4.2, E39)."""
-    encoded = text.encode("utf-8", "surrogateescape")
-    return encoded[:ERROR_MESSAGE_BYTES].decode("utf-8", "ignore") if len(encoded) > ERROR_MESSAGE_BYTES else text
+    return ShmDetachResponse(correlation_id=correlation_id, code=code, error_message=limited(text))

@@ -10,14 +10,16 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
+import msgspec
+
 from tensorpool.channel import check_channel
-from tensorpool.driver.epoch_messages import Epoch, announce, grant
+from tensorpool.driver.epoch_messages import Epoch, announce
 from tensorpool.errors import ConfigError
 from tensorpool.shm.epochs import region_uris
 from tensorpool.shm.layout import LAYOUT_VERSION, MAX_EPOCH
 from tensorpool.shm.namespace import namespace_path
 from tensorpool.wire.control import ClockDomain
-from tensorpool.wire.driver import ResponseCode, ShmAttachResponse
+from tensorpool.wire.driver import ExtendedAttachResponse, PayloadPool, ResponseCode
 
 if TYPE_CHECKING:
     from tensorpool.driver.config import DriverConfig
@@ -54,6 +56,12 @@ def carried_bytes(key: str, channel: str) -> int | None:
     return min(term // 8, MAX_MESSAGE_BYTES) if isinstance(term, int) else None
 
 
+def limited(text: str) -> str:
+    """At most 1024 bytes, cut between characters (§4.2, E39)."""
+    encoded = text.encode("utf-8", "surrogateescape")
+    return encoded[:ERROR_MESSAGE_BYTES].decode("utf-8", "ignore") if len(encoded) > ERROR_MESSAGE_BYTES else text
+
+
 def _check(profile: str, key: str, channel: str, limit: int | None, needed: int, uris: list[str]) -> None:
     limit = carried_bytes(key, channel) if limit is None else limit
     if limit is None or needed <= limit:
@@ -70,8 +78,13 @@ def _check(profile: str, key: str, channel: str, limit: int | None, needed: int,
 
 
 def _grant_bytes(epoch: Epoch) -> int:
-    refusal_bytes = len(ShmAttachResponse(correlation_id=0, code=ResponseCode.REJECTED).encode()) + ERROR_MESSAGE_BYTES
-    return max(len(grant(epoch, correlation_id=0, lease_id=0, expiry_ns=0).encode()), refusal_bytes)
+    """Of the longest answer: in the dialect whose block is longer, an OK or a refusal."""
+    refused = ExtendedAttachResponse(correlation_id=0, code=ResponseCode.REJECTED)
+    pools = tuple(
+        PayloadPool(pool_id=0, pool_nslots=0, stride_bytes=0, region_uri=uri) for uri in epoch.pool_region_uris
+    )
+    granted = msgspec.structs.replace(refused, payload_pools=pools, header_region_uri=epoch.header_region_uri)
+    return max(len(granted.encode()), len(refused.encode()) + ERROR_MESSAGE_BYTES)
 
 
 def _announce_bytes(epoch: Epoch) -> int:

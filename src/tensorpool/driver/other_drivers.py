@@ -18,8 +18,8 @@ from tensorpool.driver.lifecycle import Lifecycle
 from tensorpool.errors import ConfigError
 from tensorpool.logs import Logger
 from tensorpool.shm.announced import is_fresh
+from tensorpool.wire.attach import AttachResponse, Dialect
 from tensorpool.wire.control import ShmPoolAnnounce
-from tensorpool.wire.driver import ShmAttachResponse
 
 LISTEN_NS: Final = 60_000_000  # a driver answers a probe in a few ms; one that is later still ends us
 
@@ -50,9 +50,9 @@ class OtherDrivers:
         return ConfigError("driver.control_stream_id", endpoint.control_stream_id, accepted)
 
     def on_start(self) -> list[Effect]:
-        """Send the probe; what comes within LISTEN_NS decides whether we serve."""
+        """Send the probes; what comes within LISTEN_NS decides whether we serve."""
         self._joined_ns = self._clock.monotonic_ns()
-        return [Send(self._authority.on_start(self._joined_ns))]
+        return [Send(probe) for probe in self._authority.on_start(self._joined_ns)]
 
     def probe_answer(self, data: bytes) -> Send | None:
         """The answer to an attach request that is the probe of a driver that starts after us; None for any other.
@@ -63,9 +63,9 @@ class OtherDrivers:
             return None
         correlation_id, stream_id, client_id = _ATTACH_IDS.unpack_from(data)
         is_probe = self._authority.is_later_probe(correlation_id, stream_id, client_id)
-        return Send(probe_answer(correlation_id)) if is_probe else None
+        return Send(probe_answer(correlation_id, Dialect.of_request(data))) if is_probe else None
 
-    def on_attach_response(self, response: ShmAttachResponse, *, is_before: bool) -> list[Effect]:
+    def on_attach_response(self, response: AttachResponse, *, is_before: bool) -> list[Effect]:
         """Another driver answered; `is_before`: before we subscribed, which it cannot have done to our probe."""
         if is_before and not self._authority.is_probe_answer(response):
             return []

@@ -40,10 +40,11 @@ POLICIES: Final = (
     "max_user_streams",
     "max_user_bytes",
     "dynamic_stream_linger_ms",
+    "node_id_reuse_cooldown_ms",
     "rate_limited_default_hz",
 )
 CHANGEABLE: Final = re.compile(
-    r"(streams|profiles|client)\..+|driver\.(stream_id|descriptor_stream_id|control_stream_id)_range"
+    r"(streams|profiles|client)\..+|driver\.((stream|descriptor_stream|control_stream|node)_id_range|dialect)"
     rf"|discovery\.registries\[.+|policies\.({'|'.join(POLICIES)})"
 )
 

@@ -123,5 +123,5 @@ class LiveFrames:
 
 
 def _export_frame(frame: RecordedFrame | Frame, array: Any, attributes: Any, at_ns: int | None) -> ExportFrame:
-    kind = pixel_formats.of(array.shape, array.dtype, (attributes or {}).get(pixel_formats.KEY))
+    kind = pixel_formats.of(array.shape, array.dtype, pixel_formats.stated(attributes))
     return ExportFrame(frame.epoch, frame.seq, at_ns, frame.timestamp_ns, array, kind)

@@ -59,6 +59,14 @@ CONTROL_PLANE: Final[dict[str, dict[str, str]]] = {
         "format": "STRING",
         "value": "BINARY",
     },
+    "traces": {
+        "received_ns": "BIGINT",
+        "stream_id": "BIGINT",
+        "epoch": "BIGINT",
+        "seq": "BIGINT",
+        "trace_id": "BIGINT",
+        "parent_id": "BIGINT",
+    },
     "events": {
         "received_ns": "BIGINT",
         "timestamp_ns": "BIGINT",

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The control plane as rows: announces, QoS, metadata and events, collected from the moment a listener is made.
+"""The control plane as rows: announces, QoS, metadata, trace links and events, from the moment a listener is made.
 
 Messages are soft state. A listener keeps what its user has not taken yet, up to a bound; beyond it the oldest rows are
 dropped, and counted.
@@ -25,6 +25,7 @@ from tensorpool.logs import get_logger
 from tensorpool.wire import Message
 from tensorpool.wire.control import DataSourceAnnounce, DataSourceMeta, QosConsumer, QosProducer, ShmPoolAnnounce
 from tensorpool.wire.event import EventMessage
+from tensorpool.wire.trace import TraceLinkSet
 
 MAX_ROWS: Final = 100_000
 FRAGMENT_LIMIT: Final = 256
@@ -41,6 +42,7 @@ _KINDS: Final[dict[str, tuple[type[Message], ...]]] = {
     "announces": (ShmPoolAnnounce,),
     "qos": (QosProducer, QosConsumer),
     "metadata": (DataSourceAnnounce, DataSourceMeta),
+    "traces": (TraceLinkSet,),
     "events": (EventMessage,),
 }
 
@@ -68,6 +70,9 @@ def rows_of(table: str, message: Message, now_ns: int) -> list[Row]:
         case "metadata", DataSourceMeta():
             head = (now_ns, "attribute", message.stream_id, message.meta_version, message.timestamp_ns, None)
             return [_row(*head, entry.key, entry.format, entry.value) for entry in message.attributes]
+        case "traces", TraceLinkSet():
+            head = (now_ns, message.stream_id, message.epoch, message.seq, message.trace_id)
+            return [_row(*head, parent.trace_id) for parent in message.parents]
         case "events", EventMessage():
             head = (now_ns, message.timestamp_ns, message.correlation_id, message.tag, message.key)
             return [_row(*head, message.format.name, message.value)]
@@ -90,7 +95,13 @@ class Listener:
     def __init__(self, options: LiveOptions) -> None:
         config = DriverConfig.load(options.config, overrides=options.overrides)
         driver = config.driver
-        endpoints = {"announces": driver.announce, "qos": driver.qos, "metadata": driver.metadata, "events": EVENTS}
+        endpoints = {
+            "announces": driver.announce,
+            "qos": driver.qos,
+            "metadata": driver.metadata,
+            "traces": driver.metadata,
+            "events": EVENTS,
+        }
         self._table = options.table
         self._stream_ids = set(options.streams)
         self._log = get_logger("spark", table=options.table)

@@ -26,7 +26,7 @@ from tensorpool.lake.option_values import (
 )
 
 DEFAULT_BYTES_PER_TRIGGER: Final = 256 << 20
-TABLES: Final = ("frames", "ranges", "qos", "metadata", "announces", "events")
+TABLES: Final = ("frames", "ranges", "qos", "metadata", "traces", "announces", "events")
 PAYLOADS: Final = ("inline", "reference")
 STREAMS: Final = "ids or names of streams, separated by commas"
 
@@ -86,7 +86,9 @@ def source_options(given: Mapping[str, str]) -> LiveOptions:
     if most is not None and most < (options.min_frames_per_trigger or 0):
         accepted = f"at least minFramesPerTrigger, {options.min_frames_per_trigger}"
         raise ConfigError("option maxFramesPerTrigger", most, accepted)
-    if table in ("qos", "announces", "metadata") and not all(isinstance(stream, int) for stream in options.streams):
+    if table in ("qos", "announces", "metadata", "traces") and not all(
+        isinstance(stream, int) for stream in options.streams
+    ):
         raise ConfigError("option streams", ",".join(map(str, options.streams)), f"ids of streams for table {table}")
     return options
 

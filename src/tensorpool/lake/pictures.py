@@ -15,12 +15,13 @@ from typing import Any, Final
 import msgspec
 import numpy as np
 
-from tensorpool import extras
+from tensorpool import extras, pixel_formats
 from tensorpool.errors import ConfigError
 from tensorpool.lake import Lake
-from tensorpool.lake.payloads import array_of, dtype_named, payloads_of
+from tensorpool.lake.recording import RecordedFrame, Recording
+from tensorpool.looks import Look, NotShown, Picture, look_at, pixels_of
+from tensorpool.looks.pictures import LINE, PICTURE
 from tensorpool.shm.arrays import Array
-from tensorpool.wire.control import Dtype
 
 BLUE: Final = "#2a6f97"
 ORANGE: Final = "#e07a1f"
@@ -30,7 +31,7 @@ INK: Final = "#1f2933"
 FACE: Final = "#ffffff"
 DPI: Final = 110
 MAX_CELLS: Final = 64
-PREVIEW_PIXELS: Final = 400
+LOOK: Final = Look(width=400, height=400)
 SECOND_NS: Final = 1_000_000_000
 
 _STYLE: Final[dict[Any, Any]] = {
@@ -201,42 +202,56 @@ def qos_timeline(rows: Iterable[Mapping[str, Any]], path: Path | str, *, title: 
 # --- frames
 
 
-class Picture(msgspec.Struct, frozen=True):
+class Picked(msgspec.Struct, frozen=True, eq=False):
     """A frame as it is shown, and what was done to show it."""
 
-    stream_id: int
-    epoch: int
-    seq: int
-    seconds: float  # since the first frame of the stream
-    array: Array
-    what: str  # dtype and shape
+    frame: RecordedFrame
+    seconds: float  # since the first one that is shown
+    picture: Picture | None  # None where there can be none
     note: str = ""
+
+    @property
+    def what(self) -> str:
+        return f"{self.frame.wire_dtype.name} {'x'.join(map(str, self.frame.shape))}"
+
+    @property
+    def line(self) -> Array | None:
+        """The values of a one-dimensional frame."""
+        return self.picture.pixels if self.picture is not None and self.picture.kind == LINE else None
+
+    @property
+    def aspect(self) -> float:
+        """Height by width."""
+        if self.picture is None or self.picture.kind == LINE:
+            return 0.75
+        height, width = self.picture.pixels.shape[:2]
+        return float(min(max(height / width, 0.35), 1.5))
 
 
 def contact_sheet(lake: Lake, path: Path | str, *, stream_id: int | None = None, count: int = 12) -> Path:
     """Draw frames of a recording, evenly spaced, with their seqs and times.
 
-    Grey and colour pictures as they are, floats and wide integers stretched to their own range, one-dimensional frames
-    as lines, everything else by its first slice, which the title names. Raises ConfigError where there are no frames.
+    Pictures of bytes by their pixel format, floats and wide integers stretched to their own range, one-dimensional
+    frames as lines, everything else by its middle slice, which the note names. Raises ConfigError where there are no
+    frames.
     """
     if not 1 <= count <= MAX_CELLS:
         raise ConfigError("contact_sheet(count)", count, f"1 to {MAX_CELLS}")
     require_place(path)
     pictures = pick(lake, stream_id, count)
     columns, lines = _grid(len(pictures))
-    shapes = [picture.array.shape for picture in pictures]
-    heights = [0.75 if len(shape) == 1 else min(max(shape[0] / shape[1], 0.35), 1.5) for shape in shapes]
-    size = (2.7 * columns, lines * (2.6 * max(heights) + 0.5) + 0.5)
+    size = (2.7 * columns, lines * (2.6 * max(picked.aspect for picked in pictures) + 0.5) + 0.5)
     with _figure_style() as plt:
         figure, cells = plt.subplots(lines, columns, figsize=size, squeeze=False, layout="constrained")
-        limits = _limits([picture.array for picture in pictures if picture.array.ndim == 1])
+        limits = _limits([picked.line for picked in pictures if picked.line is not None])
         for index, cell in enumerate(cells.flat):
             if index < len(pictures):
                 _draw_frame(cell, pictures[index], limits)
             else:
                 cell.axis("off")
-        kinds = list(dict.fromkeys(picture.what for picture in pictures))
-        title = f"stream {pictures[0].stream_id}   {kinds[0]}{' and others' if len(kinds) > 1 else ''}"
+        kinds = list(dict.fromkeys(picked.what for picked in pictures))
+        what = f"{kinds[0]}{' and others' if len(kinds) > 1 else ''}"
+        title = f"stream {pictures[0].frame.stream_id}   {what}"
         figure.suptitle(title, x=0.01, ha="left", fontsize=12, fontweight="bold")
         return _save(figure, path)
 
@@ -259,99 +274,56 @@ def _limits(lines: Sequence[Array]) -> tuple[float, float] | None:
     return low - margin, high + margin
 
 
-def pick(lake: Lake, stream_id: int | None, count: int) -> list[Picture]:
+def pick(lake: Lake, stream_id: int | None, count: int) -> list[Picked]:
     """Frames at even distances; of a file only the row groups that hold them are read."""
-    known = sorted({file.stream_id for file in lake.files()})
+    recording = Recording(lake)
+    known = sorted(recording[stream].stream_id for stream in recording)
     chosen = known[0] if stream_id is None and known else stream_id
     if chosen is None or chosen not in known:
         raise ConfigError("stream", stream_id, f"a recorded stream: {', '.join(map(str, known)) or 'none'}")
-    files = lake.files(chosen)
-    total = sum(file.frames for file in files)
-    wanted = np.unique(np.linspace(0, total - 1, min(count, total)).round().astype(int)).tolist()
-    found: list[Picture] = []
-    begin_ns: int | None = None
-    passed = 0
-    for file in files:
-        with lake.open_parquet(file.path) as parquet:
-            for group in range(parquet.num_row_groups):
-                rows = parquet.metadata.row_group(group).num_rows
-                own = [number - passed for number in wanted if passed <= number < passed + rows]
-                passed += rows
-                if not own:
-                    continue
-                table = parquet.read_row_group(group).combine_chunks()
-                batch = table.to_batches()[0]
-                slim = batch.drop_columns(["payload"]).to_pylist()
-                payloads = list(payloads_of(batch))
-                for index in own:
-                    row = slim[index]
-                    at_ns = row["received_ns"] if row["timestamp_ns"] is None else row["timestamp_ns"]
-                    begin_ns = at_ns if begin_ns is None else begin_ns
-                    array, note = shown(array_of(payloads[index], row["dtype"], row["shape"], row["order"]), row)
-                    seconds = (at_ns - begin_ns) / SECOND_NS
-                    what = f"{row['dtype']} {'x'.join(map(str, row['shape']))}"
-                    found.append(Picture(chosen, file.epoch, row["seq"], seconds, array, what, note))
-    return found
+    found = recording[chosen].sample(count)
+    at_ns = [frame.received_ns if frame.timestamp_ns is None else frame.timestamp_ns for frame in found]
+    seconds = [(stamp_ns - at_ns[0]) / SECOND_NS for stamp_ns in at_ns]
+    return [Picked(frame, passed, *shown(frame)) for frame, passed in zip(found, seconds, strict=True)]
 
 
-def shown(array: Array, row: Mapping[str, Any]) -> tuple[Array, str]:
-    """What of a tensor can be drawn, and what was done to it: a line, a grey picture, or one in colour."""
-    notes: list[str] = []
-    if dtype_named(row["dtype"]) is Dtype.BIT:
-        array = np.unpackbits(array, count=math.prod(row["shape"])).reshape(
-            row["shape"], order="F" if row["order"] == "F" else "C"
-        )
-    if not array.size:
-        return np.zeros((1, 1), np.uint8), "empty"
-    squeezed = array.reshape([extent for extent in array.shape if extent > 1] or [1])
-    sliced: list[int] = []
-    while squeezed.ndim > 2 and not is_colour(squeezed):
-        sliced.append(squeezed.shape[0])
-        squeezed = squeezed[0]
-    if sliced:
-        notes.append(f"slice {', '.join('0' for _ in sliced)} of {'x'.join(map(str, sliced))}")
-    if squeezed.ndim == 1:
-        return squeezed, ", ".join(notes)
-    step = max(1, max(squeezed.shape[:2]) // PREVIEW_PIXELS)
-    thin = squeezed[::step, ::step]
-    if thin.dtype == np.uint8 or thin.dtype == np.bool_:
-        return (thin * np.uint8(255) if thin.dtype == np.bool_ else thin), ", ".join(notes)
-    stretched, bounds = _stretched(thin)
-    return stretched, ", ".join([*notes, bounds])
+def shown(frame: RecordedFrame) -> tuple[Picture | None, str]:
+    """A small picture of a frame, and what was done to show it."""
+    metadata = frame.metadata
+    stated = pixel_formats.stated(None if metadata is None else metadata.attributes)
+    try:
+        picture = look_at(pixels_of(frame), LOOK, stated)
+    except NotShown as error:
+        return None, str(error)
+    if not frame.array.size:
+        return picture, "empty"
+    notes = []
+    if picture.axes:
+        chosen = ", ".join(str(length // 2) for length in picture.axes)
+        notes.append(f"slice {chosen} of {'x'.join(map(str, picture.axes))}")
+    if picture.kind == PICTURE and (picture.low, picture.high) not in ((0, 255), (0, 1)):
+        notes.append(f"{picture.low:.4g} to {picture.high:.4g}")
+    return picture, ", ".join(notes)
 
 
-def is_colour(array: Array) -> bool:
-    return array.ndim == 3 and array.shape[-1] in (3, 4)
-
-
-def _stretched(array: Array) -> tuple[Array, str]:
-    """To the range from 0 to 255, and what range that was; what is no number is black."""
-    values = array.astype(np.float64)
-    is_finite = np.isfinite(values)
-    if not is_finite.any():
-        return np.zeros(array.shape, np.uint8), "no finite values"
-    low, high = float(values[is_finite].min()), float(values[is_finite].max())
-    scale = (high - low) or 1.0
-    with np.errstate(over="ignore", invalid="ignore"):
-        grey = np.clip((values - low) / scale * 255, 0, 255)
-    return np.where(np.isnan(grey), 0, grey).astype(np.uint8), f"{low:.4g} to {high:.4g}"
-
-
-def _draw_frame(cell: Any, picture: Picture, limits: tuple[float, float] | None) -> None:
-    array = picture.array
-    if array.ndim == 1:
-        cell.plot(array, color=BLUE, linewidth=1.0)
+def _draw_frame(cell: Any, picked: Picked, limits: tuple[float, float] | None) -> None:
+    picture, line = picked.picture, picked.line
+    if picture is None:
+        cell.axis("off")
+    elif line is not None:
+        at = np.arange(len(line)) * picture.step
+        cell.fill_between(at, line[:, 0], line[:, 1], color=BLUE, linewidth=1.0)
         cell.tick_params(labelsize=6)
         cell.set_box_aspect(0.75)
         cell.set_ylim(limits)
     else:
-        cell.imshow(array, cmap="gray", vmin=0, vmax=255, interpolation="nearest", aspect="equal")
+        cell.imshow(picture.pixels, cmap="gray", vmin=0, vmax=255, interpolation="nearest", aspect="equal")
         cell.grid(visible=False)
         cell.set_xticks([])
         cell.set_yticks([])
-    cell.set_title(f"seq {picture.seq}   {_clock(picture.seconds)}", fontsize=8.5, pad=4)
-    if picture.note:
-        cell.set_xlabel(picture.note, fontsize=7, color=GREY, labelpad=2)
+    cell.set_title(f"seq {picked.frame.seq}   {_clock(picked.seconds)}", fontsize=8.5, pad=4)
+    if picked.note:
+        cell.set_xlabel(picked.note, fontsize=7, color=GREY, labelpad=2)
 
 
 def _clock(seconds: float) -> str:

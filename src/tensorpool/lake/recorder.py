@@ -126,7 +126,7 @@ class RecorderBase(abc.ABC):
         self._restarts = 0
         self._restarts_in_row = 0
         self._restarted_at = -1
-        self._side_tables_rows = {"metadata": 0, "qos": 0}
+        self._side_tables_rows = dict.fromkeys(layout.SIDE_TABLES, 0)
         self._full_at: int | None = None  # the last batch that there was space for
         self._retry_s = 0.0
         self._retry_after_s = RETRY_S

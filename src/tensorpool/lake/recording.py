@@ -213,6 +213,17 @@ class RecordedStream:
             raise NotRecorded(f"{self._label} has no frame of {_text(_moment(at_us))} or before, by its times in UTC")
         return self._frame(best[1], best[2])
 
+    def sample(self, count: int) -> list[RecordedFrame]:
+        """Frames at even distances from the first to the last; all where there are not so many."""
+        ends = np.cumsum([0, *(len(rows) for _, rows in self._parts)])
+        wanted = np.unique(np.linspace(0, ends[-1] - 1, min(count, int(ends[-1]))).round().astype(np.int64))
+        found = []
+        for number in wanted:
+            at = int(np.searchsorted(ends, number, side="right")) - 1
+            file, rows = self._parts[at]
+            found.append(self._frame(file, int(rows[number - ends[at]])))
+        return found
+
     def gaps(self) -> list[Gap]:
         """What is missing between these frames and why, by epoch and seq."""
         bounds = self._bounds

@@ -23,6 +23,7 @@ from tensorpool.errors import ConfigError, FrameTooLarge
 from tensorpool.lake import Lake
 from tensorpool.lake.payloads import array_of, dtype_named
 from tensorpool.lake.playback import Prefetch, Recorded, Span, Track, recorded_metadata
+from tensorpool.lake.traces import RecordedLinks
 from tensorpool.wire.control import Attribute, DataSourceMeta
 
 LEAD_NS: Final = 50_000_000  # between the first frame's being ready and its moment
@@ -246,6 +247,7 @@ class _ReplayStream:
         self._part = part
         self._options = options
         self._metadata_history = recorded_metadata(lake, part.stream_id)
+        self._links = RecordedLinks(lake, part.stream_id)
         self.first: Final = track.first
         self._producer: Producer | None = None
         self._life: tuple[int, int] | None = None
@@ -314,6 +316,7 @@ class _ReplayStream:
             timestamp_ns=stamp_ns,
             meta_version=frame.meta_version,
             trace_id=frame.trace_id or 0,
+            parents=self._links.parents_of(frame.trace_id) if frame.trace_id else (),
             seq=seq,
         )
         with slot:
@@ -356,6 +359,8 @@ class _ReplayStream:
         )
         if metadata is None or (metadata.meta_version, metadata.timestamp_ns or 0) == self._said:
             return
+        if not metadata.meta_version:
+            return  # it tells of the clock only, which the replay's producer does itself
         self._said = metadata.meta_version, metadata.timestamp_ns or 0
         stamp_ns = metadata.timestamp_ns if self._options.timestamps == "preserve" else None
         entries = tuple(Attribute(key=one.key, format=one.format, value=one.value) for one in metadata.attributes)

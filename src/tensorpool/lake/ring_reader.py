@@ -29,6 +29,7 @@ from tensorpool.errors import RegionRejected, TensorPoolError
 from tensorpool.lake.offsets import SeqRange
 from tensorpool.shm import AllowedBases, map_ring
 from tensorpool.shm.announced import Regions
+from tensorpool.shm.copies import choose_copies
 from tensorpool.wire.control import Dtype, MajorOrder
 from tensorpool.wire.region_uri import RegionUri
 
@@ -133,6 +134,7 @@ def mapped_epoch(regions: Regions, bases: tuple[str, ...]) -> MappedEpoch:
             kept.used_ns = now_ns
             _mapped.move_to_end(key)
             return kept.epoch
+    choose_copies()
     ring = map_ring(
         regions.ring,
         regions.uris,
@@ -218,7 +220,7 @@ class FrameReader:
         reference = None if self._inline else _Reference(self._part.regions, self._part.bases, self._part.host)
         builder = Builder(epoch, self._batch_bytes, reference=reference, reuses=self._reuses)
         builder.lose(self._part.lost_before, self._part.lost_reason)
-        newest = epoch.reader.newest() if self._part.is_open else None
+        newest = epoch.reader.newest(part.hi) if self._part.is_open else None
         yield from builder.take(part.lo, part.hi if newest is None else max(part.hi, newest + 1), self._lose)
         if builder.rows:
             yield builder.finish()
@@ -273,7 +275,7 @@ class Builder:
                 seq += 1
                 passed = None
                 continue
-            newest = reader.newest() or 0
+            newest = reader.newest(seq) or 0
             if passed is not None and newest > passed:
                 # The oldest frame is the next to be overwritten: a reader that was too late twice keeps a distance.
                 margin = min(max(1, 2 * margin), reader.nslots // 4)
@@ -315,6 +317,7 @@ class Builder:
         self._stamps.append(stamp if 0 < stamp < 2**63 else None)
         self._received.append(time.monotonic_ns())
         self._versions.append(slot.meta_version)
+        self._traces.append(slot.trace_id if 0 < slot.trace_id < 2**63 else None)
         self._dtypes.append(dtype)
         self._shapes.append(shape)
         self._orders.append(order)
@@ -340,7 +343,7 @@ class Builder:
             pa.array(self._stamps, pa.int64()),
             pa.array(self._received, pa.int64()),
             pa.array(self._versions, pa.int64()),
-            pa.nulls(rows, pa.int64()),  # a trace id travels in the descriptor, not in the ring
+            pa.array(self._traces, pa.int64()),
             pa.array(self._dtypes, pa.string()),
             pa.array(self._shapes, pa.list_(pa.int32())),
             pa.array(self._orders, pa.string()),
@@ -381,6 +384,7 @@ class Builder:
         self._stamps: list[int | None] = []
         self._received: list[int] = []
         self._versions: list[int] = []
+        self._traces: list[int | None] = []
         self._dtypes: list[str] = []
         self._shapes: list[list[int]] = []
         self._orders: list[str] = []

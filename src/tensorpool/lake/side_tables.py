@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a recording keeps beside its frames: metadata and QoS, as they are received, in tables of the lake.
+"""What a recording keeps beside its frames: metadata, QoS and trace links, as received, in tables of the lake.
 
-Both are soft state, which its senders repeat. Of metadata only what is new is kept; of QoS everything. What was
-received but not written yet is lost with the process.
+Metadata and QoS are soft state, which its senders repeat. Of metadata and links only what is new is kept; of QoS
+everything. Links of all streams are kept: the frames that a result came from may be of a stream that is not recorded.
+What was received but not written yet is lost with the process.
 """
 
 from __future__ import annotations
@@ -22,7 +23,8 @@ from tensorpool.lake.lake import Lake
 from tensorpool.lake.layout import SIDE_TABLES, STAGING
 from tensorpool.lake.live_options import LiveOptions
 
-WRITE_EVERY_S: Final = {"metadata": 2.0, "qos": 30.0}
+WRITE_EVERY_S: Final = {"metadata": 2.0, "qos": 30.0, "traces": 2.0}
+KEPT_LINKS: Final = 100_000  # by which repeated ones are known
 
 
 class SideTables:
@@ -33,11 +35,12 @@ class SideTables:
         self._lake = lake
         self._listeners: dict[str, Listener] = {}
         self._due_s: dict[str, float] = {}
-        self._written: set[Row] = set()  # metadata that the lake has
+        self._written: dict[Row, None] = {}  # metadata that the lake has
+        self._linked: dict[Row, None] = {}  # links that it got last
         self.rows = dict.fromkeys(SIDE_TABLES, 0)
         for file in lake.tables("metadata"):
             rows = lake.open_parquet(file.path).read().to_pylist()
-            self._written.update(_without_time(tuple(row.values())) for row in rows)
+            self._written.update(dict.fromkeys(_without_time(tuple(row.values())) for row in rows))
         now_ns = time.monotonic_ns()
         self._known = [(now_ns, "source", stream, 0, None, name, None, None, None) for stream, name in names.items()]
         try:
@@ -61,8 +64,11 @@ class SideTables:
                 write_rows(self._lake, table, rows)
             self._listeners[table].forget(end)
             self.rows[table] += len(rows)
-            if table == "metadata":
-                self._written.update(map(_without_time, rows))
+            if table != "qos":
+                known = self._written if table == "metadata" else self._linked
+                known.update(dict.fromkeys(map(_without_time, rows)))
+        while len(self._linked) > KEPT_LINKS:
+            del self._linked[next(iter(self._linked))]
 
     def close(self) -> None:
         try:
@@ -71,10 +77,11 @@ class SideTables:
             self._close()
 
     def _news(self, table: str, rows: list[Row]) -> list[Row]:
-        if table != "metadata":
+        if table == "qos":
             return rows
-        news = {_without_time(row): row for row in reversed([*self._known, *rows])}  # of repeated ones, the first
-        return [row for content, row in reversed(news.items()) if content not in self._written]
+        given, known = ([*self._known, *rows], self._written) if table == "metadata" else (rows, self._linked)
+        news = {_without_time(row): row for row in reversed(given)}  # of repeated ones, the first
+        return [row for content, row in reversed(news.items()) if content not in known]
 
     def _close(self) -> None:
         for listener in self._listeners.values():
@@ -88,7 +95,7 @@ def _without_time(row: Row) -> Row:
 
 def _with_table(options: LiveOptions, table: str) -> LiveOptions:
     return LiveOptions(
-        streams=options.streams,
+        streams=() if table == "traces" else options.streams,
         table=table,
         aeron_dir=options.aeron_dir,
         config=options.config,

@@ -70,9 +70,8 @@ def card(frame: ShownFrame, stream: str, attributes: Mapping[str, Any] | None) -
         "shape": "x".join(map(str, frame.shape)) or "scalar",
         "dtype": str(frame.dtype),
     }
-    stated = (attributes or {}).get(pixel_formats.KEY)
     try:
-        picture = look_at(pixels_of(frame), LOOK, stated)
+        picture = look_at(pixels_of(frame), LOOK, pixel_formats.stated(attributes))
         if picture.kind == LINE or picture.high != 255 or picture.low:
             rows["values"] = f"{picture.low:g} to {picture.high:g}"
         if picture.axes:

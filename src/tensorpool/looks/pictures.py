@@ -120,7 +120,9 @@ def drawn(picture: Picture, width: int, height: int) -> Array:
 def _rows(values: Array, line: Picture, height: int) -> Array:
     """The rows of a canvas in which values are: `high` in the first one, `low` in the last one."""
     span = line.high / 2 - line.low / 2
-    share = (np.nan_to_num(values.astype(np.float64)) / 2 - line.low / 2) / span if span else np.full(len(values), 0.5)
+    with np.errstate(over="ignore"):  # far outside is outside
+        halves = np.nan_to_num(values.astype(np.float64)) / 2 - line.low / 2
+        share = halves / span if span else np.full(len(values), 0.5)
     return np.rint((height - 1) * (1 - np.clip(share, 0, 1))).astype(np.int64)
 
 

@@ -14,6 +14,7 @@ import msgspec
 from tensorpool._core import MAX_DIMS
 from tensorpool.errors import RegionRejected, RemoteProtocolError
 from tensorpool.shm.layout import LAYOUT_VERSION, MAX_EPOCH, RingSpec
+from tensorpool.wire.attach import AttachResponse
 from tensorpool.wire.control import ClockDomain, ShmPoolAnnounce
 from tensorpool.wire.driver import ShmAttachResponse
 from tensorpool.wire.region_uri import RegionUri
@@ -31,7 +32,7 @@ class Regions(msgspec.Struct, frozen=True):
     uris: tuple[str, ...]
 
     @classmethod
-    def of(cls, source: ShmPoolAnnounce | ShmAttachResponse) -> Regions:
+    def of(cls, source: ShmPoolAnnounce | AttachResponse) -> Regions:
         """Raises RemoteProtocolError for a layout that no stream may have (C16)."""
         stream_id, epoch, version = source.stream_id, source.epoch, source.layout_version
         nslots, slot_bytes = source.header_nslots, source.header_slot_bytes
@@ -87,15 +88,17 @@ def is_fresh(announce: ShmPoolAnnounce, joined_ns: int, now_ns: int, wall_ns: in
     return abs(wall_ns - stamp_ns) <= window_ns
 
 
-def flaw_in(response: ShmAttachResponse, wanted_stream_id: int) -> str | None:
+def flaw_in(response: AttachResponse, wanted_stream_id: int) -> str | None:
     """Why the OK of an attach cannot be used (Driver Model §4.2); None when it can."""
-    required = ("lease_id", "stream_id", "epoch", "layout_version", "header_nslots", "header_slot_bytes", "max_dims")
+    required = ["lease_id", "stream_id", "epoch", "layout_version", "header_nslots", "header_slot_bytes"]
+    if isinstance(response, ShmAttachResponse):  # the other dialect has none (K9)
+        required.append("max_dims")
     missing = [name for name in required if getattr(response, name) is None]
     if missing:
         return f"{', '.join(missing)} missing"
     if wanted_stream_id and response.stream_id != wanted_stream_id:
         return f"it is for stream {response.stream_id}, not {wanted_stream_id}"
-    if response.max_dims != MAX_DIMS:
+    if isinstance(response, ShmAttachResponse) and response.max_dims != MAX_DIMS:
         return f"max_dims: expected {MAX_DIMS}, found {response.max_dims}"
     try:
         for uri in Regions.of(response).uris:

@@ -5,7 +5,7 @@
     <id>.pool     superblock | nslots x stride_bytes        one per pool, with the ring's nslots
 
 Pure arithmetic: opens nothing and knows no clock. What the specifications forbid cannot be constructed.
-Wire §6, §7.1, §8.1, §9, §15.1, §15.5, §15.22; decisions A1, A7, A9, B19–B22, C14, C16, C17, C19.
+Wire §6, §7.1, §8.1, §9, §15.1, §15.5, §15.22; decisions A1, A7, A9, B19–B22, C14, C16, C17, C19, K7.
 """
 
 from __future__ import annotations
@@ -44,6 +44,16 @@ class PoolSpec(msgspec.Struct, frozen=True):
         is_stride = _is_power_of_two(self.stride_bytes, _MIN_STRIDE_BYTES, _MAX_STRIDE_BYTES)
         name = f"pool {self.pool_id}: stride_bytes"
         _require(name, self.stride_bytes, is_stride, "a power of two from 64 to 2^31")
+
+
+class ForeignPoolSpec(PoolSpec, frozen=True):
+    """A pool that a driver of another implementation made: its stride may be any multiple of 64 (K7)."""
+
+    def __post_init__(self) -> None:
+        _require("pool_id", self.pool_id, 0 <= self.pool_id <= 0xFFFF, "0 to 65535")
+        is_stride = _MIN_STRIDE_BYTES <= self.stride_bytes <= _MAX_STRIDE_BYTES
+        name = f"pool {self.pool_id}: stride_bytes"
+        _require(name, self.stride_bytes, is_stride and self.stride_bytes % 64 == 0, "a multiple of 64 up to 2^31")
 
 
 class AnnouncedPool(Protocol):
@@ -89,7 +99,9 @@ class RingSpec(msgspec.Struct, frozen=True):
             for pool in pools:
                 name = f"pool {pool.pool_id}: nslots"
                 _require(name, pool.pool_nslots, pool.pool_nslots == header_nslots, f"the ring's {header_nslots}")
-                specs.append(PoolSpec(pool.pool_id, pool.stride_bytes))
+                is_ours = _is_power_of_two(pool.stride_bytes, _MIN_STRIDE_BYTES, _MAX_STRIDE_BYTES)
+                kind = PoolSpec if is_ours else ForeignPoolSpec
+                specs.append(kind(pool.pool_id, pool.stride_bytes))
             return cls(header_nslots, tuple(specs))
         except LocalProtocolError as error:
             raise RemoteProtocolError(f"announced ring: {error}") from None

@@ -142,6 +142,11 @@ class NamespaceLock:
         os.close(self._fd)
 
 
+def has_lock_file(path: str) -> bool:
+    """Whether a driver of ours has this namespace, or was killed in it; seen from any process and account."""
+    return os.path.lexists(os.path.join(path, LOCK_NAME))
+
+
 def lock_holder(path: str) -> int | None:
     """The process that holds the lock file at `path`; None where none does that we can see. Does not touch the lock."""
     try:

@@ -12,7 +12,7 @@ import msgspec
 
 from tensorpool._core import DropReason
 from tensorpool.client import Client, Producer, ProducerStats, StateChange
-from tensorpool.sources.attach import attach_producer
+from tensorpool.client.fitting_ring import attach_producer
 from tensorpool.sources.protocol import RATE_KEY, Source, SourceFailed, SourceFrame
 from tensorpool.sources.source_clock import MissingFrames, SourceClock
 

@@ -27,4 +27,5 @@ LAKE_DDL: Final = {
     ),
     "qos": TABLE_DDL["qos"],
     "metadata": TABLE_DDL["metadata"],
+    "traces": TABLE_DDL["traces"],
 }

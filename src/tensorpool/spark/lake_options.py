@@ -24,7 +24,7 @@ from tensorpool.lake.option_values import (
 )
 from tensorpool.lake.selection import Bounds, Selection
 
-TABLES: Final = ("frames", "gaps", "qos", "metadata", "files")
+TABLES: Final = ("frames", "gaps", "qos", "metadata", "traces", "files")
 PAYLOADS: Final = ("inline", "reference")
 
 _OF_SPARK: Final = ("checkpointlocation", "queryname")  # what Spark passes on of its own

@@ -3,8 +3,8 @@
 
 One task writes a stream, in the order of its rows, under an exclusive producer lease that stays from batch to batch. A
 row that is no frame ends the query with an error that names the row. Rows need `payload`, `dtype` and `shape`; `order`,
-`timestamp_ns`, `meta_version` and `trace_id` are used where they are there. With one stream all rows go to it; with
-several, `stream_id` says where.
+`timestamp_ns`, `meta_version`, `trace_id` and `parents`, the trace ids that a row was made from, are used where they
+are there. With one stream all rows go to it; with several, `stream_id` says where.
 """
 
 from __future__ import annotations
@@ -34,6 +34,7 @@ _COLUMNS: Final[dict[str, tuple[type[DataType], str]]] = {
     "timestamp_ns": (IntegralType, "BIGINT"),
     "meta_version": (IntegralType, "BIGINT"),
     "trace_id": (IntegralType, "BIGINT"),
+    "parents": (ArrayType, "ARRAY<BIGINT>"),
     "stream_id": (IntegralType, "BIGINT"),
 }
 _REQUIRED: Final = ("payload", "dtype", "shape")
@@ -95,7 +96,7 @@ def check_columns(schema: StructType, options: LiveOptions) -> None:
         kind, text = _COLUMNS.get(field.name, (DataType, ""))
         given = field.dataType
         is_right = isinstance(given, kind)
-        if field.name == "shape" and isinstance(given, ArrayType):
+        if field.name in ("shape", "parents") and isinstance(given, ArrayType):
             is_right = isinstance(given.elementType, IntegralType)
         if not is_right:
             raise ConfigError(f"column {field.name}", given.simpleString(), text)

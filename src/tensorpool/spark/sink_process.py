@@ -352,7 +352,8 @@ def publish_row(producer: Producer, row: dict[str, Any], where: str) -> None:
                 order,
                 timestamp_ns=row.get("timestamp_ns"),
                 meta_version=row.get("meta_version"),
-                trace_id=row.get("trace_id") or 0,
+                trace_id=row.get("trace_id"),
+                parents=[parent for parent in row.get("parents") or () if parent is not None],
             )
         except (FrameTooLarge, LocalProtocolError, OverflowError, TypeError) as error:
             raise RowRefused(f"{where}: {error}") from None

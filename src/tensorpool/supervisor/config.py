@@ -12,9 +12,8 @@ Wire §10.1.3, §10.5, §15.14; Driver Model §4.13; decisions E24, E26, E28, I4
 
 from __future__ import annotations
 
-import ipaddress
 from collections.abc import Mapping
-from typing import Annotated, Any, Final, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
 import msgspec
 from msgspec import Meta
@@ -34,30 +33,7 @@ from tensorpool.driver.config import (
 )
 from tensorpool.errors import ConfigError
 from tensorpool.settings import MS, U32, Configuration, Name, PositiveU32
-
-_HTTP: Final = 'HOST:PORT such as 127.0.0.1:9464 or [::1]:9464, or "" for none'
-
-
-def parse_address(key: str, text: str) -> tuple[str, int]:
-    """A host and a port. Raises ConfigError for `key`."""
-    host, colon, port = text.rpartition(":")
-    is_bracketed = host.startswith("[") and host.endswith("]")
-    bare = host[1:-1] if is_bracketed else host
-    if not colon or not bare or (":" in bare and not is_bracketed):
-        raise ConfigError(key, text, _HTTP)
-    if not (port.isascii() and port.isdecimal()) or int(port) > 65_535:
-        raise ConfigError(key, text, "a port from 0 to 65535 after the colon; 0 takes any that is free")
-    return bare, int(port)
-
-
-def is_loopback(host: str) -> bool:
-    """Whether only this host can reach it."""
-    if host == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False
+from tensorpool.telemetry.addresses import HTTP_ADDRESS, checked_address, parse_address
 
 
 def _check_http(key: str, text: str) -> None:
@@ -73,7 +49,7 @@ def _check_fallback(key: str, uri: str) -> None:
         raise ConfigError(key, uri, 'an Aeron URI, bridge://<id>, or "" for none')
 
 
-Address = Annotated[str, Meta(description=_HTTP, extra={"check": _check_http})]
+Address = Annotated[str, Meta(description=HTTP_ADDRESS, extra={"check": _check_http})]
 Fallback = Annotated[str, Meta(description="an Aeron URI or bridge://<id>", extra={"check": _check_fallback})]
 Periods = Annotated[int, Meta(ge=3, le=5)]  # §15.14
 Frames = Annotated[int, Meta(ge=0, le=2**63 - 1)]
@@ -176,12 +152,12 @@ class SupervisorConfig(Configuration, frozen=True, kw_only=True):
             {"driver.control_channel": self.driver.control, "driver.qos_channel": self.driver.qos}
         )
         if section.http:
-            host, _ = parse_address("supervisor.http", section.http)
-            if not section.http_allow_remote and not is_loopback(host):
-                accepted = (
-                    "a loopback address, or supervisor.http_allow_remote = true: every host that reaches it can read"
-                )
-                raise ConfigError("supervisor.http", section.http, accepted)
+            checked_address(
+                "supervisor.http",
+                section.http,
+                allow_remote=section.http_allow_remote,
+                permission="supervisor.http_allow_remote = true",
+            )
         for index, rule in enumerate(section.rules):
             _check_rule(f"supervisor.rules[{index}]", rule)
 

@@ -7,19 +7,14 @@ read at most once in a tenth of a second, however many requests there are. USERS
 
 from __future__ import annotations
 
-import re
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from typing import Final
 
-import msgspec
-from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
-from prometheus_client.registry import Collector
 
 from tensorpool import aeron
 from tensorpool.supervisor.encoding import to_json
-from tensorpool.supervisor.http import Answer
 from tensorpool.supervisor.observer import Observer
 from tensorpool.supervisor.snapshot import (
     ChangeKind,
@@ -29,15 +24,14 @@ from tensorpool.supervisor.snapshot import (
     StreamState,
     StreamStatus,
 )
+from tensorpool.telemetry.health import standing_still
+from tensorpool.telemetry.http import Answer
+from tensorpool.telemetry.metrics import Endpoints, aeron_metrics, gauge
 
 FRESH_NS: Final = 100_000_000  # an answer may be so old
-WELL_NS: Final = 5_000_000_000  # since the observer was turned
 STREAM: Final = ("stream_id", "name")
 CONSUMER: Final = ("stream_id", "name", "consumer_id")
 SERVICE: Final = ("service", "instance")
-AERON_SYSTEM_COUNTERS: Final = 0  # their type id
-_AERON_GAUGES: Final = re.compile(r"max cycle time|max time|currently mapped|software|version|status$")
-_VERSIONED: Final = re.compile(r"[:,].*$")
 
 
 class Exports:
@@ -47,13 +41,12 @@ class Exports:
         self._observer = observer
         self._lock = threading.Lock()
         self._kept: tuple[int, Snapshot] | None = None
-        self._registry = CollectorRegistry(auto_describe=False)
-        self._registry.register(_Collector(self, extra))
+        collector = _Collector(self, extra)
+        endpoints = Endpoints("supervisor", observer.config.supervisor.instance_id, self._trouble, collector.collect)
         self.routes: Final[dict[str, Callable[[], Answer]]] = {
             "/": self._index,
             "/view": self._view,
-            "/metrics": self._metrics,
-            "/healthz": self._health,
+            **endpoints.routes,
         }
 
     def snapshot(self) -> Snapshot:
@@ -77,32 +70,21 @@ class Exports:
         wall_ns = clock.realtime_ns() - (clock.monotonic_ns() - snapshot.taken_ns)
         return Answer(200, "application/json", to_json(snapshot, wall_ns))
 
-    def _metrics(self) -> Answer:
-        body = generate_latest(self._registry)
-        return Answer(200, "text/plain; version=0.0.4; charset=utf-8", body)
-
-    def _health(self) -> Answer:
+    def _trouble(self) -> str | None:
         observer = self._observer
-        silent_ns = observer.clock.monotonic_ns() - observer.turned_ns
-        trouble = None
-        if silent_ns > WELL_NS:
-            trouble = f"the observer stands still since {silent_ns / 1e9:.0f} s"
-        elif not observer.is_connected:
-            trouble = f"no media driver is alive at {observer.aeron_dir}"
-        body = {"status": "ok" if trouble is None else "unwell", "trouble": trouble}
-        return Answer(200 if trouble is None else 503, "application/json", msgspec.json.encode(body))
+        stillness = standing_still(observer.clock.monotonic_ns() - observer.turned_ns)
+        if stillness is not None or observer.is_connected:
+            return stillness
+        return f"no media driver is alive at {observer.aeron_dir}"
 
 
-class _Collector(Collector):
+class _Collector:
     """The view as Prometheus metrics."""
 
     def __init__(self, exports: Exports, extra: Callable[[], Iterable[Metric]]) -> None:
         self._exports = exports
         self._extra = extra
         self._sample: aeron.Sample | None = None  # of the last time
-
-    def describe(self) -> Iterable[Metric]:
-        return ()
 
     def collect(self) -> Iterator[Metric]:
         snapshot = self._exports.snapshot()
@@ -135,16 +117,6 @@ class _Collector(Collector):
                 pid = " or ".join(map(str, holder.pids))
                 family.add_metric([str(holder.subscriber.client_id), holder.client_name, pid], holder.behind_bytes)
         return family
-
-
-def gauge(name: str, text: str, value: float) -> Metric:
-    """A gauge without labels."""
-    return GaugeMetricFamily(name, text, value=value)
-
-
-def counter(name: str, text: str, value: float) -> Metric:
-    """A counter without labels; its name gets `_total`."""
-    return CounterMetricFamily(name, text, value=value)
 
 
 def stream_metrics(snapshot: Snapshot) -> Iterator[Metric]:
@@ -251,29 +223,6 @@ def other_metrics(snapshot: Snapshot) -> Iterator[Metric]:
     for name in ("streams", "consumers", "leases", "services"):
         overflow.add_metric([name], snapshot.overflow.get(name, 0))
     yield overflow
-
-
-def aeron_metrics(readings: Iterable[aeron.CounterReading]) -> Iterator[Metric]:
-    """The media driver's own counters, and how many publications, subscriptions and clients it has."""
-    total = CounterMetricFamily("tensorpool_aeron", "A counter of the media driver.", labels=["counter"])
-    level = GaugeMetricFamily("tensorpool_aeron_level", "A level that the media driver keeps.", labels=["counter"])
-    resources = GaugeMetricFamily(
-        "tensorpool_aeron_resources",
-        "Publications, subscribed images and clients of the media driver.",
-        labels=["kind"],
-    )
-    kinds = {"publications": 0, "images": 0, "clients": 0}
-    of_type = {12: "publications", 4: "images", 11: "clients"}
-    for reading in readings:
-        if reading.type_id == AERON_SYSTEM_COUNTERS:
-            label = _VERSIONED.sub("", reading.label)
-            family = level if _AERON_GAUGES.search(label) else total
-            family.add_metric([re.sub(r"[^a-z0-9]+", "_", label.lower()).strip("_")], reading.value)
-        elif reading.type_id in of_type:
-            kinds[of_type[reading.type_id]] += 1
-    for kind, count in kinds.items():
-        resources.add_metric([kind], count)
-    yield from (total, level, resources)
 
 
 def _states(

@@ -20,17 +20,18 @@ from tensorpool.control import AgentWithService, Service, ServiceAgent, add_comm
 from tensorpool.discovery.provider import ThriftyIdle
 from tensorpool.errors import Closed, LocalProtocolError, TransportError
 from tensorpool.logs import get_logger
-from tensorpool.supervisor.config import SupervisorConfig, is_loopback, parse_address
+from tensorpool.supervisor.config import SupervisorConfig
 from tensorpool.supervisor.observer import LONGEST_NS, SHARE, SHORTEST_NS, Observer
 from tensorpool.supervisor.policy import Policy
 from tensorpool.supervisor.snapshot import Change
+from tensorpool.telemetry.addresses import parse_address
 from tensorpool.wire import Message
 from tensorpool.wire.driver import ShmDriverShutdownRequest, ShutdownReason
 
 if TYPE_CHECKING:
     from prometheus_client.core import Metric
 
-    from tensorpool.supervisor.http import HttpServer
+    from tensorpool.telemetry.http import HttpServer
 
 DECIDE_EVERY_NS: Final = 250_000_000
 NO_TOKEN: Final = "policies.shutdown_token is not configured here; a driver ignores requests without its token"
@@ -177,12 +178,11 @@ class Supervisor(ClosesOnExit):
         if not section.http:
             return None
         from tensorpool.supervisor.exports import Exports
-        from tensorpool.supervisor.http import LOCAL_NAMES, HttpServer
+        from tensorpool.telemetry.http import HttpServer
 
         host, port = parse_address("supervisor.http", section.http)
-        names = LOCAL_NAMES | {host} if is_loopback(host) else None
         exports = Exports(self.observer, self._metrics)
-        return HttpServer(host, port, exports.routes, names=names, key="supervisor.http")
+        return HttpServer(host, port, exports.routes, key="supervisor.http")
 
     def _hosted(self) -> aeron.Agent:
         """The agent, and beside it the service that receives commands."""
@@ -228,7 +228,7 @@ class Supervisor(ClosesOnExit):
         return "asked"
 
     def _metrics(self) -> Iterable[Metric]:
-        from tensorpool.supervisor.exports import counter
+        from tensorpool.telemetry.metrics import counter
 
         policy = self.agent.policy
         yield counter("tensorpool_supervisor_overrides", "Times that a rule acted on a consumer.", policy.overrides)

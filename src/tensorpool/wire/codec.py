@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import reprlib
 import struct
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from enum import IntEnum
 from typing import Any
 
@@ -106,7 +106,7 @@ class GroupCodec:
             raise too_short(self.path, at, _GROUP.size, len(data), self._name)
         block_length, count = _GROUP.unpack_from(data, at)
         if block_length != entry.length:
-            check_block_length(self.path, block_length, entry.length, self._is_extensible, at)
+            check_block_length(self.path, block_length, [entry.length], self._is_extensible, at)
         if count > _MAX_ENTRIES:
             what = f"{self.path}: {count} entries, at most {_MAX_ENTRIES} are allowed"
             raise DecodeError(what, at + 2, DecodeFault.VALUE, self._name)
@@ -190,10 +190,11 @@ def too_short(path: str, at: int, needed: int, size: int, field: str = "") -> De
     return DecodeError(what, at, DecodeFault.TRUNCATED, field)
 
 
-def check_block_length(path: str, found: int, expected: int, is_extensible: bool, at: int) -> None:
-    """A6: blocks match to the byte, unless the specification allows fields after ours."""
-    if found < expected or (found > expected and not is_extensible):
-        what = f"{path}: block length {found}, expected {expected}{' or more' * is_extensible}"
+def check_block_length(path: str, found: int, expected: Sequence[int], is_extensible: bool, at: int) -> None:
+    """A6, K9: blocks match a known length to the byte, unless the specification allows fields after ours."""
+    if found not in expected and not (is_extensible and found > expected[0]):
+        known = " or ".join(map(str, expected))
+        what = f"{path}: block length {found}, expected {known}{' or more' * is_extensible}"
         raise DecodeError(what, at, DecodeFault.BLOCK_LENGTH)
 
 

@@ -24,6 +24,8 @@ __all__ = [
     "ShmDriverShutdown",
     "ShmLeaseRevoked",
     "ShmDriverShutdownRequest",
+    "ExtendedAttachRequest",
+    "ExtendedAttachResponse",
 ]
 
 schema: Schema
@@ -144,4 +146,39 @@ class ShmDriverShutdownRequest(Message, frozen=True, kw_only=True):
     correlation_id: int  # int64
     reason: ShutdownReason  # uint8
     token: str = ""  # ASCII, at most 1073741824 bytes
+    error_message: str = ""  # at most 1073741824 bytes
+
+class ExtendedAttachRequest(Message, frozen=True, kw_only=True):
+    """ShmAttachRequest of another layout: a wish for a node id, no maxDims.
+
+    Schema 901, template 1, block of 27 bytes.
+    """
+
+    correlation_id: int  # int64
+    stream_id: int  # uint32
+    client_id: int  # uint32
+    role: Role  # uint8
+    expected_layout_version: int  # uint32
+    publish_mode: PublishMode | None = None  # uint8, None is 0xff
+    require_hugepages: HugepagesPolicy  # uint8
+    desired_node_id: int | None = None  # uint32, None is 0xffffffff
+
+class ExtendedAttachResponse(Message, frozen=True, kw_only=True):
+    """ShmAttachResponse of another layout: a node id, no maxDims.
+
+    Schema 901, template 2, block of 54 bytes.
+    """
+
+    correlation_id: int  # int64
+    code: ResponseCode  # int32
+    lease_id: int | None = None  # uint64, None is 0xffffffffffffffff
+    lease_expiry_timestamp_ns: int | None = None  # uint64, None is 0xffffffffffffffff
+    stream_id: int | None = None  # uint32, None is 0xffffffff
+    epoch: int | None = None  # uint64, None is 0xffffffffffffffff
+    layout_version: int | None = None  # uint32, None is 0xffffffff
+    header_nslots: int | None = None  # uint32, None is 0xffffffff
+    header_slot_bytes: int | None = None  # uint16, None is 0xffff
+    node_id: int | None = None  # uint32, None is 0xffffffff
+    payload_pools: tuple[PayloadPool, ...] = ()
+    header_region_uri: str = ""  # ASCII, at most 1073741824 bytes
     error_message: str = ""  # at most 1073741824 bytes

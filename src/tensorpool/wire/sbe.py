@@ -6,7 +6,8 @@ groups are tuples, text is str (any bytes survive a round trip), binary is bytes
 aliases the input.
 
 Decoding accepts exactly one message and raises DecodeError for anything else; encoding raises
-LocalProtocolError for what the schema cannot carry. Wire §16; decisions A6, A11, A22.
+LocalProtocolError for what the schema cannot carry. A template may have two layouts, which differ in their block
+length: dialects. Wire §16; decisions A6, A11, A22, K9.
 """
 
 from __future__ import annotations
@@ -83,12 +84,16 @@ class Message(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Schema(msgspec.Struct, frozen=True):
-    """One schema id: its messages by template id, and every type that users see by name."""
+    """One schema id: its messages by template id, and every type that users see by name.
+
+    `dialects` are the other layouts of some templates, by template id and block length.
+    """
 
     id: int
     version: int
     is_extensible: bool
     messages: dict[int, type[Message]]
+    dialects: dict[tuple[int, int], type[Message]]
     types: dict[str, type]
     documents: tuple[Document, ...]
 
@@ -105,7 +110,7 @@ class Schema(msgspec.Struct, frozen=True):
 
     def encode(self, message: Message) -> bytes:
         """The message with this schema's id in its header. Raises LocalProtocolError."""
-        if self.messages.get(message.TEMPLATE_ID) is not type(message):
+        if type(message) not in self.layouts(message.TEMPLATE_ID):
             raise LocalProtocolError(f"{type(message).__name__} is not a message of schema {self.id}")
         header = _HEADER.pack(message.BLOCK_LENGTH, message.TEMPLATE_ID, self.id, self.version)
         return header + message.encode_body()
@@ -114,12 +119,18 @@ class Schema(msgspec.Struct, frozen=True):
         """Read one message of this schema. Raises DecodeError."""
         return decode_any({self.id: self}, buffer)
 
+    def layouts(self, template_id: int) -> tuple[type[Message], ...]:
+        """The classes of a template: the specification's first, then other dialects."""
+        own = self.messages.get(template_id)
+        return () if own is None else (own, *(cls for key, cls in self.dialects.items() if key[0] == template_id))
+
 
 def load(*names: str, module: str, is_extensible: bool = False) -> Schema:
     """Compile the named documents of one schema id into classes that belong to `module`.
 
     `is_extensible` messages may come with a longer block than ours, whose surplus is skipped. All others must
-    match to the byte, because the specifications change layouts without changing the version (A6).
+    match to the byte, because the specifications change layouts without changing the version (A6). A message of a later
+    document that has the template of an earlier one is another layout of it, known by its block length (K9).
     """
     folder = resources.files(__package__) / "schemas"
     documents = tuple(parse((folder / name).read_text("utf-8")) for name in names)
@@ -130,8 +141,10 @@ def load(*names: str, module: str, is_extensible: bool = False) -> Schema:
             compiler.add_enum(enum)
         for message in document.messages:
             compiler.add_message(message)
-    types = compiler.enums | compiler.entries | {cls.__name__: cls for cls in compiler.messages.values()}
-    return Schema(id, version, is_extensible, compiler.messages, types, documents)
+        compiler.end_document()
+    messages = (*compiler.messages.values(), *compiler.dialects.values())
+    types = compiler.enums | compiler.entries | {cls.__name__: cls for cls in messages}
+    return Schema(id, version, is_extensible, compiler.messages, compiler.dialects, types, documents)
 
 
 def peek_header(buffer: Buffer) -> MessageHeader:
@@ -150,8 +163,8 @@ def decode_any(schemas: Mapping[int, Schema], buffer: Buffer) -> Message:
     block_length, template_id, schema_id, version = _HEADER.unpack_from(data)
     schema = schemas.get(schema_id)
     if schema is None:
-        known = ", ".join(map(str, schemas))
-        raise DecodeError(f"schema {schema_id} is unknown, expected {known}", 4, DecodeFault.SCHEMA)
+        expected = ", ".join(map(str, schemas))
+        raise DecodeError(f"schema {schema_id} is unknown, expected {expected}", 4, DecodeFault.SCHEMA)
     cls = schema.messages.get(template_id)
     if cls is None:
         raise DecodeError(f"schema {schema_id} has no template {template_id}", 2, DecodeFault.TEMPLATE)
@@ -159,7 +172,12 @@ def decode_any(schemas: Mapping[int, Schema], buffer: Buffer) -> Message:
         what = f"{cls.__name__}: schema version {version}, expected {schema.version}"
         raise DecodeError(what, 6, DecodeFault.VERSION)
     if block_length != cls.BLOCK_LENGTH:
-        check_block_length(cls.__name__, block_length, cls.BLOCK_LENGTH, schema.is_extensible, 0)
+        known = schema.dialects.get((template_id, block_length))
+        if known is None:
+            lengths = [layout.BLOCK_LENGTH for layout in schema.layouts(template_id)]
+            check_block_length(cls.__name__, block_length, lengths, schema.is_extensible, 0)
+        else:
+            cls = known
     return _decode_body(cls, data, _HEADER.size, block_length)
 
 
@@ -188,19 +206,22 @@ class _Compiler:
         self.enums: dict[str, type[IntEnum]] = {}
         self.entries: dict[str, type[msgspec.Struct]] = {}
         self.messages: dict[int, type[Message]] = {}
+        self.dialects: dict[tuple[int, int], type[Message]] = {}
+        self._earlier: frozenset[int] = frozenset()  # templates of the documents before
         self._module = module
         self._schema_id = schema_id
         self._version = version
         self._entry_blocks: dict[str, Block] = {}
 
     def add_enum(self, enum: Enumeration) -> None:
-        if not enum.is_bool:
+        if not enum.is_bool and enum.name not in self.enums:
             define: Any = IntEnum  # type checkers know its functional form for literals only
             self.enums[enum.name] = define(enum.name, enum.members, module=self._module)
 
     def add_message(self, message: MessageType) -> None:
         length, template_id = message.block.length, message.template_id
-        if template_id in self.messages:
+        is_dialect = template_id in self._earlier and length != self.messages[template_id].BLOCK_LENGTH
+        if (template_id, length) in self.dialects or (template_id in self.messages and not is_dialect):
             raise ValueError(f"two messages of schema {self._schema_id} have template {template_id}")
         layout = f"Schema {self._schema_id}, template {template_id}, block of {length} bytes."
         namespace = {
@@ -214,7 +235,13 @@ class _Compiler:
         tail = self._tail(message.name, message.block)
         cls = cast(type[Message], self._define(message.name, message.block, Message, namespace))
         cls._codec = BlockCodec(message.name, message.block, cls, self.enums, tail)
-        self.messages[template_id] = cls
+        if is_dialect:
+            self.dialects[template_id, length] = cls
+        else:
+            self.messages[template_id] = cls
+
+    def end_document(self) -> None:
+        self._earlier = frozenset(self.messages)
 
     def _tail(self, path: str, block: Block) -> dict[str, TailCodec]:
         tail: dict[str, TailCodec] = {}

@@ -17,7 +17,7 @@ from pathlib import Path
 from tensorpool.wire.sbe import Schema
 from tensorpool.wire.schema import Block, Enumeration, Field, MessageType
 
-MODULES = ("bridge", "control", "discovery", "driver", "event", "trace")
+MODULES = ("bridge", "control", "discovery", "driver", "event", "merge", "trace")
 
 _HEADING = """\
 # SPDX-License-Identifier: Apache-2.0
@@ -49,13 +49,16 @@ def _module(schema: Schema) -> Iterator[str]:
     yield "]\n"
     yield "schema: Schema\n"
     entries: dict[str, Block] = {}
+    enums: set[str] = set()
     for document in schema.documents:
         for enum in document.enums:
-            if not enum.is_bool:
+            if not enum.is_bool and enum.name not in enums:
+                enums.add(enum.name)
                 yield from _enum(enum)
         for message in document.messages:
             for name, block in _entries(message.block):
-                if entries.setdefault(name, block) is block:
+                if name not in entries:
+                    entries[name] = block
                     yield from _struct(name, block, schema.types[name].__doc__ or "", "msgspec.Struct")
             yield from _message(message, schema)
 

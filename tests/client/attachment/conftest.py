@@ -9,8 +9,10 @@ from typing import Any
 
 import pytest
 
+from tensorpool.client.attach_dialects import AttachDialects
 from tensorpool.client.attachment import Attached, Attachment, AttachSpec, Effect, Lost, Send
-from tensorpool.wire.driver import Role, ShmAttachRequest, ShmAttachResponse, ShmDetachRequest, ShmLeaseKeepalive
+from tensorpool.wire.attach import AttachResponse
+from tensorpool.wire.driver import Role, ShmAttachRequest, ShmDetachRequest, ShmLeaseKeepalive
 from tests.client.conftest import SECOND_NS, STREAM, announced, granted
 
 T0 = 1_000 * SECOND_NS
@@ -23,7 +25,13 @@ LEASE_NS = 3 * SECOND_NS
 class Bench:
     """An attachment, and a driver that is the test."""
 
-    def __init__(self, spec: AttachSpec | None = None, role: Role = Role.CONSUMER, lease_ns: int = LEASE_NS) -> None:
+    def __init__(
+        self,
+        spec: AttachSpec | None = None,
+        role: Role = Role.CONSUMER,
+        lease_ns: int = LEASE_NS,
+        dialects: AttachDialects | None = None,
+    ) -> None:
         self.client_ids: Iterator[int] = itertools.count(41)
         self.correlation_ids: Iterator[int] = itertools.count(901)
         self.attachment = Attachment(
@@ -33,6 +41,7 @@ class Bench:
             keepalive_interval_ns=KEEPALIVE_NS,
             silence_ns=SILENCE_NS,
             lease_ns=lease_ns,
+            dialects=dialects,
         )
         self.request: ShmAttachRequest | None = None
 
@@ -46,7 +55,7 @@ class Bench:
             granted(self.request.correlation_id, **changed), now_ns, WALL + now_ns
         )
 
-    def attach(self, now_ns: int = T0, *, lease_ns: int | None = LEASE_NS, **changed: Any) -> ShmAttachResponse:
+    def attach(self, now_ns: int = T0, *, lease_ns: int | None = LEASE_NS, **changed: Any) -> AttachResponse:
         """To ATTACHED, by the shortest way."""
         self.start(now_ns)
         expiry_ns = None if lease_ns is None else now_ns + lease_ns

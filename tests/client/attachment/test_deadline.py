@@ -5,7 +5,8 @@ from __future__ import annotations
 
 import pytest
 
-from tensorpool.client.attachment import LossReason, Phase
+from tensorpool.client.attachment import LossReason
+from tensorpool.client.attachment_phases import Phase
 from tensorpool.wire.driver import ShmLeaseKeepalive
 from tests.client.attachment.conftest import KEEPALIVE_NS, LEASE_NS, T0, WALL, Bench, attach_request, lost
 from tests.client.conftest import MS, SECOND_NS, STREAM, revoked

@@ -6,7 +6,8 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from tensorpool.client.attachment import DETACH_NS, Attached, Detached, Lost, Phase, Send
+from tensorpool.client.attachment import DETACH_NS, Attached, Detached, Lost, Send
+from tensorpool.client.attachment_phases import Phase
 from tensorpool.wire.driver import LeaseRevokeReason, PayloadPool, ResponseCode, ShmDetachResponse
 from tests.client.attachment.conftest import KEEPALIVE_NS, T0, Bench, detach_request
 from tests.client.conftest import SECOND_NS, STREAM, revoked

@@ -8,7 +8,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from tensorpool.client.attachment import FIRST_RETRY_NS, LOST_RETRY_NS, Detached, LossReason, Lost, Phase, Send
+from tensorpool.client.attachment import FIRST_RETRY_NS, LOST_RETRY_NS, Detached, LossReason, Lost, Send
+from tensorpool.client.attachment_phases import Phase
 from tensorpool.wire.driver import LeaseRevokeReason, ResponseCode, Role, ShmDetachRequest
 from tests.client.attachment.conftest import KEEPALIVE_NS, SILENCE_NS, T0, Bench, attach_request, detach_request, lost
 from tests.client.conftest import SECOND_NS, STREAM, granted, refused, revoked

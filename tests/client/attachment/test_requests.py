@@ -20,10 +20,10 @@ from tensorpool.client.attachment import (
     Detached,
     LossReason,
     Lost,
-    Phase,
     Refused,
     Send,
 )
+from tensorpool.client.attachment_phases import Phase
 from tensorpool.wire.driver import HugepagesPolicy, PublishMode, ResponseCode, Role, ShmAttachRequest, ShmDetachResponse
 from tests.client.attachment.conftest import KEEPALIVE_NS, LEASE_NS, T0, WALL, Bench, attach_request, detach_request
 from tests.client.conftest import MS, SECOND_NS, STREAM, granted, refused

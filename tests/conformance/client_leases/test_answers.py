@@ -14,6 +14,7 @@ from msgspec.structs import replace
 
 import tensorpool as tp
 from tensorpool.client import Client
+from tensorpool.wire.attach import AttachResponse
 from tensorpool.wire.driver import ResponseCode, Role, ShmAttachResponse, ShmDetachRequest, ShmLeaseKeepalive
 from tests.conformance.client_leases.conftest import both_roles, own_id, requests_of, start, wait_works
 from tests.shm.by_hand import mapped_files
@@ -22,17 +23,17 @@ from tests.support.regions import RING
 from tests.support.wire_producer import WireProducer, altered
 
 
-def _lie(**changed: Any) -> Callable[[WireProducer, ShmAttachResponse], Said]:
-    def falsified(peer: WireProducer, honest: ShmAttachResponse) -> Said:
+def _lie(**changed: Any) -> Callable[[WireProducer, AttachResponse], Said]:
+    def falsified(peer: WireProducer, honest: AttachResponse) -> Said:
         return replace(honest, **changed)
 
     return falsified
 
 
-def _pool(**changed: Any) -> Callable[[WireProducer, ShmAttachResponse], Said]:
+def _pool(**changed: Any) -> Callable[[WireProducer, AttachResponse], Said]:
     """False in the last pool."""
 
-    def falsified(peer: WireProducer, honest: ShmAttachResponse) -> Said:
+    def falsified(peer: WireProducer, honest: AttachResponse) -> Said:
         *others, last = honest.payload_pools
         changes = {name: value(last) if callable(value) else value for name, value in changed.items()}
         return replace(honest, payload_pools=(*others, replace(last, **changes)))
@@ -40,11 +41,11 @@ def _pool(**changed: Any) -> Callable[[WireProducer, ShmAttachResponse], Said]:
     return falsified
 
 
-def _bytes(offset: int, data: bytes) -> Callable[[WireProducer, ShmAttachResponse], Said]:
+def _bytes(offset: int, data: bytes) -> Callable[[WireProducer, AttachResponse], Said]:
     return lambda peer, honest: altered(honest, offset, data)
 
 
-def _outside(peer: WireProducer, honest: ShmAttachResponse) -> Said:
+def _outside(peer: WireProducer, honest: AttachResponse) -> Said:
     """The files are as they should be, but not below an allowed directory."""
     target = Path("/dev/shm") / f"tp-test-outside-{honest.lease_id}"
     if peer.regions.paths[RING].exists():
@@ -52,7 +53,7 @@ def _outside(peer: WireProducer, honest: ShmAttachResponse) -> Said:
     return _lie(header_region_uri=f"shm:file?path={target}")(peer, honest)
 
 
-UNUSABLE: dict[str, Callable[[WireProducer, ShmAttachResponse], Said]] = {
+UNUSABLE: dict[str, Callable[[WireProducer, AttachResponse], Said]] = {
     "no lease_id": _lie(lease_id=None),
     "no stream_id": _lie(stream_id=None),
     "no epoch": _lie(epoch=None),
@@ -76,7 +77,7 @@ UNUSABLE: dict[str, Callable[[WireProducer, ShmAttachResponse], Said]] = {
     "a block of 54 bytes": _bytes(0, b"\x36\x00"),
     "cut short": lambda peer, honest: honest.encode()[:-3],
 }
-UNMAPPABLE: dict[str, Callable[[WireProducer, ShmAttachResponse], Said]] = {
+UNMAPPABLE: dict[str, Callable[[WireProducer, AttachResponse], Said]] = {
     "another scheme": _pool(region_uri=lambda it: it.region_uri.replace("shm:file", "shm:memfd")),
     "a parameter": _pool(region_uri=lambda it: it.region_uri + "|mode=rw"),
     "a relative path": _pool(region_uri="shm:file?path=7.pool"),
@@ -93,7 +94,7 @@ UNMAPPABLE: dict[str, Callable[[WireProducer, ShmAttachResponse], Said]] = {
 @both_roles
 @pytest.mark.parametrize("lie", list(UNUSABLE.values()), ids=list(UNUSABLE))
 def test_an_ok_that_is_not_as_it_must_be_is_dropped_and_asked_again(
-    shared: tuple[WireProducer, Client], role: Role, lie: Callable[[WireProducer, ShmAttachResponse], Said]
+    shared: tuple[WireProducer, Client], role: Role, lie: Callable[[WireProducer, AttachResponse], Said]
 ) -> None:
     """Nothing of it is mapped or kept alive; the next answer, which is honest, is the lease that is used."""
     peer, client = shared
@@ -113,7 +114,7 @@ def test_an_ok_that_is_not_as_it_must_be_is_dropped_and_asked_again(
 @both_roles
 @pytest.mark.parametrize("lie", list(UNMAPPABLE.values()), ids=list(UNMAPPABLE))
 def test_regions_that_may_not_be_mapped_are_not_and_the_caller_learns_why(
-    shared: tuple[WireProducer, Client], role: Role, lie: Callable[[WireProducer, ShmAttachResponse], Said]
+    shared: tuple[WireProducer, Client], role: Role, lie: Callable[[WireProducer, AttachResponse], Said]
 ) -> None:
     """Whatever the driver says, nothing is mapped, and the error names the region; once it is in order, all is well."""
     peer, client = shared
@@ -156,7 +157,7 @@ def test_answers_that_are_not_for_us_are_ignored(shared: tuple[WireProducer, Cli
     """E3: with another correlation id, or ours but for another stream, they neither attach nor disturb."""
     peer, client = shared
 
-    def falsified(honest: ShmAttachResponse) -> Iterable[Said]:
+    def falsified(honest: AttachResponse) -> Iterable[Said]:
         stranger = _lie(correlation_id=honest.correlation_id + 1, lease_id=1)
         other_stream = _lie(stream_id=peer.stream_id + 1, lease_id=2)
         refusal = ShmAttachResponse(correlation_id=honest.correlation_id - 1, code=ResponseCode.INVALID_PARAMS)

@@ -132,6 +132,7 @@ def test_what_must_be_ignored_does_not_decide(ring: RingFiles, changed: dict[str
     assert frame.layout.shape == (2, 3)
     assert frame.layout.byte_strides == (12, 4)
     assert frame.layout.extent_bytes == 24
+    assert frame.trace_id == 0
 
 
 def test_a_forged_slot_differs_from_the_golden_one_only_as_meant(ring: RingFiles) -> None:

@@ -6,13 +6,17 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
-from tensorpool.client import Client, Producer, StateChange
 from tensorpool.control.provisioning import RingRequest
 from tensorpool.driver.config import DriverConfig
 from tensorpool.errors import RingRefused
 from tensorpool.shm.space import mount_space
+
+if TYPE_CHECKING:
+    from tensorpool.client.client import Client
+    from tensorpool.client.producer import Producer
+    from tensorpool.client.session import StateChange
 
 HELD_S: Final = 2.0
 UNPACED_HZ: Final = 60.0  # for which it is made without a rate
@@ -30,13 +34,16 @@ def attach_producer(
     timeout: float | None,
     on_state: Callable[[StateChange], object] | None,
     on_note: Callable[[str], object],
+    has_own_clock: bool = True,
 ) -> Producer:
     """For frames of that size and rate. A driver that makes no such ring gives the one that it has, which is noted.
 
     Raises what `Client.producer` raises, and FrameTooLarge where that ring cannot hold such a frame.
     """
     ring = None if not create or not nbytes else ring_for(client.config, nbytes, rate_hz)
-    attach = functools.partial(client.producer, stream, create=create, timeout=timeout, on_state=on_state)
+    attach = functools.partial(
+        client.producer, stream, create=create, timeout=timeout, on_state=on_state, has_own_clock=has_own_clock
+    )
     if ring is None:
         producer = attach()
     else:

@@ -18,12 +18,12 @@ import msgspec
 
 from tensorpool.errors import ConfigError
 from tensorpool.logs import get_logger
+from tensorpool.telemetry.addresses import accepted_names
 
 MAX_REQUESTS: Final = 32  # at once
 READ_TIMEOUT_S: Final = 5.0
 REQUEST_TIMEOUT_S: Final = 15.0
 POLL_S: Final = 0.1
-LOCAL_NAMES: Final = frozenset({"localhost", "127.0.0.1", "::1"})
 
 
 class Answer(msgspec.Struct, frozen=True):
@@ -47,12 +47,10 @@ class HttpServer:
         port: int,
         routes: Mapping[str, Callable[[], Answer]],
         *,
-        names: frozenset[str] | None = LOCAL_NAMES,
         key: str = "http",
     ) -> None:
-        """`names` are the hosts that may be asked for; None: any."""
         try:
-            self._server = _Server(host, port, routes, names)
+            self._server = _Server(host, port, routes, accepted_names(host))
         except OSError as error:
             accepted = f"an address of this host that is free; {error.strerror or error}"
             raise ConfigError(key, f"{host}:{port}", accepted) from None

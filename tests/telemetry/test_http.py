@@ -12,8 +12,8 @@ from collections.abc import Iterator
 import pytest
 
 from tensorpool.errors import ConfigError
-from tensorpool.supervisor import http as module
-from tensorpool.supervisor.http import Answer, HttpServer
+from tensorpool.telemetry import http as module
+from tensorpool.telemetry.http import Answer, HttpServer
 from tests.support.processes import wait_until
 
 
