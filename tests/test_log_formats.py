@@ -70,11 +70,11 @@ def test_the_journal_gets_the_level_and_no_time(chosen: str) -> None:
     assert error.startswith("<3>event=turn_failed kind=audit exception=")
 
 
-def test_a_service_takes_the_format_as_an_option_or_from_the_environment(tmp_path: Path) -> None:
+def test_a_service_takes_the_format_as_an_option_or_from_the_environment(shm_dir: Path) -> None:
     """`tensorpool driver --log-format`."""
     for number, (option, variable) in enumerate(((("--log-format", "logfmt"), "json"), ((), "logfmt"))):
-        log, aeron_dir = tmp_path / f"log{number}", f"/dev/shm/tp-test-log-{os.getpid()}-{number}"
-        options = ["--aeron-dir", aeron_dir, "--set", f"shm.base_dir={aeron_dir}-shm"]
+        log = shm_dir / f"log{number}"
+        options = ["--aeron-dir", str(shm_dir / "aeron"), "--set", f"shm.base_dir={shm_dir / 'shm'}"]
         options += ["--set", "policies.shutdown_timeout_ms=1"]
         with log.open("w") as stderr:
             process = subprocess.Popen(

@@ -98,7 +98,10 @@ def send(
 @command.command(name="watch")
 @click.option("--tag", "tags", multiple=True, metavar="TAG", help="Only events with this tag; may be repeated.")
 @click.option(
-    "--alive", "with_alive", is_flag=True, help="Also print the heartbeat that each service sends every second."
+    "--alive",
+    "with_alive",
+    is_flag=True,
+    help="Also print the heartbeat that each service sends every second, and the driver's pages of leases.",
 )
 @options.count_option("events")
 @options.json_option("Print a line of JSON for each event.")
@@ -177,6 +180,7 @@ class _Screen:
 
     def _show(self, kind: str, data: bytes) -> None:
         from tensorpool.control import events
+        from tensorpool.control.identification import LEASES
         from tensorpool.wire import event, peek_header
         from tensorpool.wire.event import EventMessage
 
@@ -195,7 +199,7 @@ class _Screen:
             kind = prefix
         elif kind == "status" and message.key == events.ALIVE:
             kind = "alive"
-        if kind == "alive" and not self._with_alive:
+        if not self._with_alive and (kind == "alive" or (kind, message.key) == ("status", LEASES)):
             return
         key = message.key if kind in ("command", "accepted", "status", "alive") else key
         self._print({"event": kind, "tag": message.tag, "key": key, **_fields(message)})
