@@ -36,8 +36,7 @@ def prepare(folder: Path) -> None:
     """Copies of what the page changes; only this process and its children see them."""
     subprocess.run(["cp", "--archive", "/etc", str(folder / "etc")], check=True)
     shutil.rmtree(folder / "etc/tensorpool", ignore_errors=True)
-    (folder / "etc/tensorpool").mkdir()
-    for name, size in (("/dev/shm", "1g"), ("/srv", "200m"), ("/opt", "1m"), ("/run", "8m")):
+    for name, size in (("/dev/shm", "1g"), ("/srv", "200m"), ("/mnt", "8m"), ("/run", "8m")):
         subprocess.run(["mount", "-t", "tmpfs", "-o", f"mode=1777,size={size}", "tmpfs", name], check=True)
     subprocess.run(["mount", "--bind", str(folder / "etc"), "/etc"], check=True)
     subprocess.run(["ip", "link", "set", "lo", "up"], check=True)
@@ -196,7 +195,7 @@ def main() -> None:
     finally:
         operator.close()
     print(json.dumps({"line": "units", "code": 0, "output": operator.units.messages}), flush=True)
-    files = [str(path) for path in Path("/dev/shm").iterdir()]
+    files = [str(path) for folder in ("/dev/shm", "/mnt") for path in Path(folder).rglob("*") if path.is_file()]
     print(json.dumps({"line": "left", "code": 0, "output": files}), flush=True)
 
 

@@ -16,6 +16,7 @@ from tests.integration.operations import BY_HAND, PAGE
 from tests.support.pages import blocks
 from tests.support.processes import ROOT
 
+pytestmark = pytest.mark.timeout(900)  # of many commands, on a loaded machine
 NAMESPACES: Final = ("--mount", "--pid", "--net", "--ipc", "--fork", "--kill-child", "--mount-proc")
 # What commands print, by how they begin.
 PRINTS: Final = {
@@ -45,7 +46,7 @@ def typed(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
         ["unshare", *NAMESPACES, sys.executable, "-m", "tests.integration.operations", str(folder)],
         capture_output=True,
         text=True,
-        timeout=280,
+        timeout=800,
         cwd=ROOT,
         env={"PYTHONPATH": str(ROOT), "PATH": "/usr/bin:/bin:/usr/sbin:/sbin"},
     )
@@ -66,13 +67,13 @@ def test_every_command_of_the_page_does_what_it_says(typed: list[dict[str, Any]]
 
 
 def test_units_report_ready_reloading_and_stopping(typed: list[dict[str, Any]]) -> None:
-    """In the order in which the operator asked for it; nothing is left in /dev/shm afterwards."""
+    """In the order in which the operator asked for it; no memory is left afterwards."""
     (messages,) = [entry["output"] for entry in typed if entry["line"] == "units"]
     words = [message.partition("=")[0] for message in messages["tensorpool-driver"] if "WATCHDOG" not in message]
     assert words == ["READY", "RELOADING", "READY", "STOPPING", "READY", "STOPPING"]
     assert set(messages) >= {"tensorpool-supervisor", "tensorpool-recorder", "tensorpool-robots-driver"}
     (left,) = [entry["output"] for entry in typed if entry["line"] == "left"]
-    assert not [path for path in left if "aeron" in path]
+    assert not [path for path in left if "highest-epoch" not in path]
 
 
 def test_every_block_of_the_page_is_run_or_says_who_runs_it() -> None:
