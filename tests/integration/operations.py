@@ -3,7 +3,7 @@
 
 Run by test_operations.py below `unshare`. systemd does not run here: `Units` carries out `systemctl`. It starts what a
 unit's ExecStart says as its User, and speaks systemd's part of the notify protocol. Prints one line of JSON for each
-command: the line, its exit code and its output.
+command: the line, whether it ended as it should, and its output.
 """
 
 from __future__ import annotations
@@ -153,9 +153,9 @@ class Operator:
                 Path(saved[1]).write_text(block.text)
             elif block.language == "sh" and BY_HAND in (block.reason or ""):
                 for line in block.text.splitlines():
-                    self.type(line)
+                    self.type(line, block.codes)
 
-    def type(self, line: str) -> None:
+    def type(self, line: str, codes: tuple[int, ...]) -> None:
         if line.startswith("systemctl "):
             self.units.obey(shlex.split(line)[1:])
             code, output = 0, ""
@@ -177,7 +177,7 @@ class Operator:
                 env=self._environment,
             )
             code, output = done.returncode, done.stdout
-        print(json.dumps({"line": line, "code": code, "output": output}), flush=True)
+        print(json.dumps({"line": line, "is_good": code in codes, "output": output}), flush=True)
 
     def close(self) -> None:
         for process in self._background:
@@ -194,9 +194,9 @@ def main() -> None:
         operator.read()
     finally:
         operator.close()
-    print(json.dumps({"line": "units", "code": 0, "output": operator.units.messages}), flush=True)
+    print(json.dumps({"line": "units", "is_good": True, "output": operator.units.messages}), flush=True)
     files = [str(path) for folder in ("/dev/shm", "/mnt") for path in Path(folder).rglob("*") if path.is_file()]
-    print(json.dumps({"line": "left", "code": 0, "output": files}), flush=True)
+    print(json.dumps({"line": "left", "is_good": True, "output": files}), flush=True)
 
 
 if __name__ == "__main__":
