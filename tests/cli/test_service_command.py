@@ -156,6 +156,17 @@ def test_what_is_mapped_is_kept_from_cleaning_and_the_lakes_folder_exists(root: 
     assert lines[1:] == [r"d /srv/lab\x20lake 0750 lab imaging -", "x /dev/shm/imaging*", "x /dev/shm/imaging-aeron*"]
 
 
+def test_units_may_write_where_the_drivers_memory_is(root: Path) -> None:
+    """ProtectSystem=strict leaves /dev/shm writable, and no other mount."""
+    config = root / "etc/tensorpool/driver.toml"
+    config.write_text(config.read_text().replace("/dev/shm/", "/mnt/imaging/"))
+    for path in install(root, "--system", *SERVICES, "--record", RECORD):
+        if path.suffix == ".service":
+            written = shlex.split(parse(path)["Service"]["ReadWritePaths"])
+            has_lake = path.stem.endswith(("recorder", "console"))
+            assert written == ["/mnt/imaging", *(["/srv/lab lake"] if has_lake else [])], path
+
+
 @pytest.mark.parametrize(
     ("words", "reason"),
     [

@@ -3,7 +3,7 @@
 
 Run by test_operations.py below `unshare`. systemd does not run here: `Units` carries out `systemctl`. It starts what a
 unit's ExecStart says as its User, and speaks systemd's part of the notify protocol. Prints one line of JSON for each
-command: the line, its exit code and its output.
+command: the line, whether it ended as it should, and its output.
 """
 
 from __future__ import annotations
@@ -36,8 +36,7 @@ def prepare(folder: Path) -> None:
     """Copies of what the page changes; only this process and its children see them."""
     subprocess.run(["cp", "--archive", "/etc", str(folder / "etc")], check=True)
     shutil.rmtree(folder / "etc/tensorpool", ignore_errors=True)
-    (folder / "etc/tensorpool").mkdir()
-    for name, size in (("/dev/shm", "1g"), ("/srv", "200m"), ("/opt", "1m"), ("/run", "8m")):
+    for name, size in (("/dev/shm", "1g"), ("/srv", "200m"), ("/mnt", "8m"), ("/run", "8m")):
         subprocess.run(["mount", "-t", "tmpfs", "-o", f"mode=1777,size={size}", "tmpfs", name], check=True)
     subprocess.run(["mount", "--bind", str(folder / "etc"), "/etc"], check=True)
     subprocess.run(["ip", "link", "set", "lo", "up"], check=True)
@@ -154,9 +153,9 @@ class Operator:
                 Path(saved[1]).write_text(block.text)
             elif block.language == "sh" and BY_HAND in (block.reason or ""):
                 for line in block.text.splitlines():
-                    self.type(line)
+                    self.type(line, block.codes)
 
-    def type(self, line: str) -> None:
+    def type(self, line: str, codes: tuple[int, ...]) -> None:
         if line.startswith("systemctl "):
             self.units.obey(shlex.split(line)[1:])
             code, output = 0, ""
@@ -178,7 +177,7 @@ class Operator:
                 env=self._environment,
             )
             code, output = done.returncode, done.stdout
-        print(json.dumps({"line": line, "code": code, "output": output}), flush=True)
+        print(json.dumps({"line": line, "is_good": code in codes, "output": output}), flush=True)
 
     def close(self) -> None:
         for process in self._background:
@@ -195,9 +194,9 @@ def main() -> None:
         operator.read()
     finally:
         operator.close()
-    print(json.dumps({"line": "units", "code": 0, "output": operator.units.messages}), flush=True)
-    files = [str(path) for path in Path("/dev/shm").iterdir()]
-    print(json.dumps({"line": "left", "code": 0, "output": files}), flush=True)
+    print(json.dumps({"line": "units", "is_good": True, "output": operator.units.messages}), flush=True)
+    files = [str(path) for folder in ("/dev/shm", "/mnt") for path in Path(folder).rglob("*") if path.is_file()]
+    print(json.dumps({"line": "left", "is_good": True, "output": files}), flush=True)
 
 
 if __name__ == "__main__":

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import json
 import re
 import signal
 import time
@@ -251,6 +252,21 @@ def test_an_alert_is_silent_while_all_is_well_and_fires_for_its_cause(alert: Ale
     found = fired(alert, recording, _times((well[0], trouble[1])))
     causes = [labels for firing in found.values() for labels in firing]
     assert any(CAUSES[alert.name].items() <= labels.items() for labels in causes), f"{alert.name}: {causes}"
+
+
+def test_the_dashboard_asks_drivers_and_recorders_for_metrics_that_they_have(recorded: Any) -> None:
+    """And for labels that these have."""
+    known: dict[str, set[str]] = {}
+    for labels in recorded[0].series:
+        known.setdefault(dict(labels)["__name__"], set()).update(dict(labels))
+    panels = json.loads((ROOT / "dashboards/tensorpool.json").read_text())["panels"]
+    asked = 0
+    for target in (target for panel in panels for target in panel.get("targets", [])):
+        names = re.findall(r"tensorpool_(?:recorder|space|driver)_\w+", target["expr"])
+        for name in names:
+            asked += 1
+            assert set(re.findall(r"\{\{(\w+)\}\}", target["legendFormat"])) <= known[name], target
+    assert asked >= 7
 
 
 def test_every_alert_has_its_cause_here_and_says_what_to_do() -> None:

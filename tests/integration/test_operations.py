@@ -16,6 +16,7 @@ from tests.integration.operations import BY_HAND, PAGE
 from tests.support.pages import blocks
 from tests.support.processes import ROOT
 
+pytestmark = pytest.mark.timeout(900)  # of many commands, on a loaded machine
 NAMESPACES: Final = ("--mount", "--pid", "--net", "--ipc", "--fork", "--kill-child", "--mount-proc")
 # What commands print, by how they begin.
 PRINTS: Final = {
@@ -27,6 +28,7 @@ PRINTS: Final = {
     "runuser -u cem": r"received 50 frames",
     "runuser -u dua": r"Hz",
     "runuser -u eva": r"camera/front  stream 10000",
+    "runuser -u ann .*robots": r"add ann to group robots",
     "runuser -u ann .*rear": r"published 20 frames",
     "tensorpool service status --system$": r"(?s)driver\S+ +\w+ +ok\n.*supervisor\S+ +\w+ +ok\n.*recorder\S+ +\w+ +ok",
     "tensorpool service status --system --name": r"tensorpool-robots-driver\.service +\w+ +ok",
@@ -39,13 +41,13 @@ PRINTS: Final = {
 
 @pytest.fixture(scope="module")
 def typed(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
-    """Each command of the page with its exit code and output."""
+    """Each command of the page with its output."""
     folder = tmp_path_factory.mktemp("operations")
     done = subprocess.run(
         ["unshare", *NAMESPACES, sys.executable, "-m", "tests.integration.operations", str(folder)],
         capture_output=True,
         text=True,
-        timeout=280,
+        timeout=800,
         cwd=ROOT,
         env={"PYTHONPATH": str(ROOT), "PATH": "/usr/bin:/bin:/usr/sbin:/sbin"},
     )
@@ -54,9 +56,9 @@ def typed(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
 
 
 def test_every_command_of_the_page_does_what_it_says(typed: list[dict[str, Any]]) -> None:
-    """Exit code 0, and the words that the page promises."""
+    """With the exit code and the words that the page promises."""
     for entry in typed:
-        assert entry["code"] == 0, entry
+        assert entry["is_good"], entry
     lines = [entry["line"] for entry in typed]
     for pattern, expected in PRINTS.items():
         found = [entry for entry in typed if re.match(pattern, entry["line"])]
@@ -66,13 +68,13 @@ def test_every_command_of_the_page_does_what_it_says(typed: list[dict[str, Any]]
 
 
 def test_units_report_ready_reloading_and_stopping(typed: list[dict[str, Any]]) -> None:
-    """In the order in which the operator asked for it; nothing is left in /dev/shm afterwards."""
+    """In the order in which the operator asked for it; no memory is left afterwards."""
     (messages,) = [entry["output"] for entry in typed if entry["line"] == "units"]
     words = [message.partition("=")[0] for message in messages["tensorpool-driver"] if "WATCHDOG" not in message]
     assert words == ["READY", "RELOADING", "READY", "STOPPING", "READY", "STOPPING"]
     assert set(messages) >= {"tensorpool-supervisor", "tensorpool-recorder", "tensorpool-robots-driver"}
     (left,) = [entry["output"] for entry in typed if entry["line"] == "left"]
-    assert not [path for path in left if "aeron" in path]
+    assert not [path for path in left if "highest-epoch" not in path]
 
 
 def test_every_block_of_the_page_is_run_or_says_who_runs_it() -> None:

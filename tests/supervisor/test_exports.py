@@ -225,11 +225,11 @@ WORDS = {"by", "or", "and", "on", "without"}
 
 
 def expressions() -> Iterator[tuple[str, str, str]]:
-    """Every query of the dashboard but those about bridges (tests/bridge): where it is, the expression, the legend."""
+    """Every query about the supervisor's metrics; tests/bridge and tests/integration/test_alerts.py have the others."""
     dashboard = json.loads(DASHBOARD.read_text())
     for panel in dashboard["panels"]:
         for target in panel.get("targets", []):
-            if "tensorpool_bridge_" not in target["expr"]:
+            if not re.search("tensorpool_(bridge|recorder|space|driver)_", target["expr"]):
                 yield panel["title"], target["expr"], target["legendFormat"]
     for variable in dashboard["templating"]["list"]:
         if variable["type"] == "query":

@@ -120,11 +120,12 @@ def install(
     chosen = services or DEFAULT
     words = tuple(shlex.split(recorded))
     lake = _lake_of(words) if "recorder" in chosen else ""
+    folder = (config_dir or place.config_dir / name).absolute()
     it = Installation(
         services=tuple(service for service in SERVICES if service in chosen),
         is_user=is_user,
         command=(sys.executable, "-m", "tensorpool"),
-        config_dir=str((config_dir or place.config_dir / name).absolute()),
+        config_dir=str(folder),
         name=name,
         account="" if is_user else account,
         group="" if is_user else group,
@@ -132,9 +133,10 @@ def install(
         record=words,
         lake=lake,
         token_file=str(Path(token_file).absolute()) if token_file else "",
+        memory=_memory(_below(root, folder / "driver.toml")),
     )
     files = {place.units / it.unit_name(service): systemd_units.unit(it, service) for service in it.services}
-    files[place.tmpfiles / systemd_units.tmpfiles_name(name)] = systemd_units.tmpfiles(it, _kept(it, root))
+    files[place.tmpfiles / systemd_units.tmpfiles_name(name)] = systemd_units.tmpfiles(it)
     for path in files:
         if path.exists() and not _is_ours(path):
             raise ConfigError("service install", str(path), "a file that `tensorpool service install` wrote; move it")
@@ -199,13 +201,12 @@ def _lake_of(words: tuple[str, ...]) -> str:
     return "" if "://" in lake else lake
 
 
-def _kept(it: Installation, root: Path) -> list[str]:
-    """What services map in /dev/shm, by the driver's configuration where it exists already."""
-    path = _below(root, Path(it.config_dir) / "driver.toml")
+def _memory(path: Path) -> tuple[str, ...]:
+    """The folders that services map, by the driver's configuration where it exists already."""
     if not path.exists():
-        return []
+        return ()
     config = DriverConfig.load(path)
-    return [folder for folder in (config.shm.base_dir, config.driver.aeron_dir) if folder]
+    return tuple(folder for folder in (config.shm.base_dir, config.driver.aeron_dir) if folder)
 
 
 def _print_next(place: Place, it: Installation, root: Path) -> None:

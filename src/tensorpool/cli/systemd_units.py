@@ -8,7 +8,7 @@ is left), and may do what it needs and no more.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from pathlib import PurePosixPath
 from typing import Final
 
 import msgspec
@@ -86,6 +86,7 @@ class Installation(msgspec.Struct, frozen=True, kw_only=True):
     record: tuple[str, ...] = ()  # arguments of `tensorpool record`
     lake: str = ""
     token_file: str = ""  # of the console
+    memory: tuple[str, ...] = ()  # folders of regions and of the media driver, as far as they are known
 
     def unit_name(self, service: str) -> str:
         return unit_name(self.name, service)
@@ -149,18 +150,20 @@ def unit(it: Installation, service: str) -> str:
         lines += [f"User={it.account}", *([f"Group={it.group}"] if it.group else []), *HARDENING.splitlines()]
         if service not in ("driver", "media-driver", "registry"):
             lines.append("RestrictSUIDSGID=yes")
-        if service == "recorder" or (service == "console" and it.lake):
-            lines.append(f"ReadWritePaths={_quoted(it.lake)}")
+        written = {str(PurePosixPath(path).parent) for path in it.memory if not path.startswith("/dev/")}
+        if it.lake and service in ("recorder", "console"):
+            written.add(it.lake)
+        lines += [f"ReadWritePaths={' '.join(map(_quoted, sorted(written)))}"] if written else []
     lines += ["", "[Install]", f"WantedBy={'default.target' if it.is_user else 'multi-user.target'}", ""]
     return "\n".join(lines)
 
 
-def tmpfiles(it: Installation, kept: Iterable[str]) -> str:
+def tmpfiles(it: Installation) -> str:
     """Lines for systemd-tmpfiles: the lake's folder exists, and no cleaning by age touches what services map."""
     lines = [MARK]
     if it.lake and not it.is_user:
         lines.append(f"d {_escaped(it.lake)} 0750 {it.account} {it.group or '-'} -")
-    lines += [f"x {_escaped(path)}*" for path in kept]
+    lines += [f"x {_escaped(path)}*" for path in it.memory]
     return "\n".join([*lines, ""])
 
 
