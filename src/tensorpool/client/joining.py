@@ -21,7 +21,6 @@ from tensorpool.client.consumer import Consumer
 from tensorpool.client.frame import Frame
 from tensorpool.client.join_barrier import KeyBarrier, LatestBarrier, Unjoined
 from tensorpool.client.session import State
-from tensorpool.client.waiting import wait_any
 from tensorpool.errors import FrameOverwritten, LocalProtocolError
 from tensorpool.shm.arrays import Array, Order
 from tensorpool.wire.control import Dtype
@@ -148,11 +147,15 @@ class Join:
             is_open = self._open()
             if not is_open:
                 return None
+            self._keep_whole()
             left_s = SLICE_S if deadline_s is None else min(SLICE_S, deadline_s - time.monotonic())
-            ready = wait_any(is_open, self.wait_at_most(left_s))
+            ready = _core.wait_any(is_open, max(0, int(self.wait_at_most(left_s) * NS)))
             self._accept(ready, is_open)
-            if not ready and left_s <= 0:
-                return self.take()
+            if not ready:
+                for consumer in is_open:
+                    consumer._housekeeping()
+                if left_s <= 0:
+                    return self.take()
         return found
 
     def __iter__(self) -> Self:
@@ -171,6 +174,7 @@ class Join:
         is_open = self._open()
         ready = _core.wait_any(is_open, 0) if is_open else []
         self._accept(ready, is_open)
+        self._keep_whole()
         return bool(ready)
 
     def _open(self) -> list[Consumer]:
@@ -189,7 +193,6 @@ class Join:
             if self._by != "latest" or not (ready := _core.wait_any(is_open, 0)):
                 break
         self._barrier.expire(time.monotonic_ns())
-        self._keep_whole()
 
     def _offer(self, index: int, frame: Frame) -> None:
         self._received[index] += 1
@@ -208,6 +211,8 @@ class Join:
 
     def _keep_whole(self) -> None:
         """Copy frames that have waited for half of their ring, or whose epoch has ended."""
+        if self._by != "latest" and not any(self._barrier.waiting):
+            return
         for index, consumer in enumerate(self._consumers):
             items = self._barrier.items(index)
             if not items:
@@ -245,14 +250,14 @@ class Join:
 
     def take(self) -> tuple[Joinable, ...] | None:
         """The next tuple of what was received; None where there is none."""
-        is_new = self._barrier.waiting  # of by="latest": frames that were not in a tuple before
+        is_new = self._barrier.waiting if self._by == "latest" else None  # frames that were not in a tuple before
         while (found := self._barrier.take()) is not None:
             torn = [not frame.is_intact() for frame in found]
             if not any(torn):
                 self._joined += 1
                 return found
             for index, is_torn in enumerate(torn):
-                if is_new[index]:
+                if is_new is None or is_new[index]:
                     self._unjoined[index][Unjoined.OVERWRITTEN if is_torn else Unjoined.NO_PARTNER] += 1
         self._count_left()
         return None
