@@ -98,11 +98,20 @@ class KeyBarrier[T]:
             self._leave(index, Unjoined.CROWDED_OUT)
 
     def take(self) -> tuple[T, ...] | None:
-        self._drop_passed()
-        if not all(self._queues):
+        queues = self._queues
+        if not any(queues):
             return None
+        if not all(queues) or not self._do_first_fit():
+            self._drop_passed()
+            if not all(queues):
+                return None
         # None is further back than its window behind the first of any other: they are close enough.
-        return tuple(queue.popleft().item for queue in self._queues)
+        return tuple([queue.popleft().item for queue in queues])
+
+    def _do_first_fit(self) -> bool:
+        keys = [queue[0].key for queue in self._queues]
+        newest = max(keys)
+        return all(key + window >= newest for key, window in zip(keys, self._windows, strict=True))
 
     def expire(self, now_ns: int) -> None:
         if self._timeout_ns is None:

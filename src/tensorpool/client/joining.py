@@ -24,14 +24,13 @@ from tensorpool.client.join_barrier import KeyBarrier, LatestBarrier, Unjoined
 from tensorpool.client.merge_maps import MergeMap, MergeMapQuery, MergeRule
 from tensorpool.client.producer import Producer
 from tensorpool.client.session import State
-from tensorpool.client.waiting import wait_any
 from tensorpool.errors import FrameOverwritten, LocalProtocolError, TensorPoolError
 from tensorpool.shm.arrays import Array, Order
 from tensorpool.wire.control import Dtype
 from tensorpool.wire.merge import ClockDomain, TimestampSource
 
 MAX_WAITING: Final = 256  # frames of one stream
-POLLS: Final = 64  # frames of each stream that are taken before they are joined
+MOST_REPLACED: Final = 64  # frames of each stream, by newer ones, before the next tuple
 SLICE_S: Final = 0.1
 NS: Final = 1_000_000_000
 
@@ -151,18 +150,20 @@ class Join:
         Views in it are intact when it is returned; as of every frame, ask `is_intact` after reading, or copy.
         """
         deadline_s = None if timeout is None else time.monotonic() + seconds("timeout", timeout)
-        while True:
-            has_more = self.receive()
-            if (found := self.take()) is not None:
-                return found
-            if has_more:
-                continue
-            if all(one.state is State.CLOSED for one in self._consumers):
+        while (found := self.take()) is None:
+            is_open = self._open()
+            if not is_open:
                 return None
+            self._keep_whole()
             left_s = SLICE_S if deadline_s is None else min(SLICE_S, deadline_s - time.monotonic())
-            if left_s <= 0:
-                return None
-            self._wait(left_s)
+            ready = _core.wait_any(is_open, max(0, int(self.wait_at_most(left_s) * NS)))
+            self._accept(ready, is_open)
+            if not ready:
+                for consumer in is_open:
+                    consumer._housekeeping()
+                if left_s <= 0:
+                    return self.take()
+        return found
 
     def __iter__(self) -> Self:
         return self
@@ -192,20 +193,28 @@ class Join:
 
     def receive(self) -> bool:
         """Take what the consumers have; whether one of them may have more."""
-        is_open = [one for one in self._consumers if one.state is not State.CLOSED]
-        count = 1
-        for _ in range(POLLS if is_open else 0):
-            count = 0
-            for consumer in _core.wait_any(is_open, 0):  # a poll that finds nothing costs more than to ask before
+        is_open = self._open()
+        ready = _core.wait_any(is_open, 0) if is_open else []
+        self._accept(ready, is_open)
+        self._keep_whole()
+        return bool(ready)
+
+    def _open(self) -> list[Consumer]:
+        return [one for one in self._consumers if one.state is not State.CLOSED]
+
+    def _accept(self, ready: list[Consumer], is_open: list[Consumer]) -> None:
+        """Take a frame of each consumer that has one: a poll that finds nothing costs more than to ask before.
+
+        With by="latest" all that there are: older ones are replaced.
+        """
+        for _ in range(MOST_REPLACED if self._by == "latest" else 1):
+            for consumer in ready:
                 frame = consumer.poll()
                 if frame is not None:
                     self._offer(self._consumers.index(consumer), frame)
-                    count += 1
-            if count == 0:
+            if self._by != "latest" or not (ready := _core.wait_any(is_open, 0)):
                 break
         self._barrier.expire(time.monotonic_ns())
-        self._keep_whole()
-        return bool(is_open) and count > 0
 
     def _offer(self, index: int, frame: Frame) -> None:
         self._received[index] += 1
@@ -231,6 +240,8 @@ class Join:
 
     def _keep_whole(self) -> None:
         """Copy frames that have waited for half of their ring, or whose epoch has ended."""
+        if self._by != "latest" and not any(self._barrier.waiting):
+            return
         for index, consumer in enumerate(self._consumers):
             items = self._barrier.items(index)
             if not items:
@@ -268,14 +279,14 @@ class Join:
 
     def take(self) -> tuple[Joinable, ...] | None:
         """The next tuple of what was received; None where there is none."""
-        is_new = self._barrier.waiting  # of by="latest": frames that were not in a tuple before
+        is_new = self._barrier.waiting if self._by == "latest" else None  # frames that were not in a tuple before
         while (found := self._barrier.take()) is not None:
             torn = [not frame.is_intact() for frame in found]
             if not any(torn):
                 self._joined += 1
                 return found
             for index, is_torn in enumerate(torn):
-                if is_new[index]:
+                if is_new is None or is_new[index]:
                     self._unjoined[index][Unjoined.OVERWRITTEN if is_torn else Unjoined.NO_PARTNER] += 1
         self._count_left()
         return None
@@ -289,10 +300,6 @@ class Join:
         """The time for which there is nothing to do without a frame, and at most that."""
         expiry_ns = self._barrier.next_expiry_ns()
         return timeout_s if expiry_ns is None else min(timeout_s, max(0.0, (expiry_ns - time.monotonic_ns()) / NS))
-
-    def _wait(self, timeout_s: float) -> None:
-        is_open = [one for one in self._consumers if one.state is not State.CLOSED]
-        wait_any(is_open, self.wait_at_most(timeout_s))
 
 
 def join(
