@@ -318,7 +318,7 @@ def main() -> int:
         parser.error(
             f"nothing to measure; parts are {', '.join(PARTS)}, peers {', '.join(known)}, sizes {', '.join(SIZES)}"
         )
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # an end that cleans up
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # an end that cleans up, and reports what there is
     versions = {peer.name: version(peer) for peer in chosen}
     for peer in chosen:
         release = versions[peer.name]
@@ -328,7 +328,10 @@ def main() -> int:
     began_s = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="tensorpool-peers-") as folder:
         run = Run(present, sizes, plan, Path(folder))
-        run.measure(parts)
+        try:
+            run.measure(parts)
+        except (KeyboardInterrupt, SystemExit):
+            run.figures.failed.append("ended by a signal: what was measured until then")
     print("\r" + " " * 70 + "\r", end="", file=sys.stderr)
     figures, names = run.figures, [peer.name for peer in present]
     verdicts = targets(figures, list(sizes)) if OURS in names else []
