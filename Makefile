@@ -112,9 +112,10 @@ dist/.built: .venv/.installed $(WEB_MODULES) $(shell find src -type f -not -name
 	cp build/unrepaired/*.tar.gz dist
 	@touch $@
 
-# The packages we are compared with: beside the locked ones, and gone again when those are synced anew.
+# The packages we are compared with: beside the locked ones, and gone again when those are synced anew. eCAL asks for a
+# protobuf below 7, which the part of it that we use does without: the lock overrides it, and lists all that is needed.
 .venv/.bench: requirements-bench.lock .venv/.locked
-	$(UV) pip install --quiet --python $(PY) --require-hashes --requirements requirements-bench.lock
+	$(UV) pip install --quiet --python $(PY) --no-deps --require-hashes --requirements requirements-bench.lock
 	@touch $@
 
 # The documentation as a site. A warning is an error: a broken link, a page that no menu has.
@@ -130,7 +131,7 @@ lock: $(UV)
 	$(UV) pip compile --quiet --universal --generate-hashes --no-annotate --no-header --no-emit-index-url \
 	    --python-version 3.12 --extra console --extra spark --extra ingest --extra export --extra notebook --group dev --output-file requirements.lock pyproject.toml
 	$(UV) pip compile --quiet --universal --generate-hashes --no-annotate --no-header --no-emit-index-url \
-	    --python-version 3.12 --group bench --constraint requirements.lock --output-file requirements-bench.lock
+	    --python-version 3.12 --group bench --constraint requirements.lock --override <(echo "protobuf>=7") --output-file requirements-bench.lock
 	$(UV) pip compile --quiet --universal --generate-hashes --no-annotate --no-header --no-emit-index-url \
 	    --python-version 3.12 --group docs --constraint requirements.lock --output-file requirements-docs.lock
 	@mkdir -p build/npm && cp package.json package-lock.json build/npm

@@ -13,6 +13,7 @@ import contextlib
 import ctypes
 import importlib
 import importlib.metadata
+import os
 import resource
 import time
 from collections.abc import Iterator
@@ -224,6 +225,7 @@ def _telling(commands: Connection) -> Iterator[None]:
 
 def _await_opening(peer: Peer, commands: Connection) -> None:
     """Processes start at once and open one after the other: iceoryx2 fails when many open at the same time."""
+    os.dup2(2, 1)  # what libraries print is not among the figures
     if peer.package is not None:
         importlib.import_module(peer.module)
     commands.send("started")

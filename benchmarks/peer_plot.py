@@ -14,7 +14,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, NullLocator
 
-from benchmarks.peer_report import EVENT, FAN_METRICS, MEMCPY, OURS, RATE_HZ, Figures
+from benchmarks.peer_report import FAN_METRICS, FANS, MEMCPY, OURS, RATE_HZ, Figures
 
 COLOURS = {
     OURS: "#d1495b",
@@ -23,6 +23,7 @@ COLOURS = {
     "zenoh SHM": "#5b8c5a",
     "shared_memory + pipe": "#b08968",
     "pyzmq ipc": "#8e7dbe",
+    "eCAL SHM": "#d98e04",
     MEMCPY: "#9a9a9a",
 }
 MARKERS = {OURS: "o", "iceoryx2 poll": "s", "iceoryx2 event": "D", "zenoh SHM": "^", "pyzmq ipc": "v"}
@@ -63,7 +64,7 @@ def _throughput(axes: Axes, figures: Figures, reader: str, title: str, peers: li
 def _fan_out(axes: Axes, figures: Figures, metric: str, fans: list[str]) -> None:
     """The median with its interval over the number of readers."""
     counts = [int(name.split()[0]) for name in fans]
-    for peer in (OURS, EVENT):
+    for peer in FANS:
         found = [(count, figures.estimate(metric, name, peer)) for count, name in zip(counts, fans, strict=True)]
         points = [(count, value) for count, value in found if value is not None]
         if points:

@@ -15,7 +15,7 @@ whole interval is on one side of it. Frames may be lost: only what arrived count
 checked. memcpy is one process copying from the same arrays into a ring of the same depth.
 
     python -m benchmarks.peers [--only throughput,latency] [--quick] [--peers a,b] [--sizes 4,640] [--rounds N]
-                               [--markdown] [--json FILE] [--plot FILE]
+                               [--page docs/benchmarks.md] [--json FILE] [--plot FILE]
 """
 
 from __future__ import annotations
@@ -35,14 +35,16 @@ import msgspec
 import numpy as np
 
 from benchmarks import native_pair, peer_fanout
-from benchmarks.estimate import Verdict
+from benchmarks.estimate import Target, Verdict
 from benchmarks.machine import Conditions
 from benchmarks.peer import SOURCES, Peer, Phase, memcpy, new_frame, version
+from benchmarks.peer_ecal import Ecal
 from benchmarks.peer_group import Group, Outcome, busy_neighbour
 from benchmarks.peer_iceoryx2 import Iceoryx2
 from benchmarks.peer_report import (
     CPU_SIZE,
     EVENT,
+    FANS,
     LAPPED,
     MEMCPY,
     OURS,
@@ -62,6 +64,7 @@ PARTS = ("throughput", "latency", "cpu", "goodput", "fanout", "native")
 LAPPED_SIZE, LAPPED_SLOTS = 4 << 10, 16
 RIVALS = (OURS, POLL, EVENT)  # in every round; the others in every fourth
 OTHERS_EVERY = 4
+BEGIN, END = "<!-- benchmarks.peers: begin -->", "<!-- benchmarks.peers: end -->"
 
 
 def depth_of(size: int) -> int:
@@ -74,16 +77,26 @@ def depth_of(size: int) -> int:
 
 class Plan(msgspec.Struct, frozen=True, kw_only=True):
     rounds: int  # of throughput and goodput
-    slow_rounds: int  # of latency, of CPU, and of fan-out's rates
+    slow_rounds: int  # of latency and of CPU
     throughput_s: float
     latency_s: float
     idle_s: float
     fans: tuple[int, ...]
     cycles: int  # in which a peer's readers are started anew, for fan-out
+    fan_rounds: int  # in each cycle
 
 
-FULL = Plan(rounds=13, slow_rounds=7, throughput_s=0.15, latency_s=0.8, idle_s=1.0, fans=(1, 2, 4, 8, 16, 32), cycles=2)
-QUICK = Plan(rounds=3, slow_rounds=2, throughput_s=0.1, latency_s=0.4, idle_s=0.5, fans=(1, 4), cycles=1)
+FULL = Plan(
+    rounds=13,
+    slow_rounds=7,
+    throughput_s=0.15,
+    latency_s=0.6,
+    idle_s=1.0,
+    fans=(1, 2, 4, 8, 16, 32),
+    cycles=2,
+    fan_rounds=4,
+)
+QUICK = Plan(rounds=3, slow_rounds=2, throughput_s=0.1, latency_s=0.4, idle_s=0.5, fans=(1, 4), cycles=1, fan_rounds=2)
 
 
 class Run:
@@ -102,15 +115,13 @@ class Run:
         if "goodput" in parts:
             self._goodput()
         if "fanout" in parts:
-            fanning = [peer for peer in self._peers if peer.name in (OURS, EVENT)]
+            fanning = [peer for peer in self._peers if peer.name in FANS]
             for cycle in range(self._plan.cycles):
                 for peer in fanning:
                     _say(f"fan-out of {peer.name}, cycle {cycle + 1}")
                     with self._failing(peer, "fan-out"), self._own_folder() as own:
                         plan = self._plan
-                        peer_fanout.measure(
-                            self.figures, self.conditions, peer, own, plan.fans, plan.slow_rounds, cycle
-                        )
+                        peer_fanout.measure(self.figures, self.conditions, peer, own, plan.fans, plan.fan_rounds, cycle)
         if "native" in parts:
             self._native()
 
@@ -198,7 +209,7 @@ class Run:
         """One measurement of each peer, in an order of this round."""
         for group in _shifted(groups, turn):
             if group.peer.name in RIVALS or turn % OTHERS_EVERY == 0:
-                with self._failing(group.peer, name):
+                with self._failing(group.peer, name), self.figures.starving(group.peer.name):
                     yield group.peer.name, group.run(phase)
 
     def _turns(self, what: str, count: int) -> Iterator[int]:
@@ -247,10 +258,42 @@ def _memcpy_rate(size: int, seconds: float) -> float:
     return copies / took
 
 
+def _report(
+    run: Run, names: list[str], sizes: dict[str, int], verdicts: list[Target], took_s: float, *, as_markdown: bool
+) -> Iterator[str]:
+    """Everything that is printed, line by line."""
+    bullet = "- " if as_markdown else ""
+    for table in tables(run.figures, names, sizes):
+        yield f"{table.markdown() if as_markdown else table.text()}\n"
+    if as_markdown:
+        yield "| target | measured | verdict |\n|---|---|---|"
+        for target in verdicts:
+            value = "-" if target.value is None else target.value.text()
+            yield f"| {target.name} {target.bound_text} | {value} | {target.verdict.lower()} |"
+    else:
+        yield from map(str, verdicts)
+    yield ""
+    for line in [*run.conditions.lines(), f"took {took_s:.0f} s"]:
+        yield f"{bullet}{line}"
+    for words in run.figures.failed:
+        yield f"{bullet}FAILED  {words}"
+    for name, count in run.figures.starved.items():
+        yield f"{bullet}{name}: in {count} measurements a reader received nothing"
+    for name, count in run.figures.wrong.items():
+        if count:
+            yield f"{bullet}WRONG   {name}: {count} frames with stamps that disagree or out of order"
+
+
+def paste(page: str, text: str) -> str:
+    """The page with `text` between its two marks. Raises ValueError where it has none."""
+    begin, end = page.index(BEGIN) + len(BEGIN), page.index(END)
+    return f"{page[:begin]}\n\n{text.strip()}\n\n{page[end:]}"
+
+
 def main() -> int:
     known: dict[str, Peer] = {
         peer.name: peer
-        for peer in (Tensorpool(), Iceoryx2(event=False), Iceoryx2(event=True), Zmq(), Zenoh(), SharedMemory())
+        for peer in (Tensorpool(), Iceoryx2(event=False), Iceoryx2(event=True), Zmq(), Zenoh(), Ecal(), SharedMemory())
     }
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", help=f"only these parts of {', '.join(PARTS)}")
@@ -259,6 +302,7 @@ def main() -> int:
     parser.add_argument("--peers", help=f"only those whose names begin so, of: {', '.join(known)}")
     parser.add_argument("--sizes", help="only frames of so many KiB, such as 4,640")
     parser.add_argument("--markdown", action="store_true", help="print tables as docs/benchmarks.md shows them")
+    parser.add_argument("--page", type=Path, help="put what is printed, as Markdown, between the marks of this file")
     parser.add_argument("--json", type=Path, help="also write every round's figures to this file")
     parser.add_argument("--plot", type=Path, help="also draw them, as .png or .svg")
     options = parser.parse_args()
@@ -274,7 +318,7 @@ def main() -> int:
         parser.error(
             f"nothing to measure; parts are {', '.join(PARTS)}, peers {', '.join(known)}, sizes {', '.join(SIZES)}"
         )
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # an end that cleans up
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # an end that cleans up, and reports what there is
     versions = {peer.name: version(peer) for peer in chosen}
     for peer in chosen:
         release = versions[peer.name]
@@ -284,23 +328,18 @@ def main() -> int:
     began_s = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="tensorpool-peers-") as folder:
         run = Run(present, sizes, plan, Path(folder))
-        run.measure(parts)
+        try:
+            run.measure(parts)
+        except (KeyboardInterrupt, SystemExit):
+            run.figures.failed.append("ended by a signal: what was measured until then")
     print("\r" + " " * 70 + "\r", end="", file=sys.stderr)
     figures, names = run.figures, [peer.name for peer in present]
-    for table in tables(figures, names, sizes):
-        print(table.markdown() if options.markdown else table.text(), end="\n\n")
     verdicts = targets(figures, list(sizes)) if OURS in names else []
-    bullet = "- " if options.markdown else ""
-    for target in verdicts:
-        print(f"{bullet}{target}")
-    print()
-    for line in [*run.conditions.lines(), f"took {time.monotonic() - began_s:.0f} s"]:
-        print(f"{bullet}{line}")
-    for words in figures.failed:
-        print(f"{bullet}FAILED  {words}")
-    for name, count in figures.wrong.items():
-        if count:
-            print(f"{bullet}WRONG   {name}: {count} frames with stamps that disagree or out of order")
+    as_markdown = options.markdown or options.page is not None
+    text = "\n".join(_report(run, names, sizes, verdicts, time.monotonic() - began_s, as_markdown=as_markdown))
+    print(text)
+    if options.page:
+        options.page.write_text(paste(options.page.read_text(), text))
     if options.json:
         document: dict[str, Any] = {
             "machine": run.conditions.document,
@@ -310,6 +349,7 @@ def main() -> int:
             "rounds": figures.rounds,
             "wrong": figures.wrong,
             "failed": figures.failed,
+            "starved": figures.starved,
             "targets": [{**msgspec.to_builtins(target), "verdict": target.verdict} for target in verdicts],
         }
         options.json.write_text(json.dumps(document, indent=2))

@@ -12,6 +12,8 @@
 #include <span>
 #include <vector>
 
+#include <time.h>
+
 #include "copy.hpp"
 
 namespace tensorpool {
@@ -77,7 +79,7 @@ private:
 
     void decide(Kinds& kinds, CopyUse use, const Work& work) {
         const std::vector<CopyKind> kinds_to_try = candidates(use);
-        std::vector<Clock::duration> best(kinds_to_try.size(), Clock::duration::max());
+        std::vector<double> best(kinds_to_try.size(), std::numeric_limits<double>::max());
         std::size_t rounds = 0;
         for (; rounds < kRounds && Clock::now() < deadline_; ++rounds)
             for (std::size_t i = 0; i < kinds_to_try.size(); ++i)
@@ -86,28 +88,35 @@ private:
         CopyKind& chosen = kinds[static_cast<std::size_t>(use)];
         double limit = 1;
         for (std::size_t i = 0; i < kinds_to_try.size(); ++i)
-            if (kinds_to_try[i] == chosen) limit = kGain * static_cast<double>(best[i].count());
+            if (kinds_to_try[i] == chosen) limit = kGain * best[i];
         for (std::size_t i = 0; i < kinds_to_try.size(); ++i)
-            if (const auto took = static_cast<double>(best[i].count()); took < limit) {
+            if (best[i] < limit) {
                 chosen = kinds_to_try[i];
-                limit = took;
+                limit = best[i];
             }
     }
 
-    Clock::duration time(CopyUse use, CopyKind kind, const Work& work) noexcept {
+    // CPU time of this thread, in ns: what others get of the core meanwhile is not the copy's cost.
+    double time(CopyUse use, CopyKind kind, const Work& work) noexcept {
         const bool reads = use == CopyUse::READ_SMALL || use == CopyUse::READ_MEDIUM || use == CopyUse::READ_LARGE;
         if (at_ + work.total > kRingBytes) at_ = 0;
         std::uint8_t* const slots = ring_.get() + kSlotOffset + at_;
         at_ += work.total;
         if (work.flushes) flush({slots, work.total});
-        const auto started = Clock::now();
+        const double started = cpu_ns();
         for (std::size_t done = 0; done + work.frame <= work.total; done += work.frame)
             if (reads)
                 copy_by(kind, own_.get(), slots + done, work.frame);
             else
                 copy_by(kind, slots + done, own_.get(), work.frame);
         streaming_fence();
-        return Clock::now() - started;
+        return cpu_ns() - started;
+    }
+
+    static double cpu_ns() noexcept {
+        timespec now;
+        clock_gettime(CLOCK_THREAD_CPUTIME_ID, &now);
+        return static_cast<double>(now.tv_sec) * 1e9 + static_cast<double>(now.tv_nsec);
     }
 
     static void flush(std::span<std::uint8_t> bytes) noexcept {

@@ -13,6 +13,7 @@ import pytest
 
 from benchmarks import native_pair
 from benchmarks.peer_report import Table
+from benchmarks.peers import BEGIN, END, paste
 from tests.support.processes import ROOT
 
 
@@ -59,6 +60,16 @@ def test_many_readers_see_every_frame_and_idle_ones_are_counted(tmp_path: Path) 
     assert found["failed"] == [], done.stderr
     assert list(found["rounds"]["fan-out publish"]) == ["1 reader", "4 readers"]
     assert found["wrong"] == {"tensorpool": 0}
+
+
+def test_a_run_is_pasted_between_the_marks_of_the_page() -> None:
+    """What was there is replaced; the rest of the page stays."""
+    page = (ROOT / "docs" / "benchmarks.md").read_text()
+    once = paste(page, "| first |\n")
+    twice = paste(once, "| second |")
+    assert "| first |" not in twice
+    assert f"{BEGIN}\n\n| second |\n\n{END}" in twice
+    assert (twice.split(BEGIN)[0], twice.split(END)[1]) == (page.split(BEGIN)[0], page.split(END)[1])
 
 
 def test_a_part_that_does_not_exist_is_refused() -> None:
