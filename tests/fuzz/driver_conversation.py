@@ -124,6 +124,9 @@ class Streams:
     def refresh_holders(self) -> None:
         pass
 
+    def ring(self, bell: int) -> None:
+        pass
+
     def close(self) -> None:
         pass
 
