@@ -121,9 +121,10 @@ using LogFunction = void (*)(const char*);
     X(int, context_set_driver_timeout_ms, (Context*, std::uint64_t)) \
     X(int, context_set_keepalive_interval_ns, (Context*, std::uint64_t)) \
     X(int, context_set_resource_linger_duration_ns, (Context*, std::uint64_t)) \
-    X(int, context_set_idle_sleep_duration_ns, (Context*, std::uint64_t)) \
     X(int, context_set_pre_touch_mapped_memory, (Context*, bool)) \
     X(int, context_set_error_handler, (Context*, ErrorHandler, void*)) \
+    X(int, context_set_use_conductor_agent_invoker, (Context*, bool)) \
+    X(int, main_do_work, (Client*)) \
     X(int, init, (Client**, Context*)) \
     X(int, start, (Client*)) \
     X(int, close, (Client*)) \
@@ -181,6 +182,7 @@ using LogFunction = void (*)(const char*);
     X(int, driver_context_close, (DriverContext*)) \
     X(int, driver_init, (Driver**, DriverContext*)) \
     X(int, driver_start, (Driver*, bool)) \
+    X(int, driver_main_do_work, (Driver*)) \
     X(int, driver_close, (Driver*))
 
 struct Api {

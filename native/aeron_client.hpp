@@ -2,8 +2,9 @@
 // Aeron's C client behind objects that cannot be misused into a crash. Aeron frees a publication, subscription or
 // counter when it is closed and all of them when the client is; here every call passes a CloseGate first, so that use
 // after close is an exception, a close inside a handler or from another thread takes effect when the last call has
-// left, and nothing of the parent process is touched after a fork. Callbacks of Aeron's own thread only append to
-// queues: no user code runs there. Aeron's errors are collected, never printed, and never end the process.
+// left, and nothing of the parent process is touched after a fork. Aeron's conductor takes its turns on a thread of ours
+// that sleeps until the media driver answers or a keepalive is due, and in calls that wait for an answer. Its callbacks
+// only append to queues: no user code runs there. Aeron's errors are collected, never printed, and never end the process.
 #pragma once
 
 #include <algorithm>
@@ -17,12 +18,15 @@
 #include <mutex>
 #include <stdexcept>
 #include <string>
+#include <system_error>
 #include <unordered_map>
 #include <utility>
 #include <vector>
 
 #include "aeron_api.hpp"
 #include "close_gate.hpp"
+#include "cnc_file.hpp"
+#include "quiet_thread.hpp"
 #include "wake.hpp"
 
 namespace tensorpool::aeron {
@@ -79,7 +83,7 @@ inline int& handler_depth() noexcept {
 
 class Resource;
 
-// An image came or went. `monotonic_ns` is the moment Aeron's thread learned of it: the join time of wire §10.1.1.
+// An image came or went. `monotonic_ns` is the moment Aeron's conductor learned of it: the join time of wire §10.1.1.
 struct ImageEvent {
     bool available;
     std::int32_t session_id;
@@ -92,7 +96,7 @@ struct ImageEvent {
 
 class ClientCore;
 
-// Filled by Aeron's thread, emptied by the polling one.
+// Filled by Aeron's conductor, emptied by the polling thread.
 struct ImageEvents {
     static constexpr std::size_t kMaxEvents = 4096;
     ClientCore* client;
@@ -132,14 +136,15 @@ struct ImageEvents {
 // last of them tears the client down.
 class ClientCore : public std::enable_shared_from_this<ClientCore> {
 public:
-    ClientCore(const Api& api, const ClientOptions& options) : api_(api), dir_(options.dir) {
+    ClientCore(const Api& api, const ClientOptions& options)
+        : api_(api), dir_(options.dir), cnc_(options.dir), turn_every_ns_(options.idle_sleep_ns) {
         if (api_.context_init(&context_) < 0) throw last_error(api_, "aeron_context_init");
         api_.context_set_dir(context_, options.dir.c_str());
         api_.context_set_client_name(context_, options.client_name.c_str());
         api_.context_set_driver_timeout_ms(context_, options.driver_timeout_ms);
         api_.context_set_keepalive_interval_ns(context_, options.keepalive_interval_ns);
         api_.context_set_resource_linger_duration_ns(context_, options.resource_linger_ns);
-        set_idle_sleep(options.idle_sleep_ns);
+        api_.context_set_use_conductor_agent_invoker(context_, true);
         api_.context_set_pre_touch_mapped_memory(context_, options.pre_touch);
         api_.context_set_error_handler(context_, &ClientCore::on_error, this);
         if (api_.init(&client_, context_) < 0) {
@@ -152,6 +157,13 @@ public:
             api_.close(client_);
             api_.context_close(context_);
             throw error;
+        }
+        try {
+            thread_ = QuietThread("aeron-client", [this] { take_turns(); });
+        } catch (const std::system_error& error) {
+            api_.close(client_);
+            api_.context_close(context_);
+            throw AeronError(std::string("no thread for the Aeron client: ") + error.what(), error.code().value());
         }
     }
     ~ClientCore() {
@@ -226,11 +238,34 @@ public:
         return images_.size();
     }
 
+    // Calls a function of Aeron's that adds or closes something: those are the conductor's, and it takes no turn meanwhile.
+    template <typename Call>
+    auto command(Call&& call) {
+        const std::lock_guard turn(turn_);
+        const auto result = call();
+        if (cnc_.commands() != nullptr) wake_all(cnc_.commands());
+        return result;
+    }
+
+    // For agents that poll: wakes those that sleep on a bell of this media driver. See cnc_file.hpp.
+    void ring(std::size_t bell) const noexcept {
+        if (const std::uint32_t* const word = cnc_.bell(bell)) wake_all(word);
+    }
+    // Sleeps until the bell is rung, or the time is over. A ring that comes just before is missed.
+    void wait_for_ring(std::size_t bell, std::uint64_t nanoseconds) const noexcept {
+        if (const std::uint32_t* const word = cnc_.bell(bell))
+            sleep_on(word, __atomic_load_n(word, __ATOMIC_RELAXED), nanoseconds);
+        else
+            nap(nanoseconds);
+    }
+
     // Waits for an asynchronous add; `poll` is one of Aeron's *_poll functions.
     template <typename Handle, typename Poll>
     Handle* await(Async* async, Poll poll, const std::string& what, const Interrupted& interrupted) {
         Handle* handle = nullptr;
         while (true) {
+            const std::uint32_t seen = seen_answers();
+            work();
             const int done = poll(&handle, async);
             if (done < 0) throw RefusedError(last_error(api_, "cannot add " + what));
             if (done > 0) {
@@ -241,28 +276,48 @@ public:
             if (has_missed_events())
                 throw AeronError("cannot add " + what + ": this process missed events of the media driver", 0);
             if (interrupted()) throw AeronError("adding " + what + " was interrupted", 0);
-            const timespec pause{0, 200'000};
-            nanosleep(&pause, nullptr);
+            sleep_on(answers(), seen, kAnswerNs);
         }
     }
 
 private:
     static constexpr std::uint64_t kStoodStillNs = 4'000'000'000;  // less than the media driver waits for a client
+    static constexpr std::uint64_t kLongestTurnNs = 200'000'000;   // less than the keepalives' interval
+    static constexpr std::uint64_t kAnswerNs = 200'000;            // how often a call looks for an answer
+    static constexpr int kMaxTurns = 1000;                         // then waiting threads get their answers
     static constexpr std::size_t kMaxErrors = 64;                  // a dead driver can repeat itself without end
 
-    // How often Aeron's own thread looks for the driver's answers. Since 1.50 only the idle strategy's arguments count.
-    void set_idle_sleep(std::uint64_t nanoseconds) {
-        using SetText = int (*)(Context*, const char*);
-        const auto set_arguments = reinterpret_cast<SetText>(api_.find("aeron_context_set_idle_strategy_init_args"));
-        const auto set_strategy = reinterpret_cast<SetText>(api_.find("aeron_context_set_idle_strategy"));
-        if (set_arguments == nullptr || set_strategy == nullptr) {
-            api_.context_set_idle_sleep_duration_ns(context_, nanoseconds);
-            return;
+    // What the conductor's thread sleeps on; without cnc.dat a word of our own.
+    const std::uint32_t* answers() const noexcept { return cnc_.answers() == nullptr ? &no_answers_ : cnc_.answers(); }
+    std::uint32_t seen_answers() const noexcept { return __atomic_load_n(answers(), __ATOMIC_ACQUIRE); }
+
+    // Aeron's conductor takes one answer or event per turn.
+    void work() noexcept {
+        for (int turn = 0; turn < kMaxTurns; ++turn) {
+            const std::lock_guard lock(turn_);
+            if (api_.main_do_work(client_) <= 0) return;
         }
-        // Prompt while the driver's answers are due, nearly free when nothing happens.
-        const std::uint64_t longest_us = std::max<std::uint64_t>(nanoseconds / 1000, 100);
-        set_arguments(context_, ("1-1-100us-" + std::to_string(longest_us) + "us").c_str());
-        set_strategy(context_, "backoff");
+    }
+
+    // The conductor's thread: takes answers and events of the media driver, and sends keepalives. After a media driver that
+    // wakes nobody it looks every `turn_every_ns_`.
+    void take_turns() noexcept {
+        bool is_woken = false;
+        while (!is_ending_.load(std::memory_order_relaxed)) {
+            const std::uint32_t seen = seen_answers();
+            work();
+            is_woken = sleep_on(answers(), seen, is_woken ? kLongestTurnNs : turn_every_ns_) || is_woken;
+        }
+        has_ended_.store(true, std::memory_order_relaxed);
+    }
+
+    void end_turns() noexcept {
+        is_ending_.store(true, std::memory_order_relaxed);
+        while (!has_ended_.load(std::memory_order_relaxed)) {  // a wake-up that comes just before the sleep is missed
+            wake_all(answers());
+            nap(kAnswerNs);
+        }
+        thread_.join();
     }
 
     static void on_error(void* self, int code, const char* message) {
@@ -274,6 +329,7 @@ private:
     }
 
     void tear_down() {
+        end_turns();
         api_.close(client_);
         api_.context_close(context_);
         {
@@ -285,6 +341,12 @@ private:
 
     const Api& api_;
     const std::string dir_;
+    const CncFile cnc_;
+    const std::uint64_t turn_every_ns_;
+    std::mutex turn_;  // held while Aeron's conductor works; taken before mutex_
+    const std::uint32_t no_answers_ = 0;
+    std::atomic<bool> is_ending_{false}, has_ended_{false};
+    QuietThread thread_;
     Context* context_ = nullptr;
     Client* client_ = nullptr;
     CloseGate gate_;

@@ -25,9 +25,11 @@ public:
         auto counter = std::shared_ptr<Counter>(new Counter(client, label));
         const Api& api = client->api();
         Async* async = nullptr;
-        if (api.async_add_counter(&async, client->raw(), type_id, key.data(), key.size(), label.data(), label.size()) <
-            0)
-            throw last_error(api, "cannot add " + counter->name());
+        const int result = client->command([&] {
+            return api.async_add_counter(&async, client->raw(), type_id, key.data(), key.size(), label.data(),
+                                         label.size());
+        });
+        if (result < 0) throw last_error(api, "cannot add " + counter->name());
         counter->counter_ =
             client->await<CounterHandle>(async, api.async_add_counter_poll, counter->name(), interrupted);
         client->adopt(counter);
@@ -55,7 +57,7 @@ private:
     Counter(const std::shared_ptr<ClientCore>& client, const std::string& label)
         : Resource(client, "counter " + label) {}
     void tear_down() noexcept override {
-        if (counter_) api().counter_close(counter_, nullptr, nullptr);
+        if (counter_) client_->command([&] { return api().counter_close(counter_, nullptr, nullptr); });
     }
     CounterHandle* counter_ = nullptr;
 };

@@ -21,13 +21,16 @@ public:
         Async* async = nullptr;
         const std::string& what = publication->name();
         if (exclusive) {
-            if (api.async_add_exclusive_publication(&async, client->raw(), channel.c_str(), stream_id) < 0)
+            if (client->command([&] {
+                    return api.async_add_exclusive_publication(&async, client->raw(), channel.c_str(), stream_id);
+                }) < 0)
                 throw last_error(api, "cannot add " + what);
             publication->xpub_ =
                 client->await<XPub>(async, api.async_add_exclusive_publication_poll, what, interrupted);
             api.exclusive_publication_constants(publication->xpub_, &publication->constants_);
         } else {
-            if (api.async_add_publication(&async, client->raw(), channel.c_str(), stream_id) < 0)
+            if (client->command(
+                    [&] { return api.async_add_publication(&async, client->raw(), channel.c_str(), stream_id); }) < 0)
                 throw last_error(api, "cannot add " + what);
             publication->pub_ = client->await<Pub>(async, api.async_add_publication_poll, what, interrupted);
             api.publication_constants(publication->pub_, &publication->constants_);
@@ -137,14 +140,12 @@ private:
     }
 
     void tear_down() noexcept override {
-        if (pub_) api().publication_close(pub_, nullptr, nullptr);
+        if (pub_) client_->command([&] { return api().publication_close(pub_, nullptr, nullptr); });
         if (!xpub_) return;
         using Revoke = int (*)(XPub*, Notification, void*);
-        const auto revoke = reinterpret_cast<Revoke>(api().find("aeron_exclusive_publication_revoke"));
-        if (revoke != nullptr && is_revoked_.load(std::memory_order_relaxed))
-            revoke(xpub_, nullptr, nullptr);
-        else
-            api().exclusive_publication_close(xpub_, nullptr, nullptr);
+        auto end = reinterpret_cast<Revoke>(api().find("aeron_exclusive_publication_revoke"));
+        if (end == nullptr || !is_revoked_.load(std::memory_order_relaxed)) end = api().exclusive_publication_close;
+        client_->command([&] { return end(xpub_, nullptr, nullptr); });
     }
 
     Pub* pub_ = nullptr;

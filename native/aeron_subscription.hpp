@@ -80,10 +80,12 @@ public:
         ImageEvents* const images = subscription->images_.get();
         Async* async = nullptr;
         try {
-            if (api.async_add_subscription(&async, client->raw(), channel.c_str(), stream_id,
-                                           &ImageEvents::on_available, images, &ImageEvents::on_unavailable,
-                                           images) < 0)
-                throw RefusedError(last_error(api, "cannot add " + subscription->name()));
+            const int result = client->command([&] {
+                return api.async_add_subscription(&async, client->raw(), channel.c_str(), stream_id,
+                                                  &ImageEvents::on_available, images, &ImageEvents::on_unavailable,
+                                                  images);
+            });
+            if (result < 0) throw RefusedError(last_error(api, "cannot add " + subscription->name()));
             subscription->sub_ =
                 client->await<Sub>(async, api.async_add_subscription_poll, subscription->name(), interrupted);
         } catch (const RefusedError&) {
@@ -180,6 +182,9 @@ public:
     bool has_fragment() {
         return take_front([](std::span<const std::uint8_t>, const MessageInfo&) noexcept { return false; });
     }
+
+    // Likewise, or an image has come or gone.
+    bool has_news() { return images_->pending.load(std::memory_order_acquire) || has_fragment(); }
 
     bool is_connected() {
         const Inside inside(*this);
@@ -314,14 +319,11 @@ private:
         for (const auto& [session_id, partial] : partials_)
             api().image_controlled_fragment_assembler_delete(partial.assembler);
         partials_.clear();
-        if (sub_)
-            api().subscription_close(
-                sub_,
-                [](void* images) {
-                    auto* const events = static_cast<ImageEvents*>(images);
-                    events->client->release_images(events);
-                },
-                images_.get());
+        const auto release = [](void* images) {
+            auto* const events = static_cast<ImageEvents*>(images);
+            events->client->release_images(events);
+        };
+        if (sub_) client_->command([&] { return api().subscription_close(sub_, release, images_.get()); });
         // An add that was given up may still complete: the client keeps its queue until it closes.
     }
 

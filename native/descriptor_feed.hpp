@@ -7,6 +7,7 @@
 #pragma once
 
 #include <atomic>
+#include <cerrno>
 #include <cstdint>
 #include <ctime>
 #include <deque>
@@ -210,7 +211,8 @@ public:
     // few milliseconds, for up to two intervals of its frames: by then a seq that it left out has been followed by another.
     void slept(const Busy&, bool is_woken) noexcept { is_woken_ = is_woken, is_trusted_ = is_trusted_ || is_woken; }
 
-    // Sleeps until there is something for next(), the owner is needed, or the time is over. True unless it is over.
+    // Sleeps until there is something for next(), the owner is needed, a signal came, or the time is over. True unless it is
+    // over.
     bool wait(aeron::Subscription& subscription, std::uint64_t timeout_ns) {
         const Busy busy(*this);
         const std::uint64_t start_ns = monotonic_ns();
@@ -223,10 +225,14 @@ public:
                 continue;
             }
             const std::uint64_t sleep_ns = std::min(next.longest_ns, timeout_ns - (now_ns - start_ns));
-            if (next.word)
-                slept(busy, sleep_on(next.word->word(), static_cast<std::uint32_t>(next.word->expected), sleep_ns));
-            else
+            if (!next.word) {
                 nap(sleep_ns);
+                continue;
+            }
+            const bool is_woken =
+                sleep_on(next.word->word(), static_cast<std::uint32_t>(next.word->expected), sleep_ns);
+            slept(busy, is_woken);
+            if (!is_woken && errno == EINTR) return true;  // the caller may have a handler for the signal
         }
     }
 

@@ -348,7 +348,12 @@ public:
     // The newest committed frame. A full scan: for joining a stream that is already running.
     std::optional<std::uint64_t> newest() const noexcept {
         std::optional<std::uint64_t> newest;
-        for (std::uint32_t i = 0; i < geometry_.nslots(); ++i) newest = std::max(newest, committed_in(i));
+        for (std::uint32_t i = 0; i < geometry_.nslots(); ++i) {
+            const std::uint64_t word = CommitWord(geometry_.slot(i)).peek();
+            if ((word & 1) == 0) continue;
+            const std::uint64_t seq = word >> 1;
+            if (geometry_.index_of(seq) == i && (!newest || seq > *newest)) newest = seq;
+        }
         return newest;
     }
 

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <algorithm>
+#include <cerrno>
 #include <cstdint>
 #include <deque>
 #include <exception>
@@ -42,7 +43,8 @@ private:
     bool has_frames_ = false;
 };
 
-// Sleeps until one of the feeds has frames or needs its owner, one of the other words has changed, or the time is over.
+// Sleeps until one of the feeds has frames or needs its owner, one of the other words has changed, a signal came, or the
+// time is over.
 // Takes every feed one step at least, so that all that have frames say so.
 inline void wait_any(std::deque<WatchedFeed>& feeds, std::span<const SleepWord> others, std::uint64_t timeout_ns) {
     using Step = DescriptorFeed::Step;
@@ -52,6 +54,7 @@ inline void wait_any(std::deque<WatchedFeed>& feeds, std::span<const SleepWord> 
     sleepers.reserve(feeds.size());
     const std::uint64_t start_ns = monotonic_ns();
     std::uint64_t now_ns = start_ns;
+    bool is_interrupted = false;
     for (std::size_t turn = 0;; ++turn, now_ns = monotonic_ns()) {
         bool is_over = now_ns - start_ns >= timeout_ns ||
                        std::any_of(others.begin(), others.end(), [](const auto& word) { return word.has_changed(); });
@@ -67,7 +70,7 @@ inline void wait_any(std::deque<WatchedFeed>& feeds, std::span<const SleepWord> 
             sleep_ns = std::min(sleep_ns, next.longest_ns);
             if (next.word) words.push_back(*next.word), sleepers.push_back(&feed);
         }
-        if (is_over) return;
+        if (is_over || is_interrupted) return;
         sleep_ns = std::min(sleep_ns, timeout_ns - (now_ns - start_ns));
         if (is_soon) {
             lull();
@@ -75,6 +78,7 @@ inline void wait_any(std::deque<WatchedFeed>& feeds, std::span<const SleepWord> 
             nap(sleep_ns);
         } else {
             const std::size_t woken = sleep_on_any(words, sleep_ns, turn);
+            is_interrupted = woken == words.size() && errno == EINTR;
             for (std::size_t i = 0; i < sleepers.size(); ++i) sleepers[i]->slept(woken == others.size() + i);
         }
     }

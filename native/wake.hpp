@@ -48,7 +48,7 @@ inline std::uint64_t monotonic_ns() noexcept {
     return static_cast<std::uint64_t>(now.tv_sec) * 1'000'000'000u + static_cast<std::uint64_t>(now.tv_nsec);
 }
 
-// Sleeps while *word == expected, at most `nanoseconds`; returns early on a signal. True: a writer woke us.
+// Sleeps while *word == expected, at most `nanoseconds`. True: a writer woke us. Else errno is EINTR after a signal.
 inline bool sleep_on(const std::uint32_t* word, std::uint32_t expected, std::uint64_t nanoseconds) noexcept {
     const timespec timeout{static_cast<time_t>(nanoseconds / 1'000'000'000u),
                            static_cast<long>(nanoseconds % 1'000'000'000u)};
@@ -74,8 +74,8 @@ struct SleepWord {
     std::uint32_t reserved = 0;
 };
 
-// Sleeps while no word changes, at most `nanoseconds`; returns early on a signal. Returns the index of the word by which a
-// writer woke us, words.size() where none did. Linux watches 128 words at once, before 5.16 only one: then `turn` chooses
+// Sleeps while no word changes, at most `nanoseconds`. Returns the index of the word by which a writer woke us, or the number
+// of words where none did; then errno is EINTR after a signal. Linux watches 128 words at once, before 5.16 only one: then `turn` chooses
 // which, and the sleep is short, because the caller looks at the others.
 inline std::size_t sleep_on_any(std::span<const SleepWord> all, std::uint64_t nanoseconds, std::size_t turn) noexcept {
     std::span<const SleepWord> words = all;

@@ -107,6 +107,10 @@ void bind_aeron_client(nb::module_& m) {
              "Close all resources, then the client; waits for calls that other threads are inside of.")
         .def_prop_ro("is_closed", &aeron::ClientCore::is_closed,
                      "True after close, after a fork, and when the media driver is gone.")
+        .def("ring", &aeron::ClientCore::ring, "bell"_a, "Wake those that sleep in wait_for_ring at this media driver.")
+        .def("wait_for_ring", &aeron::ClientCore::wait_for_ring, "bell"_a, "timeout_ns"_a,
+             nb::call_guard<nb::gil_scoped_release>(),
+             "Sleep until a process rings that bell, or the time is over. A ring that comes just before is missed.")
         .def("expect_polls", &aeron::ClientCore::expect_polls,
              "Subscriptions are polled all the time from now on: after a pause of four seconds a poll raises.")
         .def_prop_ro("has_missed_events", &aeron::ClientCore::has_missed_events,

@@ -31,7 +31,7 @@ public:
     void release() { mutex_.unlock(); }
 
 private:
-    static constexpr std::chrono::milliseconds kLongest{300};  // a thread that waits holds it for 100 ms at a time
+    static constexpr std::chrono::milliseconds kLongest{750};  // a thread that waits holds it for 250 ms at a time
     std::timed_mutex mutex_;
 };
 

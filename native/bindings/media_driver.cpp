@@ -20,7 +20,7 @@ std::string default_dir() {
 using RefusalListener = nb::typed<nb::callable, nb::object(std::string)>;
 
 std::shared_ptr<aeron::MediaDriver> start_media_driver(
-    const std::vector<std::pair<std::string, aeron::Setting>>& settings,
+    const std::vector<std::pair<std::string, aeron::Setting>>& settings, const std::string& own_thread_dir,
     std::optional<RefusalListener> on_offload_refused) {
     aeron::UdpOffload::OnRefusal on_refusal;
     if (on_offload_refused) {
@@ -35,7 +35,7 @@ std::shared_ptr<aeron::MediaDriver> start_media_driver(
         };
     }
     const nb::gil_scoped_release release;
-    return std::make_shared<aeron::MediaDriver>(aeron::loaded_api(), settings, std::move(on_refusal));
+    return std::make_shared<aeron::MediaDriver>(aeron::loaded_api(), settings, own_thread_dir, std::move(on_refusal));
 }
 
 // (offset, length) of each datagram.
@@ -90,8 +90,9 @@ void bind_media_driver(nb::module_& m) {
 
     nb::class_<aeron::MediaDriver>(m, "MediaDriver", nb::is_weak_referenceable(),
                                    "Aeron's C media driver inside this process.")
-        .def(nb::new_(&start_media_driver), "settings"_a, "on_offload_refused"_a = nb::none(),
-             "`settings` are (name, value) for aeron_driver_context_set_<name>; `on_offload_refused` asks for the UDP "
+        .def(nb::new_(&start_media_driver), "settings"_a, "own_thread_dir"_a = "", "on_offload_refused"_a = nb::none(),
+             "`settings` are (name, value) for aeron_driver_context_set_<name>; with its directory as `own_thread_dir` "
+             "its one shared thread is ours, which sleeps while nothing happens; `on_offload_refused` asks for the UDP "
              "offload, and is called with the reason where it cannot be had, once per process.")
         .def("close",
              [](aeron::MediaDriver& self) {

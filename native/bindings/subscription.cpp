@@ -128,6 +128,9 @@ void bind_subscription(nb::module_& m) {
             "Give whole messages to the handler; returns the number of fragments consumed. When the handler raises, "
             "the poll ends, what was not yet delivered stays in the log, and the exception is the caller's.")
         .def(
+            "has_news", [](PySubscription& self) { return self.subscription->has_news(); },
+            "Whether a poll would find a message, or an image that came or went.")
+        .def(
             "close", [](PySubscription& self) { self.subscription->close(); }, nb::call_guard<nb::gil_scoped_release>())
         .def_prop_ro("is_closed", [](const PySubscription& self) { return self.subscription->is_closed(); })
         .def_prop_ro("is_connected", [](PySubscription& self) { return self.subscription->is_connected(); })

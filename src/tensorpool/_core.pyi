@@ -329,9 +329,9 @@ def monotonic_ns() -> int:
 class MediaDriver:
     """Aeron's C media driver inside this process."""
 
-    def __init__(self, settings: Sequence[tuple[str, int | str]], on_offload_refused: Callable[[str], object] | None = None) -> None:
+    def __init__(self, settings: Sequence[tuple[str, int | str]], own_thread_dir: str = '', on_offload_refused: Callable[[str], object] | None = None) -> None:
         """
-        `settings` are (name, value) for aeron_driver_context_set_<name>; `on_offload_refused` asks for the UDP offload, and is called with the reason where it cannot be had, once per process.
+        `settings` are (name, value) for aeron_driver_context_set_<name>; with its directory as `own_thread_dir` its one shared thread is ours, which sleeps while nothing happens; `on_offload_refused` asks for the UDP offload, and is called with the reason where it cannot be had, once per process.
         """
 
     def close(self) -> None: ...
@@ -461,6 +461,9 @@ class Subscription:
         Give whole messages to the handler; returns the number of fragments consumed. When the handler raises, the poll ends, what was not yet delivered stays in the log, and the exception is the caller's.
         """
 
+    def has_news(self) -> bool:
+        """Whether a poll would find a message, or an image that came or went."""
+
     def close(self) -> None: ...
 
     @property
@@ -576,6 +579,14 @@ class Client:
     @property
     def is_closed(self) -> bool:
         """True after close, after a fork, and when the media driver is gone."""
+
+    def ring(self, bell: int) -> None:
+        """Wake those that sleep in wait_for_ring at this media driver."""
+
+    def wait_for_ring(self, bell: int, timeout_ns: int) -> None:
+        """
+        Sleep until a process rings that bell, or the time is over. A ring that comes just before is missed.
+        """
 
     def expect_polls(self) -> None:
         """

@@ -14,7 +14,7 @@ from tensorpool.channel import Endpoint
 from tensorpool.client import Client
 from tensorpool.client.conductor import FRAGMENT_LIMIT, WakeableIdle, Wakeup
 from tensorpool.client.known_consumers import OPENING_NS
-from tests.client.conftest import Outsider, hello, paired
+from tests.client.conftest import Outsider, Pair, hello, paired
 from tests.support import messages
 from tests.support.processes import run_script, wait_until
 
@@ -183,25 +183,91 @@ def test_a_consumer_takes_a_stream_id_that_aeron_does_not_have_as_a_decline(clie
         consumer.close()
 
 
+class Calm:
+    """A conductor as its idle strategy sees it, to which nothing urgent happens."""
+
+    is_urgent = False
+
+    def __init__(self) -> None:
+        self.wakeup = self
+        self.waits = 0
+        self.news_after = 1000
+        self.woken_after = 1000
+
+    def wait(self, seconds: float) -> bool:
+        self.waits += 1
+        assert seconds <= 0.1
+        return self.waits >= self.woken_after
+
+    def has_news(self) -> bool:
+        return self.waits >= self.news_after
+
+    def waits_of(self, idle: WakeableIdle, work_count: int = 0) -> int:
+        """How many there were between two turns."""
+        self.waits = 0
+        idle.idle(work_count)
+        return self.waits
+
+
 def test_a_calm_client_reads_on_while_polls_are_full() -> None:
     """Who floods a stream cannot make a client sleep through the driver's announces."""
-
-    class Calm:
-        is_urgent = False
-
-        def __init__(self) -> None:
-            self.wakeup = self
-            self.waits = 0
-
-        def wait(self, seconds: float) -> bool:
-            self.waits += 1
-            return False
-
     calm = Calm()
     idle = WakeableIdle(calm)  # type: ignore[arg-type]
-    idle.idle(FRAGMENT_LIMIT)
-    idle.idle(FRAGMENT_LIMIT + 1)
-    assert calm.waits == 0
-    idle.idle(FRAGMENT_LIMIT - 1)
-    idle.idle(0)
-    assert calm.waits == 2
+    assert calm.waits_of(idle, FRAGMENT_LIMIT) == 0
+    assert calm.waits_of(idle, FRAGMENT_LIMIT + 1) == 0
+    assert calm.waits_of(idle, FRAGMENT_LIMIT - 1) > 0
+    assert calm.waits_of(idle) > 0
+
+
+def test_a_calm_client_has_turns_for_news_and_without() -> None:
+    """It looks every tenth of a second, and has a turn in any case every half second."""
+    calm = Calm()
+    idle = WakeableIdle(calm)  # type: ignore[arg-type]
+    assert calm.waits_of(idle) == WakeableIdle.LOOKS
+    calm.news_after = 1
+    assert calm.waits_of(idle) == 1
+    calm.news_after, calm.woken_after = 1000, 1
+    assert calm.waits_of(idle) == 1
+
+
+def test_what_is_due_is_news(shared_client: Client, pair: Pair) -> None:
+    """Keepalives, periodic reports, and how far a consumer has read, each by itself."""
+    client, producer, consumer = shared_client, pair.producer._session, pair.consumer._session
+
+    def due(now_ns: int) -> list[bool]:
+        seen = []
+        for session in (producer, consumer):
+            kept = session.attachment._next_ns, session._next_ns
+            for keepalive_ns, report_ns in ((2, 2), (1, 2), (2, 1)):
+                session.attachment._next_ns, session._next_ns = keepalive_ns, report_ns
+                seen.append(session.is_due(1))
+            session.attachment._next_ns, session._next_ns = kept
+        return seen
+
+    wait_until(lambda: in_turn(client, lambda _: consumer._reported == consumer._seen()), "all is reported")
+    assert in_turn(client, due) == 2 * [False, True, True]
+    pair.publish()
+    wait_until(lambda: in_turn(client, lambda _: consumer._reported == consumer._seen()), "what was read is reported")
+
+
+def test_a_client_that_lost_its_media_driver_has_news(shared_client: Client) -> None:
+    """So that it does not wait for a look that cannot succeed; and a message that nobody read is news."""
+    conductor = shared_client._conductor
+
+    def news(now_ns: int) -> tuple[bool, bool, bool]:
+        streams = conductor._connection.streams
+        assert streams is not None
+        while streams.has_news():
+            streams.poll_control(lambda data, info: None, FRAGMENT_LIMIT)
+            streams.poll_qos(lambda data, info: None, FRAGMENT_LIMIT)
+            streams.poll_metadata(lambda data, info: None, FRAGMENT_LIMIT)
+        before = streams.has_news()
+        streams.control.offer(bytes(8))
+        wait_until(streams.has_news, "our own message is in the log")
+        conductor._connection.streams = None
+        try:
+            return before, conductor.has_news(), streams.has_news()
+        finally:
+            conductor._connection.streams = streams
+
+    assert in_turn(shared_client, news) == (False, True, True)

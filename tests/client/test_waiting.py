@@ -8,12 +8,13 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import pytest
 
 import tensorpool as tp
-from tensorpool.client import Client, Consumer, Frame, Producer, State
+from tensorpool.client import Client, Consumer, Frame, Producer, State, waiting
+from tensorpool.client import consumer as consumer_module
 from tensorpool.errors import LocalProtocolError
 from tests.client.conftest import FRAME, new_name, paired
 from tests.support.processes import wait_until
@@ -162,6 +163,32 @@ def test_a_signal_ends_the_wait(streams: Streams) -> None:
     threading.Timer(0.05, lambda: os.kill(os.getpid(), signal.SIGINT)).start()
     with pytest.raises(KeyboardInterrupt):
         tp.wait_any(streams.consumers)
+
+
+class Alarm(Exception):
+    """What the handler of SIGALRM raises."""
+
+
+@pytest.mark.parametrize("wait", [tp.wait_any, lambda consumers: consumers[0].poll(LONG_S)])
+def test_a_signal_ends_the_sleep_at_once(
+    streams: Streams, wait: Callable[[list[Consumer]], object], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not only when the wait comes up by itself."""
+    for module in (consumer_module, waiting):
+        monkeypatch.setattr(module, "SLICE_NS", 10**12)
+
+    def on_alarm(number: int, frame: object) -> None:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        raise Alarm
+
+    before = signal.signal(signal.SIGALRM, on_alarm)
+    try:
+        signal.setitimer(signal.ITIMER_REAL, 0.05, 0.05)  # again: one that comes just before the sleep does not end it
+        with pytest.raises(Alarm):
+            wait(streams.consumers)
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
 
 
 def test_clients_without_a_thread_take_turns_meanwhile(pool: tp.Local, client: Client) -> None:

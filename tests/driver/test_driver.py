@@ -6,14 +6,18 @@ from __future__ import annotations
 import signal
 import subprocess
 import sys
+import threading
 from pathlib import Path
 from subprocess import PIPE
 
+import numpy as np
 import pytest
 
 import tensorpool as tp
 from tensorpool import aeron
 from tensorpool.discovery.provider import Provider
+from tensorpool.driver import conductor as conductor_module
+from tensorpool.driver import driver as driver_module
 from tensorpool.wire import Message, decode
 from tensorpool.wire.control import ShmPoolAnnounce
 from tensorpool.wire.driver import PublishMode, ShmAttachResponse, ShmDriverShutdown
@@ -118,6 +122,29 @@ def test_a_killed_media_driver_is_noticed_long_before_its_heartbeat_is_old(shm_d
             assert aeron.is_driver_active(directory)
             with aeron.MediaDriver(directory):
                 wait_until(lambda: driver.conductor._streams is not None, "the driver has found the next")
+
+
+def test_a_driver_sleeps_until_a_client_sends_something(shm_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also its discovery: clients ring for requests and queries, and what it was ordered ends its sleep."""
+    for name in ("LONGEST_NAP_NS", "SHORTEST_DISCOVERY_NAP_NS", "LONGEST_DISCOVERY_NAP_NS"):
+        monkeypatch.setattr(driver_module, name, 10**12)
+    monkeypatch.setattr(conductor_module, "LOOK_EVERY_NS", 10**12)
+    config = tp.DriverConfig.load(environ={}, overrides={"shm.base_dir": str(shm_dir / "regions")})
+    driver = tp.Driver(config, aeron_dir=str(shm_dir / "aeron"))
+    try:
+        with tp.connect(driver.aeron_dir, config=config) as client, client.producer("cam", create=True) as producer:
+            wait_until(lambda: client.discover(name="cam", timeout=20), "its stream is announced")
+            assert producer.publish(np.zeros(8, np.uint8)) is not None
+    finally:
+        driver.shut_down()
+        wait_until(lambda: (driver.conductor.wake(), not driver.is_running)[1], "it has drained")
+        assert driver.discovery is not None
+        monkeypatch.undo()
+        ringer = aeron.connect(driver.aeron_dir)
+        closing = threading.Thread(target=driver.close)
+        closing.start()
+        wait_until(lambda: (ringer.ring(aeron.Bell.DISCOVERY), not closing.is_alive())[1], "it is closed")
+        ringer.close()
 
 
 def test_a_namespace_that_is_taken_leaves_no_media_driver_behind(shm_dir: Path) -> None:

@@ -129,6 +129,9 @@ class Streams:
     def refresh_holders(self) -> None:
         pass
 
+    def ring(self, bell: int) -> None:
+        pass
+
     def close(self) -> None:
         pass
 

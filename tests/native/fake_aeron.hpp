@@ -50,7 +50,8 @@ public:
         api_.context_set_driver_timeout_ms = [](Context*, std::uint64_t) { return 0; };
         api_.context_set_keepalive_interval_ns = [](Context*, std::uint64_t) { return 0; };
         api_.context_set_resource_linger_duration_ns = [](Context*, std::uint64_t) { return 0; };
-        api_.context_set_idle_sleep_duration_ns = [](Context*, std::uint64_t) { return 0; };
+        api_.context_set_use_conductor_agent_invoker = [](Context*, bool) { return 0; };
+        api_.main_do_work = [](Client*) { return 0; };
         api_.context_set_pre_touch_mapped_memory = [](Context*, bool) { return 0; };
         api_.context_set_error_handler = [](Context*, ErrorHandler, void*) { return 0; };
         api_.init = [](Client**, Context*) { return 0; };

@@ -8,6 +8,7 @@ from tensorpool.aeron.agent import (
     AgentTerminated,
     BackoffIdle,
     IdleStrategy,
+    NappingIdle,
     SleepingIdle,
     YieldingIdle,
 )
@@ -19,6 +20,7 @@ from tensorpool.aeron.media_driver import DriverLiveness, MediaDriver, embed
 from tensorpool.aeron.renewal import RenewedPublication
 from tensorpool.aeron.streams import distinct, publish, subscribe
 from tensorpool.aeron.transport import (
+    Bell,
     Client,
     Counter,
     CounterReading,
@@ -41,6 +43,7 @@ __all__ = [
     "AgentTerminated",
     "Backlog",
     "BackoffIdle",
+    "Bell",
     "Client",
     "Counter",
     "CounterReading",
@@ -51,6 +54,7 @@ __all__ = [
     "MediaDriver",
     "MediaDriverConnection",
     "MessageInfo",
+    "NappingIdle",
     "OfferResult",
     "Publication",
     "RenewedPublication",

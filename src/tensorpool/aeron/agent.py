@@ -66,6 +66,18 @@ class BackoffIdle:
             self._park_ns = min(2 * self._park_ns, self._max_park_ns)
 
 
+class NappingIdle:
+    """Calls `nap(nanoseconds)` after every turn that found nothing, which sleeps until there is something to do."""
+
+    def __init__(self, nap: Callable[[int], object], longest_ns: int) -> None:
+        self._nap = nap
+        self._longest_ns = longest_ns
+
+    def idle(self, work_count: int) -> None:
+        if work_count == 0:
+            self._nap(self._longest_ns)
+
+
 class SleepingIdle:
     """Sleeps the same time at every idle turn."""
 

@@ -9,12 +9,13 @@ and once that it was found again.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from typing import Final
 
 from tensorpool._core import Client
 from tensorpool.aeron.media_driver import DriverLiveness
-from tensorpool.aeron.transport import connect, is_driver_active
+from tensorpool.aeron.transport import Bell, connect, is_driver_active
 from tensorpool.errors import Closed, TransportError
 from tensorpool.logs import Logger
 
@@ -111,6 +112,20 @@ class MediaDriverConnection[S]:
         if self._on_lost is not None:
             self._on_lost(reason, now_ns)
         self.close()
+
+    def nap(self, bell: Bell, nanoseconds: int) -> None:
+        """Sleep until a process rings, or the time is over. A ring that comes just before is missed."""
+        client = self.client
+        if client is None:
+            time.sleep(nanoseconds / 1e9)
+        else:
+            client.wait_for_ring(bell, nanoseconds)
+
+    def ring(self, bell: Bell) -> None:
+        """Wake who naps there; for any thread."""
+        client = self.client
+        if client is not None:
+            client.ring(bell)
 
     def close(self) -> None:
         """Close the streams and the client."""

@@ -1,8 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """The media driver, embedded in this process; `tensorpool media-driver` runs it alone.
 
-Defaults are chosen for machines that do other work too: one shared thread that backs off when idle, and timers fine
-enough that a subscriber that stopped polling is skipped after a tenth of a second instead of seconds.
+Defaults are chosen for machines that do other work too: one shared thread that sleeps while nothing happens, for up to
+10 ms without traffic over UDP and 2 ms with it, and that our clients wake; and timers fine enough that a subscriber
+that stopped polling is skipped after a tenth of a second instead of seconds. With a `shared_idle_strategy`, or another
+threading mode, Aeron's own threads and idle strategies are used.
 """
 
 from __future__ import annotations
@@ -43,8 +45,6 @@ START_TIMEOUT_MS: Final = 15_000  # of another driver in the same folder
 
 DEFAULTS: Final[dict[str, Value]] = {
     "threading_mode": THREADING_SHARED,
-    "shared_idle_strategy": "backoff",
-    "shared_idle_strategy_init_args": "10-20-1us-2ms",  # spins, yields, shortest and longest park
     "timer_interval_ns": 50 * _MS,
     "client_liveness_timeout_ns": 5 * _S,
     "publication_unblock_timeout_ns": 6 * _S,  # Aeron: must exceed the client liveness timeout
@@ -164,6 +164,8 @@ class MediaDriver(ClosesOnExit):
         self.aeron_dir = aeron_dir or default_aeron_dir()
         chosen = DEFAULTS | _buffers() | {name: checked_setting(name, value) for name, value in settings.items()}
         udp_offload = chosen.pop("udp_offload", "auto")
+        has_own_thread = chosen["threading_mode"] == THREADING_SHARED and not _idle_settings(chosen)
+        own_thread_dir = self.aeron_dir if has_own_thread else ""
         pairs: list[tuple[str, int | str]] = [("dir", self.aeron_dir)]
         # An idle strategy reads its arguments at the moment it is chosen: they have to be there first.
         for name, value in sorted(chosen.items(), key=lambda setting: not setting[0].endswith("_init_args")):
@@ -171,7 +173,9 @@ class MediaDriver(ClosesOnExit):
         with alone_in(os.path.dirname(self.aeron_dir)):
             _refuse_live_driver(self.aeron_dir)
             with _umask(None if access is None else 0o077) as umask:
-                self._driver = _core.MediaDriver(pairs, _on_offload_refused if udp_offload == "auto" else None)
+                self._driver = _core.MediaDriver(
+                    pairs, own_thread_dir, _on_offload_refused if udp_offload == "auto" else None
+                )
         if access is not None:
             self._share(access, umask)
         library.close_at_exit(self._driver, library.ClosingTurn.MEDIA_DRIVER)
@@ -208,6 +212,10 @@ class MediaDriver(ClosesOnExit):
         if not is_set and 0o666 & ~umask != access.file_mode:
             remedy = f"start with umask {0o777 & ~access.file_mode & 0o077:04o}"
             get_logger("aeron").warning("aeron_modes_by_umask", aeron_dir=self.aeron_dir, remedy=remedy)
+
+
+def _idle_settings(chosen: dict[str, Value]) -> set[str]:
+    return chosen.keys() & {"shared_idle_strategy", "shared_idle_strategy_init_args"}
 
 
 def _buffers() -> dict[str, Value]:

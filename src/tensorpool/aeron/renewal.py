@@ -18,6 +18,7 @@ from typing import Final
 
 from tensorpool._core import Client, MessageInfo, OfferResult, Publication
 from tensorpool.aeron.holders import Holder, Sample
+from tensorpool.aeron.transport import Bell
 from tensorpool.errors import TransportError
 
 SAMPLE_EVERY_NS: Final = 100_000_000  # as long as untethered subscribers may take before Aeron skips them
@@ -68,6 +69,8 @@ class RenewedPublication:
         if now_ns < self._settled_ns:
             return OfferResult.BACK_PRESSURED
         result = self.publication.offer(data)
+        if result:
+            self._client.ring(Bell.CONTROL)
         if result or result is OfferResult.NOT_CONNECTED:
             self._before = None
         elif now_ns >= self._sampled_ns:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import os
 import stat
 import struct
+from enum import IntEnum
 
 from tensorpool import _core
 from tensorpool._core import (
@@ -28,6 +29,7 @@ from tensorpool.errors import TransportError
 from tensorpool.file_access import group_name, joining, user_name
 
 __all__ = [
+    "Bell",
     "Client",
     "Counter",
     "CounterReading",
@@ -46,6 +48,13 @@ __all__ = [
 DRIVER_TIMEOUT_MS = 10_000
 MAX_NAME = 80  # Aeron takes 100 characters
 _CNC_PID = struct.Struct("<40xq")
+
+
+class Bell(IntEnum):
+    """Which messages a ring is about. Other implementations do not ring: who naps on a bell polls now and then."""
+
+    CONTROL = 0  # requests to the driver, commands to services
+    DISCOVERY = 1  # requests to a provider
 
 
 def default_aeron_dir() -> str:

@@ -84,8 +84,8 @@ class Wakeup:
             self._pending.put(None)
 
     def clear(self) -> None:
-        while self.wait(0):
-            pass
+        while not self._pending.empty():
+            self.wait(0)
 
     def wait(self, seconds: float) -> bool:
         """Whether it was set before `seconds` were over; clears it."""
@@ -165,6 +165,14 @@ class ClientConductor:
     def is_urgent(self) -> bool:
         """Whether turns have to follow each other quickly: a call waits for an answer, or a session asks for it."""
         return self._waiters > 0 or any(session.is_restless for session in self._sessions)
+
+    def has_news(self) -> bool:
+        """Whether a turn would find a message, or has something to send or to mend. On the conductor's thread."""
+        streams, now_ns = self._streams, self.clock.monotonic_ns()
+        try:
+            return streams is None or streams.has_news() or any(session.is_due(now_ns) for session in self._sessions)
+        except (TransportError, Closed):
+            return True
 
     @contextmanager
     def awaited(self) -> Iterator[None]:
@@ -501,22 +509,34 @@ class ClientConductor:
 
 
 class WakeableIdle:
-    """Sleeps between turns, longer and longer, until there is work or `wake` is called; briefly while a call waits."""
+    """Sleeps between turns until there is work or `wake` is called; briefly, and longer each time, while a call waits.
+
+    While nothing is urgent it looks ten times a second for news and for what is due, and has a turn taken for them.
+    """
 
     URGENT_NS: Final = (200_000, 2_000_000)
-    CALM_NS: Final = (50_000_000, 100_000_000)
+    LOOK_EVERY_S: Final = 0.1
+    LOOKS: Final = 5  # then there is a turn without news, to see whether peers and the media driver are still there
 
     def __init__(self, conductor: ClientConductor) -> None:
         self._conductor = conductor
         self._park_ns = 0
 
     def idle(self, work_count: int) -> None:
-        is_urgent = self._conductor.is_urgent
-        if work_count > 0:
+        conductor = self._conductor
+        if not conductor.is_urgent:
             self._park_ns = 0
-            if is_urgent or work_count >= FRAGMENT_LIMIT:  # a poll that was full: more is waiting
+            if work_count < FRAGMENT_LIMIT:  # else a poll was full: more is waiting
+                self._wait_for_news()
+        elif work_count > 0:
+            self._park_ns = 0
+        else:
+            shortest_ns, longest_ns = self.URGENT_NS
+            self._park_ns = min(max(2 * self._park_ns, shortest_ns), longest_ns)
+            if conductor.wakeup.wait(self._park_ns / 1e9):
+                self._park_ns = 0
+
+    def _wait_for_news(self) -> None:
+        for _ in range(self.LOOKS):
+            if self._conductor.wakeup.wait(self.LOOK_EVERY_S) or self._conductor.has_news():
                 return
-        shortest_ns, longest_ns = self.URGENT_NS if is_urgent else self.CALM_NS
-        self._park_ns = min(max(2 * self._park_ns, shortest_ns), longest_ns)
-        if self._conductor.wakeup.wait(self._park_ns / 1e9):
-            self._park_ns = 0

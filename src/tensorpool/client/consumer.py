@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from tensorpool.client.client import Client
     from tensorpool.client.stream_widget import StreamWidget
 
-SLICE_NS: Final = 100_000_000  # a wait comes up for signals this often
+SLICE_NS: Final = 250_000_000  # a wait comes up this often, to report changes of the state; at once for a signal
 INVOKED_SLICE_NS: Final = 1_000_000
 PROGRESS_SLICE_NS: Final = 500_000
 FRAGMENT_LIMIT: Final = 256

@@ -304,6 +304,10 @@ class ConsumerSession(Session):
             work += 1
         return work
 
+    def is_due(self, now_ns: int) -> bool:
+        """Also where its user has read more than was reported."""
+        return now_ns >= self._next_ns or self._reported != self._seen() or super().is_due(now_ns)
+
     # --- inside: memory
 
     def _follow(self, effects: list[mapping.Effect], now_ns: int) -> None:

@@ -176,6 +176,8 @@ class Discovery:
             if provider.publication.offer(request.encode()):
                 self._sent_ns[request_id] = now_ns
                 sent += 1
+        if sent:
+            streams.ring(aeron.Bell.DISCOVERY)
         return sent
 
     def _is_open(self, provider: _Provider, streams: ClientStreams, now_ns: int) -> bool:

@@ -238,6 +238,9 @@ class ProducerSession(Session):
         """FrameProgress has to be sent within a fraction of a millisecond."""
         return super().is_restless or self.progress.is_waiting(self.consumers.fan_out)
 
+    def is_due(self, now_ns: int) -> bool:
+        return now_ns >= self._next_ns or super().is_due(now_ns)
+
     # --- consumers
 
     def on_hello(self, hello: ConsumerHello, now_ns: int) -> None:

@@ -135,6 +135,10 @@ class Session:
         """Whether the conductor has to take its turns in quick succession."""
         return self.state is not State.ACTIVE
 
+    def is_due(self, now_ns: int) -> bool:
+        """Whether it has something to send that waits for a turn. Asked while it is ACTIVE."""
+        return now_ns >= self.attachment.next_ns
+
     @property
     def stream_label(self) -> str:
         """The stream in an error: by the name that the user gave it, with its id where that is known."""

@@ -272,7 +272,8 @@ class StreamReader(ReceptionBase):
     @property
     def is_idle(self) -> bool:
         """Whether nothing was received since this was asked last."""
-        received = self._counts.summed().received
+        counts = self._counts
+        received = counts.received + (0 if counts.current is None else counts.current.received)
         is_idle, self._idle_mark = received == self._idle_mark, received
         return is_idle
 

@@ -68,6 +68,10 @@ class ClientStreams:
         """A new untethered subscription."""
         return aeron.subscribe(self._client, endpoint, on_image)
 
+    def ring(self, bell: aeron.Bell) -> None:
+        """Wake who naps there: a message was sent."""
+        self._client.ring(bell)
+
     @property
     def qos(self) -> aeron.Publication:
         return self._publication("qos", self._config.driver.qos, SMALL_TERM)
@@ -89,6 +93,10 @@ class ClientStreams:
 
     def poll_metadata(self, handler: Handler, limit: int) -> int:
         return self._subscription("metadata", self._config.driver.metadata).poll(handler, limit)
+
+    def has_news(self) -> bool:
+        """Whether one of the streams would give something. Raises TransportError."""
+        return any(subscription.has_news() for subscription in (*self._received, *self._subscriptions.values()))
 
     def _publication(self, name: str, endpoint: Endpoint, term: str) -> aeron.Publication:
         if name not in self._publications:

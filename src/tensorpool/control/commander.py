@@ -89,6 +89,7 @@ class Commander:
         self._lock = threading.Lock()
         self._pending: dict[int, _Pending] = {}
         self._alive: set[str] = set()
+        self._client = client
         self._is_local = self.config.status.uri.is_ipc
         self._adapter = MessageAdapter(on_malformed=lambda data, error: None)
         self._adapter.add_undecoded(EventMessage, self._on_event, self._schema)
@@ -182,6 +183,7 @@ class Commander:
             if time.monotonic() >= deadline_s:
                 raise CommandUnanswered(message.tag, message.key, self._why_not_sent(result, timeout))
             time.sleep(NOT_YET)
+        self._client.ring(aeron.Bell.CONTROL)
 
     def _would_receive_answer(self, at_latest_s: float) -> bool:
         """Whether an answer would be received: on IPC always. Over UDP the command is sent after a while anyway."""

@@ -178,6 +178,10 @@ class Provider:
         self._open_ns = 0
         return streams
 
+    def nap(self, nanoseconds: int) -> None:
+        """What its runner may do between turns: sleep until a client of ours asks, or the time is over."""
+        self._connection.nap(aeron.Bell.DISCOVERY, nanoseconds)
+
     def _on_connection_lost(self, reason: str, now_ns: int) -> None:
         self._requests.clear()
 
@@ -459,10 +463,18 @@ class ProviderStreams:
 class ThriftyIdle:
     """Sleeps between turns, and after a turn that took long so much longer that a flood leaves `share` of a core."""
 
-    def __init__(self, *, share: float, shortest_ns: int = 1_000_000, longest_ns: int = 10_000_000) -> None:
+    def __init__(
+        self,
+        *,
+        share: float,
+        shortest_ns: int = 1_000_000,
+        longest_ns: int = 10_000_000,
+        nap: Callable[[int], object] = lambda nanoseconds: time.sleep(nanoseconds / 1e9),
+    ) -> None:
         self._rest = 1 / share - 1
         self._shortest_ns = shortest_ns  # also after work: many announces in one turn cost less than each in its own
         self._longest_ns = longest_ns
+        self._nap = nap  # which may end early
         self._park_ns = 0
         self._began_ns = time.monotonic_ns()
 
@@ -471,5 +483,9 @@ class ThriftyIdle:
         took_ns = now_ns - self._began_ns
         longer_ns = 0 if work_count else 2 * self._park_ns
         self._park_ns = min(max(longer_ns, self._shortest_ns), self._longest_ns)
-        time.sleep(max(self._park_ns, int(took_ns * self._rest)) / 1e9)
+        rest_ns = int(took_ns * self._rest)
+        if rest_ns >= self._shortest_ns:
+            time.sleep(rest_ns / 1e9)
+        if self._park_ns > rest_ns:
+            self._nap(self._park_ns - rest_ns)
         self._began_ns = time.monotonic_ns()

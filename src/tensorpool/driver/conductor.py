@@ -17,13 +17,13 @@ from typing import Final
 from tensorpool import aeron
 from tensorpool.aeron.adapter import MessageAdapter, has_kind
 from tensorpool.audit_log import AuditLog
-from tensorpool.channel import Endpoint
 from tensorpool.clock import Clock
 from tensorpool.control import State
 from tensorpool.control.identification import MAX_NAME
 from tensorpool.driver.audit import Event, Trail
 from tensorpool.driver.commands import DriverCommands
 from tensorpool.driver.config import DriverConfig
+from tensorpool.driver.connected_streams import DriverStreams
 from tensorpool.driver.effects import Announce, CreateEpoch, DropStream, Effect, Exit, Report, Send
 from tensorpool.driver.failures import Failures
 from tensorpool.driver.lifecycle import Lifecycle, Phase
@@ -60,7 +60,8 @@ from tensorpool.wire.driver import (
 FRAGMENT_LIMIT: Final = 256
 MAX_EARLY: Final = 4096  # requests kept while we listen for other drivers; clients ask again
 MAX_EARLY_BYTES: Final = 16 << 10  # more than any request has
-STALL_AT_LEAST_NS: Final = 100_000_000  # idle turns come every few milliseconds
+STALL_AT_LEAST_NS: Final = 200_000_000  # idle turns come every 50 milliseconds
+LOOK_EVERY_NS: Final = 20_000_000  # for requests of clients that do not ring
 LAST_WORDS_NS: Final = 1_000_000_000  # how long a log that is held may keep the shutdown notice from leaving
 HOLDERS_EVERY_NS: Final = 1_000_000_000
 
@@ -87,7 +88,8 @@ class DriverConductor:
         self._clock = clock
         self._aeron_dir = aeron_dir
         self._log = get_logger("driver", instance_id=config.driver.instance_id)
-        self._memory = Memory(config, clock)
+        self._is_woken = True
+        self._memory = Memory(config, clock, self.wake)
         self.lifecycle = Lifecycle(
             config,
             first_lease_id=clock.realtime_ns(),
@@ -124,11 +126,11 @@ class DriverConductor:
 
     def shut_down(self, reason: ShutdownReason = ShutdownReason.NORMAL, text: str = "") -> None:
         """Drain and end; the turn that follows begins it."""
-        self._orders.append(lambda now_ns: self.lifecycle.drain(reason, text, now_ns))
+        self._order(lambda now_ns: self.lifecycle.drain(reason, text, now_ns))
 
     def revoke(self, lease_id: int, text: str = "revoked by the operator") -> None:
         """End a lease administratively."""
-        self._orders.append(lambda now_ns: self.lifecycle.revoke(lease_id, text, now_ns))
+        self._order(lambda now_ns: self.lifecycle.revoke(lease_id, text, now_ns))
 
     def reload(self) -> Future[tuple[str, ...]]:
         """Read the configuration again and go on with it: how it differs, or ReloadRefused and nothing changes."""
@@ -141,8 +143,19 @@ class DriverConductor:
                 reloaded.set_exception(error)
             return []
 
-        self._orders.append(order)
+        self._order(order)
         return reloaded
+
+    def nap(self, nanoseconds: int) -> None:
+        """What its runner does between turns: sleep until a client has sent something, `wake`, or the time is over."""
+        until_ns = time.monotonic_ns() + nanoseconds
+        while not self._has_news() and (left_ns := until_ns - time.monotonic_ns()) > 0:
+            self._connection.nap(aeron.Bell.CONTROL, min(left_ns, LOOK_EVERY_NS))
+
+    def wake(self) -> None:
+        """Have a turn soon."""
+        self._is_woken = True
+        self._connection.ring(aeron.Bell.CONTROL)
 
     def remove_regions(self) -> None:
         """Remove the files of every epoch; for a process that cannot wait for `on_close`."""
@@ -167,6 +180,7 @@ class DriverConductor:
         self._log.info("driver_started", aeron_dir=self._aeron_dir, path=self._memory.path)
 
     def do_work(self) -> int:
+        self._is_woken = False
         now_ns = self._clock.monotonic_ns()
         is_stalled = now_ns - self._last_turn_ns > self._stall_ns
         self._last_turn_ns = now_ns
@@ -230,6 +244,18 @@ class DriverConductor:
             else:
                 self.failures.report(name, error)
             return 0
+
+    def _order(self, order: Callable[[int], list[Effect]]) -> None:
+        self._orders.append(order)
+        self.wake()
+
+    def _has_news(self) -> bool:
+        """Whether a turn would find something to do, other than what is due."""
+        try:
+            is_asked = self._streams is not None and self._streams.requests.has_news()
+        except (TransportError, Closed):
+            is_asked = True
+        return is_asked or self._is_woken
 
     def _obey(self, order: Callable[[int], list[Effect]], now_ns: int) -> int:
         return self._perform(order(now_ns))
@@ -551,47 +577,3 @@ class DriverConductor:
         except Exception as error:  # the other streams are announced
             self.failures.report("announce", error)
             return None
-
-
-class DriverStreams:
-    """The driver's publications and subscriptions at one media driver."""
-
-    def __init__(self, client: aeron.Client, config: DriverConfig, aeron_dir: str, now_ns: int) -> None:
-        control, announce = config.driver.control, config.driver.announce
-        self._shared = client.add_publication(control.channel, control.stream_id)
-        self.backlog: Final = aeron.Backlog(now_ns, self._shared)
-        self.requests: Final = client.add_subscription(control.channel, control.stream_id)
-        # Exclusive logs: clients that fill the one that they share cannot keep us from answering.
-        self.answers: Final = _publish(client, aeron_dir, control)
-        self.announces = self.answers
-        self._announced: aeron.Subscription | None = None
-        if announce != control:
-            self.announces = _publish(client, aeron_dir, announce)
-            self._announced = client.add_subscription(announce.channel, announce.stream_id)
-
-    def poll(self, handler: Callable[[bytes, aeron.MessageInfo], object], limit: int) -> int:
-        if self._announced is not None:  # where another driver would announce too
-            self._announced.poll(handler, limit)
-        return self.requests.poll(handler, limit)
-
-    def is_own(self, info: aeron.MessageInfo) -> bool:
-        return self.answers.is_own(info) or self.announces.is_own(info)
-
-    @property
-    def holders(self) -> tuple[aeron.Holder, ...]:
-        """Subscribers that do not poll, and would stop us if we did not open new sessions."""
-        if self.announces is self.answers:
-            return self.answers.holders
-        return self.answers.holders + self.announces.holders
-
-    @property
-    def renewals(self) -> int:
-        return sum(outlet.renewals for outlet in {self.answers, self.announces})
-
-    def refresh_holders(self) -> None:
-        for outlet in {self.answers, self.announces}:
-            outlet.refresh_holders()
-
-
-def _publish(client: aeron.Client, aeron_dir: str, endpoint: Endpoint) -> aeron.RenewedPublication:
-    return aeron.RenewedPublication(client, aeron_dir, str(endpoint.uri.for_publication()), endpoint.stream_id)

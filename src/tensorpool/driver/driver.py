@@ -31,6 +31,9 @@ from tensorpool.wire.driver import ShutdownReason
 
 NOTICE_S: Final = 0.15  # clients that have nothing to do look every 100 ms
 DISCOVERY_SHARE: Final = 0.25  # of a core, at most
+LONGEST_NAP_NS: Final = 50_000_000
+SHORTEST_DISCOVERY_NAP_NS: Final = 10_000_000
+LONGEST_DISCOVERY_NAP_NS: Final = 80_000_000  # our clients end it; others are answered so much later
 
 
 class Driver(ClosesOnExit):
@@ -62,7 +65,8 @@ class Driver(ClosesOnExit):
             self.conductor = DriverConductor(
                 self.config, clock or SystemClock(), self.aeron_dir, load=load, on_reloaded=self._on_reloaded
             )
-            self._runner = aeron.AgentRunner(self.conductor, on_error=self._on_error).start()
+            idle = aeron.NappingIdle(self.conductor.nap, LONGEST_NAP_NS)
+            self._runner = aeron.AgentRunner(self.conductor, idle, on_error=self._on_error).start()
         except BaseException:
             self._close_media_driver()
             raise
@@ -136,7 +140,12 @@ class Driver(ClosesOnExit):
             settings, [_source(self.config)], self.aeron_dir, clock, registries=_registries(self.config)
         )
         self.conductor.find_name = functools.partial(self.discovery.directory.name_of, self.config.driver.instance_id)
-        idle = ThriftyIdle(share=DISCOVERY_SHARE)
+        idle = ThriftyIdle(
+            share=DISCOVERY_SHARE,
+            shortest_ns=SHORTEST_DISCOVERY_NAP_NS,
+            longest_ns=LONGEST_DISCOVERY_NAP_NS,
+            nap=self.discovery.nap,
+        )
         failures = Failures(get_logger("driver"), clock, Counter())
         self._discovery_runner = aeron.AgentRunner(
             self.discovery, idle, on_error=lambda error: failures.report("discovery", error)

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import os
 from collections import deque
+from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 
 import msgspec
@@ -61,8 +62,9 @@ class Retired(msgspec.Struct):
 class Memory:
     """Creates, refreshes and removes the epochs of one namespace. Close it to remove everything it made."""
 
-    def __init__(self, config: DriverConfig, clock: Clock) -> None:
+    def __init__(self, config: DriverConfig, clock: Clock, on_finished: Callable[[], object] = lambda: None) -> None:
         self._config = config
+        self._on_finished = on_finished  # called on the threads that make epochs
         self._clock = clock
         self._log = get_logger("driver", namespace=config.shm.namespace)
         self._is_locked = _is_lockable(config)
@@ -113,7 +115,7 @@ class Memory:
             spare = list(self._retired)
         is_small = order.ring.size_bytes <= SMALL_BYTES
         pool = self._sparse if not order.reserve else self._small if is_small else self._large
-        pool.submit(self._create, order, doomed, spare)
+        pool.submit(self._create, order, doomed, spare).add_done_callback(lambda _: self._on_finished())
 
     def take_finished(self) -> Created | Failed | None:
         """The next outcome, if there is one."""
