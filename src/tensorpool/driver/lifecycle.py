@@ -16,7 +16,6 @@ Driver Model §4-§8, §10, §11, §13; decisions A19, C4, E1-E3, E8-E19, E22-E2
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
 from enum import Enum, auto
 
 import msgspec
@@ -30,6 +29,7 @@ from tensorpool.driver.config import DriverConfig
 from tensorpool.driver.effects import Announce, CreateEpoch, DropStream, Effect, Exit, Report, Send
 from tensorpool.driver.epoch_messages import Epoch
 from tensorpool.driver.leases import Keepalive, Lease, LeaseTable
+from tensorpool.driver.limits import LimitReached
 from tensorpool.driver.message_sizes import limited
 from tensorpool.driver.node_ids import NodeIds
 from tensorpool.driver.private_streams import PrivateStreams
@@ -157,7 +157,7 @@ class Lifecycle:
             return []  # it is being worked on
         try:
             stream = self._admit(request, held or waiting, now_ns)
-        except _Refusal as refusal:
+        except (_Refusal, LimitReached) as refusal:
             return [Send(self._refused(request, refusal))]
         if isinstance(request, ExtendedAttachRequest):
             node_id = self.node_ids.take(request.client_id, request.desired_node_id, now_ns)
@@ -375,7 +375,7 @@ class Lifecycle:
         return now_ns + self.stamp_offset_ns
 
     def _admit(self, request: AttachRequest, holder: Lease | Pending | None, now_ns: int) -> Stream:
-        """The stream that the request may attach to; raises _Refusal with the code of §4.6."""
+        """The stream that the request may attach to; raises _Refusal or LimitReached with the code of §4.6."""
         if self.phase is not Phase.SERVING:
             raise _Refusal(ResponseCode.REJECTED, "the driver is shutting down")
         if request.client_id in (0, NULL_U32):
@@ -386,7 +386,7 @@ class Lifecycle:
             raise _Refusal(ResponseCode.REJECTED, _describe_holder(request.client_id, holder))
         user = self._user(request)
         pending = [self._user(each.request) for each in self._pending]
-        self._check(limits.check_leases, self.config.policies, user, list(self.leases), pending)
+        limits.check_leases(self.config.policies, user, list(self.leases), pending)
         if len(self._pending) >= MAX_PENDING_ATTACHES:
             raise _Refusal(ResponseCode.REJECTED, f"{len(self._pending)} attaches wait for memory; try again later")
         if request.expected_layout_version not in (0, NULL_U32, LAYOUT_VERSION):
@@ -395,7 +395,7 @@ class Lifecycle:
                 f"layout_version: expected {request.expected_layout_version}, this driver has {LAYOUT_VERSION}; "
                 "update the older of the two",
             )
-        self._check(limits.check_pages, request.require_hugepages, self._hugepages)
+        limits.check_pages(request.require_hugepages, self._hugepages)
         if isinstance(request, ExtendedAttachRequest):
             taken = self.node_ids.flaw_in_wish(request.desired_node_id, now_ns)
             if taken is not None:
@@ -409,11 +409,11 @@ class Lifecycle:
             raise _Refusal(ResponseCode.INVALID_PARAMS, text)
         try:
             if stream.is_dynamic and not stream.creator:
-                self._check(limits.check_streams, self.config.policies, user, self.streams)
+                limits.check_streams(self.config.policies, user, self.streams)
             if request.role is Role.PRODUCER:
                 self._check_exclusive(stream)
-                self._check(limits.check_bytes, self.config, user, stream, self._producing())
-        except _Refusal:
+                limits.check_bytes(self.config, user, stream, self._producing())
+        except (_Refusal, LimitReached):
             if known is None:
                 self.streams.forget(stream.stream_id)
             raise
@@ -447,12 +447,6 @@ class Lifecycle:
         if self._has_pending(stream, Role.PRODUCER):
             text = f"stream {stream.stream_id}: another producer is attaching; use another stream"
             raise _Refusal(ResponseCode.REJECTED, text)
-
-    def _check[**P](self, check: Callable[P, None], *args: P.args, **kwargs: P.kwargs) -> None:
-        try:
-            check(*args, **kwargs)
-        except limits.LimitReached as reached:
-            raise _Refusal(ResponseCode.REJECTED, str(reached)) from None
 
     def _user(self, request: AttachRequest) -> str | None:
         owner = self.clients.owner_of(request.client_id)
@@ -501,7 +495,7 @@ class Lifecycle:
         self._next_report_ns = min((pending.report_ns for pending in self._pending), default=NEVER_NS)
         return effects
 
-    def _refused(self, request: AttachRequest, why: _Refusal) -> AttachResponse:
+    def _refused(self, request: AttachRequest, why: _Refusal | LimitReached) -> AttachResponse:
         self.counts["attaches_refused"] += 1
         self.events.append(refusal_event(request, why.code, str(why)))
         return attach_refusal(Dialect.of(request), request.correlation_id, why.code, limited(str(why)))

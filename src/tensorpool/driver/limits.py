@@ -14,13 +14,15 @@ from typing import Final
 from tensorpool.driver.config import DriverConfig, PoliciesSection
 from tensorpool.driver.leases import Lease, holders
 from tensorpool.driver.streams import Stream
-from tensorpool.wire.driver import HugepagesPolicy
+from tensorpool.wire.driver import HugepagesPolicy, ResponseCode
 
 UNKNOWN: Final = "unknown"
 
 
 class LimitReached(Exception):
     """The limit, how much of it is used by whom, and what to do."""
+
+    code: Final = ResponseCode.REJECTED
 
 
 def check_leases(
