@@ -19,6 +19,7 @@ from typing import Final
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from tests.shm.by_hand import mounted
 from tests.support.processes import Process, run_script, wait_until
 
 PERIOD_S: Final = 1.5  # of the watchdog
@@ -266,6 +267,24 @@ def test_an_allowed_address_is_served_to_others(start: Callable[..., Service], d
     request = urllib.request.Request(f"http://127.0.0.2:{port}/healthz", headers={"Host": "lab.example:9464"})
     with urllib.request.urlopen(request, timeout=60) as answer:
         assert answer.status == 200
+
+
+def test_a_recorder_that_starts_on_a_full_disk_says_so(
+    start: Callable[..., Service], driver_file: Path, shm_dir: Path
+) -> None:
+    """In one line, with what to do; systemd starts it again."""
+    start("driver", "--config", str(driver_file)).wait_for("READY=1")
+    with mounted(shm_dir / "disk", "tmpfs", "size=1m") as disk:
+        (disk / "lake").mkdir()
+        with contextlib.suppress(OSError), (disk / "filler").open("wb", buffering=0) as filler:
+            while True:
+                filler.write(bytes(4096))
+        it = start("record", "1000", "--to", str(disk / "lake"), "--direct", "--config", str(driver_file))
+        code, output = it.process.finish()
+    assert code == 1
+    assert "error: lake " in output
+    assert "No space left on device; make room, or record elsewhere" in output
+    assert "Traceback" not in output
 
 
 def test_nothing_is_loaded_for_metrics_that_are_not_served() -> None:

@@ -265,6 +265,7 @@ class Workstation:
         wait_until(lambda: health("recorder") == 200, "the recorder is well", timeout_s=ACT_S)
         self._end_recorder()
         self.start_recorder()
+        wait_until(lambda: health("recorder") == 200, "the recorder is well again", timeout_s=ACT_S)
 
     def _end_recorder(self) -> None:
         code, output = self.services.pop("recorder").end()

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -16,6 +17,7 @@ from tensorpool import extras
 from tensorpool.cli import format, options, progress, spark_options
 from tensorpool.cli.service_process import Monitoring, ServiceProcess, monitoring_options
 from tensorpool.cli.signals import StopSignals, interruptible
+from tensorpool.errors import TensorPoolError
 
 if TYPE_CHECKING:
     from prometheus_client.core import Metric
@@ -25,6 +27,7 @@ if TYPE_CHECKING:
 GIB: Final = 2**30
 SLICE_S: Final = 0.2  # the longest time that a signal waits
 REPORT_EVERY_S: Final = 1.0
+UNWRITABLE: Final = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
 
 
 @click.command(name="record")
@@ -143,7 +146,8 @@ def command(
         if direct:
             from tensorpool.lake.direct_recorder import DirectRecorder
 
-            recorder = DirectRecorder(ids, lake, name=name, settings=chosen)
+            with _explained(str(lake)):
+                recorder = DirectRecorder(ids, lake, name=name, settings=chosen)
         else:
             line.note(f"starting Spark {master}")
             spark = stack.enter_context(spark_options.started(master, "record", conf))
@@ -153,10 +157,24 @@ def command(
         stack.callback(recorder.close)
         verb = "resuming" if recorder.is_resumed else "preparing"
         line.note(f"{verb} recording {recorder.name}: {', '.join(streams)} to {recorder.lake.uri}")
-        recorder.start()
+        with _explained(recorder.lake.uri):
+            recorder.start()
         stop = StopSignals()
         typed = dict(zip(recorder.stream_ids, streams, strict=True))
         _Job(recorder, line, typed, as_json, is_direct=direct).run(stop, seconds, frames, monitoring)
+
+
+@contextlib.contextmanager
+def _explained(lake: str) -> Iterator[None]:
+    """A lake that cannot be written at the start is an error of one line; one that fills up later is waited for."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in UNWRITABLE:
+            raise
+        raise TensorPoolError(
+            f"lake {lake} cannot be written: {error.strerror}; make room, or record elsewhere"
+        ) from None
 
 
 class _Job:
