@@ -325,8 +325,8 @@ TEST(streams, a_burst_is_announced_frame_by_frame) {
     Stream stream;
     {
         FramePublisher::Burst burst(stream.publisher);
-        for (int i = 0; i < 3; ++i) CHECK(burst.publish(byte_layout(16), kPayload, 7, 2));
-        CHECK(!burst.publish(byte_layout(65), std::vector<std::uint8_t>(65), 7, 2));
+        for (int i = 0; i < 3; ++i) CHECK(burst.publish(byte_layout(16), kPayload, 7, 2, 0));
+        CHECK(!burst.publish(byte_layout(65), std::vector<std::uint8_t>(65), 7, 2, 0));
         CHECK_THROWS(LocalProtocolError, stream.publish(3));
     }
     CHECK(stream.announced() == (std::vector<std::uint64_t>{0, 1, 2}));
