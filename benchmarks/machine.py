@@ -73,6 +73,8 @@ class Conditions:
                 f"others took over {QUIET:.0%} of a core during {busy} of {len(self.others)} measurements, "
                 f"the hypervisor over {STOLEN:.0%} during {stolen} (most: {max(self.stolen):.1%})"
             )
+            if 2 * busy > len(self.others):
+                said.append("NOISY: the verdicts are about a machine that others use as well")
         if self.mhz:
             said.append(f"clock {min(self.mhz):.0f} to {max(self.mhz):.0f} MHz by /proc/cpuinfo")
         if self.loads:

@@ -50,6 +50,7 @@ def measure(
         for count in fans:
             group.grow(count)
             _await_delivery(group)
+            conditions.look()
             name = readers_name(count)
             for turn in range(rounds):
                 figures.turn = cycle * rounds + turn

@@ -165,7 +165,7 @@ def tables(figures: Figures, peers: list[str], sizes: dict[str, int]) -> Iterato
         yield Table(f"% of a core, {CPU_SIZE}", list(shown.values()), rows)
     if LAPPED[0] in figures.rounds:
         rows = []
-        for peer in (OURS, POLL, EVENT):
+        for peer in [peer for peer in (OURS, POLL, EVENT) if peer in peers]:
             rates = [figures.estimate(metric, "4 KiB", peer) for metric in LAPPED]
             rows.append((peer, ["-" if rate is None else rate.text("{:,.0f}") for rate in rates]))
         yield Table("frames/s of 4 KiB, ring of 16", list(LAPPED), rows)
@@ -173,7 +173,11 @@ def tables(figures: Figures, peers: list[str], sizes: dict[str, int]) -> Iterato
         if metric in figures.rounds:
             columns = list(figures.rounds[metric])
             form = "{:,.2f}" if metric in ("fan-out CPU", "fan-out publish") else "{:,.0f}"
-            rows = [(peer, [_cell(figures.median(metric, n, peer), form) for n in columns]) for peer in FANS]
+            rows = [
+                (peer, [_cell(figures.median(metric, n, peer), form) for n in columns])
+                for peer in FANS
+                if peer in peers
+            ]
             rows += _ratios(figures, metric, {EVENT: dict.fromkeys(columns, EVENT)})
             yield Table(title, columns, rows)
     if "native latency p50" in figures.rounds:
