@@ -169,7 +169,7 @@ class Alarm(Exception):
     """What the handler of SIGALRM raises."""
 
 
-@pytest.mark.parametrize("wait", [tp.wait_any, lambda consumers: consumers[0].poll(LONG_S)])
+@pytest.mark.parametrize("wait", [tp.wait_any, lambda consumers: consumers[0].poll(100 * LONG_S)])
 def test_a_signal_ends_the_sleep_at_once(
     streams: Streams, wait: Callable[[list[Consumer]], object], monkeypatch: pytest.MonkeyPatch
 ) -> None:
