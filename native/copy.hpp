@@ -107,7 +107,7 @@ inline bool is_supported(CopyKind kind) noexcept {
 #endif
 }
 
-// The kind for each use when nothing else is set, by what the processor is. Measured on Zen 3, 4 and 5.
+// The kind for each use when nothing else is set, by what the processor has; measured on Zen 5, before on Zen 3 and 4.
 inline CopyKind default_kind(CopyUse use) noexcept {
 #if defined(__x86_64__)
     if (use == CopyUse::STREAM) {
