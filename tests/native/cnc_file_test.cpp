@@ -21,7 +21,7 @@ struct Folder {
 
     void write(const std::vector<std::int32_t>& head, std::size_t size) const {
         std::vector<char> bytes(size);
-        std::memcpy(bytes.data(), head.data(), head.size() * sizeof(std::int32_t));
+        if (!head.empty()) std::memcpy(bytes.data(), head.data(), head.size() * sizeof(std::int32_t));
         std::ofstream(path / "cnc.dat", std::ios::binary | std::ios::trunc)
             .write(bytes.data(), static_cast<long>(size));
     }
