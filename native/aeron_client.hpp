@@ -248,15 +248,19 @@ public:
     }
 
     // For agents that poll: wakes those that sleep on a bell of this media driver. See cnc_file.hpp.
-    void ring(std::size_t bell) const noexcept {
+    void ring(std::size_t bell) {
+        if (!gate_.enter()) return;
         if (const std::uint32_t* const word = cnc_.bell(bell)) wake_all(word);
+        leave();
     }
     // Sleeps until the bell is rung, or the time is over. A ring that comes just before is missed.
-    void wait_for_ring(std::size_t bell, std::uint64_t nanoseconds) const noexcept {
+    void wait_for_ring(std::size_t bell, std::uint64_t nanoseconds) {
+        if (!gate_.enter()) return nap(nanoseconds);
         if (const std::uint32_t* const word = cnc_.bell(bell))
             sleep_on(word, __atomic_load_n(word, __ATOMIC_RELAXED), nanoseconds);
         else
             nap(nanoseconds);
+        leave();
     }
 
     // Waits for an asynchronous add; `poll` is one of Aeron's *_poll functions.
@@ -332,6 +336,7 @@ private:
         end_turns();
         api_.close(client_);
         api_.context_close(context_);
+        cnc_.unmap();
         {
             const std::lock_guard lock(mutex_);
             images_.clear();
@@ -341,7 +346,7 @@ private:
 
     const Api& api_;
     const std::string dir_;
-    const CncFile cnc_;
+    CncFile cnc_;
     const std::uint64_t turn_every_ns_;
     std::mutex turn_;  // held while Aeron's conductor works; taken before mutex_
     const std::uint32_t no_answers_ = 0;

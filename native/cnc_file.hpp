@@ -39,11 +39,16 @@ public:
         close(file);
         if (begin_ != nullptr) find_words();
     }
-    ~CncFile() {
-        if (begin_ != nullptr) munmap(const_cast<std::uint8_t*>(begin_), size_);
-    }
+    ~CncFile() { unmap(); }
     CncFile(const CncFile&) = delete;
     CncFile& operator=(const CncFile&) = delete;
+
+    // From now on no word is there. Nobody may use one meanwhile.
+    void unmap() noexcept {
+        if (begin_ != nullptr) munmap(const_cast<std::uint8_t*>(begin_), size_);
+        begin_ = counters_ = nullptr;
+        commands_ = answers_ = nullptr;
+    }
 
     // Null where there is none.
     const std::uint32_t* commands() const noexcept { return commands_; }

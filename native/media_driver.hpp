@@ -121,6 +121,7 @@ private:
         if (context_) api_.driver_context_close(context_);
         driver_ = nullptr;
         context_ = nullptr;
+        cnc_.reset();
     }
 
     const Api& api_;
