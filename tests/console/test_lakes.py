@@ -39,9 +39,14 @@ def recorded(console: Console, client: tp.Client, lake: Path) -> Iterator[Record
     site, name = Site.of(console), "console/recorded"
     first = Camera(client, name, noise(SHAPE), 100.0)
     path = "/api/lakes/lab/recording"
-    wait_until(lambda: site.get(f"/api/streams/{first.stream_id}").status == 200, "the stream is in the state")
-    started = site.post(path, {"streams": [name]})
-    assert started.status == 201, started.body
+    started: list[Any] = []
+
+    def is_started() -> bool:
+        """Its name comes a moment after it."""
+        started.append(site.post(path, {"streams": [name]}))
+        return bool(started[-1].status == 201)
+
+    wait_until(is_started, "it is recorded")
     wait_until(lambda: frames_of(site) > 50, "frames are in the lake")
     first.close()
     second = Camera(client, name, noise(SHAPE), 100.0)
@@ -49,7 +54,7 @@ def recorded(console: Console, client: tp.Client, lake: Path) -> Iterator[Record
     wait_until(lambda: frames_of(site) > count + 50, "frames of the next epoch are in the lake")
     ended = site.delete(path)
     assert ended.status == 200, ended.body
-    yield Recorded(second, started.json, ended.json)
+    yield Recorded(second, started[-1].json, ended.json)
     second.close()
 
 

@@ -221,7 +221,7 @@ def _story(site: Site) -> tuple[Recording, tuple[float, float], tuple[float, flo
 
 def _command(site: Site, word: str) -> None:
     send = ("-m", "tensorpool", "event", "send", "service:recorder:r", word, "--aeron-dir", site.aeron_dir)
-    with Process(*send, "--config", str(site.config)) as sender:
+    with Process(*send, "--timeout", "60", "--config", str(site.config)) as sender:
         code, output = sender.finish()
         assert code == 0, output
 

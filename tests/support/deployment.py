@@ -25,7 +25,7 @@ from tests.support.processes import wait_until
 PROFILES: Final = {
     "default": (256, 4096, 0),
     "tiny": (8, 4096, 48),
-    "deep": (4096, 4096, 32),
+    "deep": (4096, 4096, 64),
     "large": (16, 16 << 20, 6),
 }
 FIRST_ID: Final = {"default": 20_000, "tiny": 10_000, "deep": 11_000, "large": 12_000}

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
 ATTACH_S: Final = 2.0
 LOOK_EVERY_S: Final = 0.02
+SETTLE_S: Final = 1.0  # without a further link
 _1970: Final = datetime(1970, 1, 1, tzinfo=UTC)
 
 
@@ -36,7 +37,8 @@ def trace_live(client: Client, trace_id: int, *, timeout: float = 2.0, max_depth
     >>> for step in trace_live(client, frame.trace_id):                                      # doctest: +SKIP
     ...     print(step.depth, step.trace_id, step.frames)
 
-    Returns when every ancestor is found, or after `timeout` seconds. Reads each stream of this host for that time.
+    Returns when every ancestor is found and no further link comes for a second, or after `timeout` seconds. Reads each
+    stream of this host for that time.
     Raises DriverUnreachable where no driver answers.
     """
     parents: dict[int, tuple[int, ...]] = {}
@@ -63,12 +65,17 @@ def trace_live(client: Client, trace_id: int, *, timeout: float = 2.0, max_depth
             mapped = consumer._reader.mapped
             for one, place in () if mapped is None else _traced(mapped):
                 found[one][FramePlace(place.stream_id, place.epoch, place.seq)] = place
+        known_links, settled_s = 0, time.monotonic() + SETTLE_S
         while True:
             while subscription.poll(adapter.on_message, 256):
                 pass
             steps = trace_steps(trace_id, parents.get, max_depth)
-            is_complete = all(step.is_known or step.trace_id in found for step in steps)
-            if is_complete or time.monotonic() >= deadline_s:
+            now_s = time.monotonic()
+            if len(parents) > known_links:
+                known_links, settled_s = len(parents), now_s + SETTLE_S
+            # A frame in a ring may have links that have not come yet.
+            is_complete = now_s >= settled_s and all(step.is_known or step.trace_id in found for step in steps)
+            if is_complete or now_s >= deadline_s:
                 break
             time.sleep(LOOK_EVERY_S)
     known = {
