@@ -11,6 +11,7 @@ import functools
 import json
 import re
 import signal
+import threading
 import time
 import urllib.request
 from collections.abc import Iterator
@@ -73,6 +74,7 @@ class Site:
             lines.append(process.read_line())
             assert lines[-1] or process.is_running, lines
         self._addresses[name] = match[1]
+        threading.Thread(target=_drain, args=(process,), daemon=True).start()
         return process
 
     def run(self, script: str, stream: str, figure: float) -> Process:
@@ -113,6 +115,13 @@ class Site:
 
     def close(self) -> None:
         self._stack.close()
+
+
+def _drain(process: Process) -> None:
+    """Read what it logs: a pipe that is full would hold it up."""
+    with contextlib.suppress(ValueError, OSError):  # closed with the process
+        while process.read_line():
+            pass
 
 
 def _driver_file(regions: Path) -> str:
