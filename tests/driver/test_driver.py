@@ -24,6 +24,8 @@ from tensorpool.wire.driver import PublishMode, ShmAttachResponse, ShmDriverShut
 from tests.driver.conftest import attach
 from tests.support.processes import Process, run_script, wait_until
 
+NAP_NS = 120_000_000_000  # longer than a client waits for an answer
+
 
 def listen(client: aeron.Client, config: tp.DriverConfig) -> tuple[aeron.Publication, aeron.Subscription]:
     control = config.driver.control
@@ -127,8 +129,8 @@ def test_a_killed_media_driver_is_noticed_long_before_its_heartbeat_is_old(shm_d
 def test_a_driver_sleeps_until_a_client_sends_something(shm_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Also its discovery: clients ring for requests and queries, and what it was ordered ends its sleep."""
     for name in ("LONGEST_NAP_NS", "SHORTEST_DISCOVERY_NAP_NS", "LONGEST_DISCOVERY_NAP_NS"):
-        monkeypatch.setattr(driver_module, name, 10**12)
-    monkeypatch.setattr(conductor_module, "LOOK_EVERY_NS", 10**12)
+        monkeypatch.setattr(driver_module, name, NAP_NS)
+    monkeypatch.setattr(conductor_module, "LOOK_EVERY_NS", NAP_NS)
     config = tp.DriverConfig.load(environ={}, overrides={"shm.base_dir": str(shm_dir / "regions")})
     driver = tp.Driver(config, aeron_dir=str(shm_dir / "aeron"))
     try:
@@ -137,7 +139,7 @@ def test_a_driver_sleeps_until_a_client_sends_something(shm_dir: Path, monkeypat
             assert producer.publish(np.zeros(8, np.uint8)) is not None
     finally:
         driver.shut_down()
-        wait_until(lambda: (driver.conductor.wake(), not driver.is_running)[1], "it has drained")
+        wait_until(lambda: (driver.conductor.wake(), not driver.is_running)[1], "it has drained", timeout_s=200)
         assert driver.discovery is not None
         monkeypatch.undo()
         ringer = aeron.connect(driver.aeron_dir)

@@ -215,12 +215,18 @@ def truncated(paths: list[str]) -> list[str]:
 
 
 def modes(paths: list[str]) -> dict[str, list[str]]:
-    """Owner, group and mode, and what has them."""
-    found: dict[str, list[str]] = {}
-    for path in paths:
-        status = os.stat(path)
-        found.setdefault(f"{status.st_uid}:{status.st_gid} {status.st_mode & 0o7777:o}", []).append(path)
-    return found
+    """Owner, group and mode, and what has them. A file that is just being written is looked at again."""
+    until_s = time.monotonic() + 20
+    while True:
+        found: dict[str, list[str]] = {}
+        for path in paths:
+            with contextlib.suppress(FileNotFoundError):
+                status = os.stat(path)
+                found.setdefault(f"{status.st_uid}:{status.st_gid} {status.st_mode & 0o7777:o}", []).append(path)
+        is_settled = not any(key.startswith(f"{ANN}:{ANN} ") for key in found)
+        if is_settled or time.monotonic() > until_s:
+            return found
+        time.sleep(0.05)
 
 
 def main() -> None:
