@@ -304,7 +304,7 @@ private:
     }
 
     // The conductor's thread: takes answers and events of the media driver, and sends keepalives. After a media driver that
-    // wakes nobody it looks every `turn_every_ns_`.
+    // wakes no client it looks every `turn_every_ns_`.
     void take_turns() noexcept {
         bool is_woken = false;
         while (!is_ending_.load(std::memory_order_relaxed)) {

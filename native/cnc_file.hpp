@@ -43,7 +43,7 @@ public:
     CncFile(const CncFile&) = delete;
     CncFile& operator=(const CncFile&) = delete;
 
-    // From now on no word is there. Nobody may use one meanwhile.
+    // From now on no word is there. The caller makes sure that no thread uses one.
     void unmap() noexcept {
         if (begin_ != nullptr) munmap(const_cast<std::uint8_t*>(begin_), size_);
         begin_ = counters_ = nullptr;

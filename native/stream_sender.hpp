@@ -63,7 +63,7 @@ public:
         send_digests();
         if (sender_.is_open()) return settle(sender_.resume());
         const bool is_connected = payload_->is_connected() && control_->is_connected();
-        if (!is_connected) is_announced_ = false;  // who connects later has to be told
+        if (!is_connected) is_announced_ = false;  // a receiver that connects later needs the announce
         const bool is_paused = is_paused_.load(std::memory_order_relaxed);
         if (is_connected && !is_announced_ && !is_paused) return Turn::OWNER;
         if (const Turn taken = take(feed, descriptors); taken != Turn::WORKED) return taken;

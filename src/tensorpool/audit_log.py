@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """An audit log: one line for each event, as many of them in a second as a disk and a reader can take.
 
-Its lines carry `kind=audit`, so that they can be told from the rest of a service's log. What exceeds the rate is
+Its lines carry `kind=audit`, which the rest of a service's log does not. What exceeds the rate is
 counted, and the count is a line too. Holds no clock: callers pass `now_ns`.
 """
 

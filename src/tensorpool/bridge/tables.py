@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tables of a source (MetaBlob*): kept whole, and sent again to whoever comes later.
+"""Tables of a source (MetaBlob*): kept whole, and sent again to receivers and consumers that come later.
 
     announce ──► partial ──every chunk and the complete──► kept ──post──► due ──flush──► kept
                     └──a gap, another length or checksum──► dropped
@@ -21,7 +21,7 @@ MAX_TABLE_BYTES: Final = 64 << 20  # of one mapping, for all tables together
 MESSAGE_BYTES: Final = 256  # that a message takes besides its chunk
 MESSAGES_PER_FLUSH: Final = 16
 SECOND: Final = 1_000_000_000
-REPEAT_NS: Final = 15 * SECOND  # for readers of whom nobody tells; Aeron leaves out for 10 s who was too slow
+REPEAT_NS: Final = 15 * SECOND  # for readers that Aeron does not report, and those that were too slow
 REPEATED_BYTES_PER_S: Final = 1 << 20  # tables that are larger are repeated less often
 
 type TableMessage = MetaBlobAnnounce | MetaBlobChunk | MetaBlobComplete
@@ -108,7 +108,7 @@ class Tables[T]:
         return self._make_room(table)
 
     def post(self) -> None:
-        """Somebody has come who has none of them: everything is due, from its beginning."""
+        """A reader has come that has none of them: everything is due, from its beginning."""
         self._sending.clear()
         self._due = OrderedDict.fromkeys(self._kept)
 
@@ -121,7 +121,7 @@ class Tables[T]:
         self.size_bytes = 0
 
     def period_ns(self, least_ns: int = REPEAT_NS) -> int:
-        """After which it is time for `post`, for readers of whom nobody tells."""
+        """After which it is time for `post`, for readers that Aeron does not report."""
         return max(least_ns, self.size_bytes * SECOND // REPEATED_BYTES_PER_S)
 
     def flush(self, offer: Callable[[T], bool], limit: int = MESSAGES_PER_FLUSH) -> int:

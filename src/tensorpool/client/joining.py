@@ -326,7 +326,7 @@ def join(
     consumer. A frame waits for its partners at most `timeout` seconds.
 
     With `announce_as`, the producer of the joined frames, the rules are announced on the control stream as the merge
-    map of its stream, regularly and when somebody asks for them. With `rules_of`, the id of a joined stream, they are
+    map of its stream, regularly and when a consumer asks for them. With `rules_of`, the id of a joined stream, they are
     those that its producer announces: they are asked for, for at most `rules_timeout` seconds. `by="latest"` has none.
 
     Raises LocalProtocolError for arguments that do not fit each other, RemoteProtocolError for a map that breaks the

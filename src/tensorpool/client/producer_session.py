@@ -135,7 +135,7 @@ class ProducerSession(Session):
         self._merge_map, self._is_map_due = merge_map, True
 
     def on_merge_map_request(self, request: MergeMapRequest) -> None:
-        """Somebody asks for the rules of this stream; several questions in one turn get one answer."""
+        """A consumer asks for the rules of this stream; several questions in one turn get one answer."""
         by = "seq" if isinstance(request, SequenceMergeMapRequest) else "time"
         if self._merge_map is not None and self._merge_map.by == by:
             self._is_map_due = True
