@@ -11,6 +11,7 @@ import asyncio
 import os
 import threading
 import weakref
+from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Callable, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
@@ -58,7 +59,40 @@ class AsyncClient:
         return AsyncJoin(consumers, options)
 
 
-class AsyncConsumer:
+class _Received[T](ABC):
+    """What is received one by one: attached when it is entered, closed when it is left."""
+
+    _is_closed = False
+
+    @abstractmethod
+    async def poll(self, timeout: float | None = 0.0) -> T | None: ...
+    @abstractmethod
+    async def close(self) -> None: ...
+    @abstractmethod
+    async def _attached(self) -> object: ...
+
+    async def __aenter__(self) -> Self:
+        await self._attached()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    async def __aiter__(self) -> AsyncIterator[T]:
+        try:
+            while not self._is_closed:
+                found = await self.poll(None)
+                if found is None:
+                    return
+                yield found
+        finally:
+            if not self._is_closed:
+                await self.close()
+
+
+class AsyncConsumer(_Received[Frame]):
     """Receives the frames of one stream inside an event loop."""
 
     def __init__(self, client: Client, waiter: Waiter, stream: int | str, options: dict[str, Any]) -> None:
@@ -68,7 +102,6 @@ class AsyncConsumer:
         self._options = options
         self._consumer: Consumer | None = None
         self._waiting: asyncio.Future[None] | None = None
-        self._is_closed = False
         self._leave: Callable[[], object] = lambda: None
         self._slice_s = None if options.get("on_progress") is None else PROGRESS_SLICE_S
         self._attaching = asyncio.Lock()
@@ -119,26 +152,6 @@ class AsyncConsumer:
         if self._consumer is not None and os.getpid() == self._pid:
             self._leave()
             await _on_thread(self._consumer.close)
-
-    async def __aenter__(self) -> Self:
-        await self._attached()
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        await self.close()
-
-    async def __aiter__(self) -> AsyncIterator[Frame]:
-        try:
-            while not self._is_closed:
-                frame = await self.poll(None)
-                if frame is None:
-                    return
-                yield frame
-        finally:
-            if not self._is_closed:
-                await self.close()
 
     async def _described(self, frame: Frame) -> None:
         """Have a thread wait for metadata that a frame's dtype depends on: `frame.array` must not block the loop."""
@@ -191,7 +204,7 @@ class AsyncConsumer:
         return consumer
 
 
-class AsyncJoin:
+class AsyncJoin(_Received[tuple[Joinable, ...]]):
     """The frames of several consumers that belong together, inside an event loop. Closes the consumers with itself."""
 
     def __init__(self, consumers: Iterable[AsyncConsumer], options: dict[str, Any]) -> None:
@@ -200,7 +213,6 @@ class AsyncJoin:
             raise LocalProtocolError("join: expected consumers of client.aio")
         self._options = options
         self._join: Join | None = None
-        self._is_closed = False
 
     @property
     def stats(self) -> JoinStats:
@@ -243,26 +255,6 @@ class AsyncJoin:
         """Give the leases back."""
         self._is_closed = True
         await asyncio.gather(*(one.close() for one in self._consumers))
-
-    async def __aenter__(self) -> Self:
-        await self._attached()
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        await self.close()
-
-    async def __aiter__(self) -> AsyncIterator[tuple[Joinable, ...]]:
-        try:
-            while not self._is_closed:
-                found = await self.poll(None)
-                if found is None:
-                    return
-                yield found
-        finally:
-            if not self._is_closed:
-                await self.close()
 
     async def _attached(self) -> Join:
         if self._is_closed:
