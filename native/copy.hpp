@@ -7,6 +7,7 @@
 // ones win, and the reader finds the frame in a cache.
 #pragma once
 
+#include <algorithm>
 #include <array>
 #include <atomic>
 #include <cstddef>
@@ -18,6 +19,7 @@
 #include <unistd.h>
 
 #if defined(__x86_64__)
+#include <cpuid.h>
 #include <immintrin.h>
 #endif
 
@@ -52,7 +54,8 @@ inline bool prefers_streaming(std::size_t bytes, std::size_t total_bytes) noexce
     return bytes >= kStreamingFromBytes && exceeds_cache(total_bytes);
 }
 
-// AHEAD prefetches what is read, OWN the lines that are written and that a reader on another core has in its cache.
+// AHEAD prefetches what is read, OWN the lines that are written and that a reader on another core has in its cache; LINES
+// writes whole lines without reading them first.
 enum class CopyKind : std::uint8_t {
     LIBC,
     AVX2,
@@ -61,26 +64,30 @@ enum class CopyKind : std::uint8_t {
     AVX512,
     AVX512_AHEAD,
     AVX512_OWN,
+    LINES,
     STREAM_SSE2,
     STREAM_AVX2,
     STREAM_AVX2_AHEAD,
     STREAM_AVX512,
 };
-inline constexpr std::array<std::string_view, 11> kCopyKindNames{
-    "libc",       "avx2",        "avx2-ahead",  "avx2-own",          "avx512",       "avx512-ahead",
-    "avx512-own", "stream-sse2", "stream-avx2", "stream-avx2-ahead", "stream-avx512"};
+inline constexpr std::array<std::string_view, 12> kCopyKindNames{
+    "libc",  "avx2",        "avx2-ahead",  "avx2-own",          "avx512",       "avx512-ahead", "avx512-own",
+    "lines", "stream-sse2", "stream-avx2", "stream-avx2-ahead", "stream-avx512"};
 
 // What a copy is for. Reads go from a ring to the reader's own memory, writes from the writer's into a ring: COLD is a
 // frame of a ring that exceeds the cache, STREAM everything that prefers_streaming.
-enum class CopyUse : std::uint8_t { READ_SMALL, READ_MEDIUM, READ_LARGE, WRITE, WRITE_COLD, STREAM };
-inline constexpr std::array<std::string_view, 6> kCopyUseNames{"read-small", "read-medium", "read-large",
+enum class CopyUse : std::uint8_t { READ_SMALL, READ_MEDIUM, READ_COLD, READ_LARGE, WRITE, WRITE_COLD, STREAM };
+inline constexpr std::array<std::string_view, 7> kCopyUseNames{"read-small", "read-medium", "read-cold", "read-large",
                                                                "write",      "write-cold",  "stream"};
 inline constexpr std::size_t kMediumFromBytes = std::size_t{32} << 10;
 
 inline constexpr bool is_streaming(CopyKind kind) noexcept { return kind >= CopyKind::STREAM_SSE2; }
 
-// Streaming stores are for CopyUse::STREAM, which has the fences; memcpy is for any use.
+// What takes lines from readers is for writes, streaming stores are for CopyUse::STREAM, which has the fences; memcpy is
+// for any use.
 inline constexpr bool is_fit(CopyUse use, CopyKind kind) noexcept {
+    if (kind == CopyKind::AVX2_OWN || kind == CopyKind::AVX512_OWN || kind == CopyKind::LINES)
+        return use == CopyUse::WRITE;
     return kind == CopyKind::LIBC || is_streaming(kind) == (use == CopyUse::STREAM);
 }
 
@@ -88,6 +95,14 @@ inline constexpr bool is_fit(CopyUse use, CopyKind kind) noexcept {
 inline bool has_avx2() noexcept { return __builtin_cpu_supports("avx2"); }
 // The first processors with AVX-512 run slower while they use it; those that also have VBMI2 do not.
 inline bool has_avx512() noexcept { return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512vbmi2"); }
+// Whether `rep movsb` moves whole lines (ERMS).
+inline bool has_fast_strings() noexcept {
+    static const bool is_there = [] {
+        unsigned a = 0, b = 0, c = 0, d = 0;
+        return __get_cpuid_count(7, 0, &a, &b, &c, &d) != 0 && (b >> 9 & 1) != 0;
+    }();
+    return is_there;
+}
 #endif
 
 // Whether this processor has the instructions.
@@ -96,6 +111,7 @@ inline bool is_supported(CopyKind kind) noexcept {
 #if defined(__x86_64__)
     switch (kind) {
         case CopyKind::STREAM_SSE2: return true;
+        case CopyKind::LINES: return has_avx2() && has_fast_strings();
         case CopyKind::AVX512:
         case CopyKind::AVX512_AHEAD:
         case CopyKind::AVX512_OWN:
@@ -116,8 +132,9 @@ inline CopyKind default_kind(CopyUse use) noexcept {
     }
     if (has_avx2()) switch (use) {
             case CopyUse::READ_SMALL: return CopyKind::AVX2_AHEAD;
+            case CopyUse::READ_MEDIUM:
             case CopyUse::READ_LARGE: return has_avx512() ? CopyKind::AVX512_AHEAD : CopyKind::LIBC;
-            case CopyUse::WRITE: return has_avx512() ? CopyKind::AVX512_OWN : CopyKind::AVX2_OWN;
+            case CopyUse::WRITE: return has_avx512() && has_fast_strings() ? CopyKind::LINES : CopyKind::AVX2_OWN;
             default: return CopyKind::LIBC;
         }
 #endif
@@ -240,6 +257,25 @@ __attribute__((target("avx512f,prfchw"))) inline void blocks_avx512(std::uint8_t
     }
 }
 
+// Like blocks_avx2. `rep movsb` writes whole lines without taking them from another core first, where the source begins a
+// line, too; any other source, such as an array from malloc, goes through a piece in the nearest cache.
+inline void copy_lines(std::uint8_t* to, const std::uint8_t* from, std::size_t bytes) noexcept {
+    constexpr std::size_t kPieceBytes = std::size_t{16} << 10;
+    alignas(64) std::uint8_t piece[kPieceBytes];
+    const bool is_aligned = (reinterpret_cast<std::uintptr_t>(from) & 63) == 0;
+    for (std::size_t done = 0; done < bytes;) {
+        std::size_t count = is_aligned ? bytes : std::min(kPieceBytes, bytes - done);
+        const std::uint8_t* source = from + done;
+        std::uint8_t* target = to + done;
+        done += count;
+        if (!is_aligned) {
+            blocks_avx2<Prefetch::NONE, false>(piece, source, count);
+            source = piece;
+        }
+        asm volatile("rep movsb" : "+D"(target), "+S"(source), "+c"(count) : : "memory");
+    }
+}
+
 inline void stream_blocks_sse2(std::uint8_t* to, const std::uint8_t* from, std::size_t bytes) noexcept {
     for (std::size_t i = 0; i < bytes; i += 16)
         _mm_stream_si128(reinterpret_cast<__m128i*>(to + i),
@@ -271,6 +307,7 @@ inline void copy_blocks(CopyKind kind, std::uint8_t* to, const std::uint8_t* fro
         case CopyKind::AVX512: blocks_avx512<Prefetch::NONE, false>(at, of, blocks); break;
         case CopyKind::AVX512_AHEAD: blocks_avx512<Prefetch::READ, false>(at, of, blocks); break;
         case CopyKind::AVX512_OWN: blocks_avx512<Prefetch::WRITE, false>(at, of, blocks); break;
+        case CopyKind::LINES: copy_lines(at, of, blocks); break;
         case CopyKind::STREAM_SSE2: stream_blocks_sse2(at, of, blocks); break;
         case CopyKind::STREAM_AVX2: blocks_avx2<Prefetch::NONE, true>(at, of, blocks); break;
         case CopyKind::STREAM_AVX2_AHEAD: blocks_avx2<Prefetch::READ_ONCE, true>(at, of, blocks); break;
@@ -328,13 +365,15 @@ inline void write_payload(std::uint8_t* to, const std::uint8_t* from, std::size_
                                                        : CopyUse::WRITE);
 }
 
-// Out of a slot, into memory of the reader's.
-inline void read_payload(std::uint8_t* to, const std::uint8_t* from, std::size_t bytes) noexcept {
+// Out of a slot of such a pool, into memory of the reader's.
+inline void read_payload(std::uint8_t* to, const std::uint8_t* from, std::size_t bytes,
+                         std::size_t total_bytes) noexcept {
     copy_payload(to, from, bytes,
                  prefers_streaming(bytes, bytes) ? CopyUse::STREAM
                  : bytes >= kStreamingFromBytes  ? CopyUse::READ_LARGE
-                 : bytes >= kMediumFromBytes     ? CopyUse::READ_MEDIUM
-                                                 : CopyUse::READ_SMALL);
+                 : bytes < kMediumFromBytes      ? CopyUse::READ_SMALL
+                 : exceeds_cache(total_bytes)    ? CopyUse::READ_COLD
+                                                 : CopyUse::READ_MEDIUM);
 }
 
 }  // namespace tensorpool

@@ -194,8 +194,9 @@ public:
         const std::uint64_t seen = word.peek();
         if (seen < committed(seq)) {
             committed_since_ns_ = 0;
-            // Its next wake-up comes: it has sent the last one kWakeEveryNs ago at least.
-            const bool is_called = is_trusted_ && quiet_ns >= kWakeEveryNs && quiet_ns < patience_ns;
+            // Its next wake-up comes: it has sent the last one kWakeEveryNs ago, or only one after a pause.
+            const bool is_owed = quiet_ns >= kWakeEveryNs || (is_alone_ && interval_ns_ >= kSlowNs);
+            const bool is_called = is_trusted_ && is_owed && quiet_ns < patience_ns;
             const std::uint64_t longest_ns = is_called    ? patience_ns - quiet_ns
                                              : is_settled ? std::max(bound_ns - (now_ns - polled_ns_), bound_ns / 2)
                                                           : kSlowNs - quiet_ns;
@@ -322,7 +323,10 @@ private:
         bytes_since_fill_ = 0;
         const std::size_t before = queue_.size();
         const int polled = before < kMaxQueue ? subscription.poll(*this, kFragmentLimit) : 0;
-        if (queue_.size() > before) interval_ns_ = monotonic_ns() - arrived_ns_, arrived_ns_ += interval_ns_;
+        if (queue_.size() > before) {
+            interval_ns_ = monotonic_ns() - arrived_ns_, arrived_ns_ += interval_ns_;
+            is_alone_ = queue_.size() == before + 1;
+        }
         return polled;
     }
 
@@ -465,6 +469,7 @@ private:
     std::uint64_t watched_ = 0;
     std::uint64_t arrived_ns_ = 0;          // when the last descriptor came; kGraceNs later the next one wakes us
     std::uint64_t interval_ns_ = 0;         // between the last two times that descriptors came
+    bool is_alone_ = false;                 // the last time one came
     std::uint64_t polled_ns_ = 0;           // when a wait last polled for descriptors
     bool is_woken_ = false;                 // the last sleep ended by a wake-up of the producer
     bool is_trusted_ = false;               // the producer wakes its readers

@@ -227,12 +227,13 @@ public:
         finish(seq);
     }
 
-    // Wakes readers that sleep on the slot of the first of the newest `frames`: they have read all before it. At most once
-    // per kWakeEveryNs. From any thread, and never fails: it comes after a commit, and a caller that saw an exception
+    // Wakes readers that sleep on the slot of the first of the newest `frames`: they have read all before it. Once per
+    // kWakeEveryNs, and once in advance. From any thread, and never fails: it comes after a commit, and a caller that saw an exception
     // would publish the frame again.
     void wake(std::uint64_t now_ns, std::uint64_t frames = 1) noexcept {
-        if (now_ns - last_wake_ns_.load(std::memory_order_relaxed) < kWakeEveryNs || written() == 0) return;
-        last_wake_ns_.store(now_ns, std::memory_order_relaxed);
+        const std::uint64_t due_ns = wake_due_ns_.load(std::memory_order_relaxed);
+        if (now_ns + kWakeEveryNs < due_ns || written() == 0) return;
+        wake_due_ns_.store(std::max(now_ns, due_ns) + kWakeEveryNs, std::memory_order_relaxed);
         wake_all(CommitWord(geometry_.slot(geometry_.index_of(next_seq() - frames))).low_half());
     }
 
@@ -275,7 +276,7 @@ private:
 
     RingGeometry geometry_;
     RelaxedCounter next_seq_, written_, no_pool_drops_;
-    std::atomic<std::uint64_t> last_wake_ns_{0};
+    std::atomic<std::uint64_t> wake_due_ns_{0};  // when a wake-up would not be in advance
     std::atomic<bool> claimed_{false};
     std::uint64_t claim_seq_ = 0;
     std::size_t claim_pool_ = 0;
@@ -336,7 +337,7 @@ public:
     bool copy(const SlotFrame& frame, std::uint8_t* to) const {
         check_own(frame);
         const Pool& pool = geometry_.pools()[frame.pool];
-        read_payload(to, pool.region.data() + frame.payload_offset, frame.values_len_bytes);
+        read_payload(to, pool.region.data() + frame.payload_offset, frame.values_len_bytes, geometry_.pool_bytes(pool));
         return intact(frame);
     }
 

@@ -3,9 +3,10 @@
 //
 // A reader sleeps in FUTEX_WAIT on the low half of the commit word it expects to change; its read-only mapping is
 // enough. The writer cannot see sleepers, and a wake-up costs about half a microsecond even when no reader sleeps, so
-// it wakes at most once per kWakeEveryNs. A reader therefore keeps polling for kGraceNs after each frame before it
-// sleeps: kGraceNs is longer, so it sees the frames for which the writer skips the wake-up. Sleeps are bounded, because
-// writers of other implementations may never wake readers.
+// it wakes once per kWakeEveryNs, and once more in advance: after a pause it wakes for two frames that follow each other
+// at once. A reader therefore keeps polling for kGraceNs after each frame before it sleeps, unless that frame came alone
+// and after a pause: kGraceNs is longer, so it sees the frames for which the writer skips the wake-up. Sleeps are bounded,
+// because writers of other implementations may never wake readers.
 #pragma once
 
 #include <algorithm>

@@ -82,7 +82,11 @@ void bind_copies(nb::module_& m) {
             CopyCalibration::Kinds kinds;
             {
                 const nb::gil_scoped_release release;
-                kinds = CopyCalibration::run(std::chrono::nanoseconds(budget_ns));
+                try {
+                    kinds = CopyCalibration::run(std::chrono::nanoseconds(budget_ns));
+                } catch (const std::system_error&) {  // no further thread
+                    kinds = CopyCalibration::defaults();
+                }
             }
             return by_use([&kinds](CopyUse use) { return kinds[static_cast<std::size_t>(use)]; });
         },

@@ -90,12 +90,12 @@ TEST(copy, payloads_are_whole_where_one_use_ends_and_the_next_begins) {
                 std::memset(to.data(), 0xEE, to.size());
                 write_payload(to.data() + 1, from.data(), bytes, total);
                 CHECK(std::memcmp(to.data() + 1, from.data(), bytes) == 0);
+                std::memset(to.data(), 0xEE, to.size());
+                read_payload(to.data() + 1, from.data(), bytes, total);
+                CHECK(std::memcmp(to.data() + 1, from.data(), bytes) == 0);
+                CHECK_EQ(int{to[0]}, 0xEE);
+                CHECK_EQ(int{to[bytes + 1]}, 0xEE);
             }
-            std::memset(to.data(), 0xEE, to.size());
-            read_payload(to.data() + 1, from.data(), bytes);
-            CHECK(std::memcmp(to.data() + 1, from.data(), bytes) == 0);
-            CHECK_EQ(int{to[0]}, 0xEE);
-            CHECK_EQ(int{to[bytes + 1]}, 0xEE);
         }
 }
 
@@ -123,7 +123,19 @@ TEST(copy, a_calibration_chooses_what_fits_and_keeps_defaults_without_time) {
         CHECK(is_supported(measured[u]) && is_fit(use, measured[u]));
         CHECK(hurried[u] == default_kind(use));
     }
-    CHECK(measured[static_cast<std::size_t>(CopyUse::WRITE)] == default_kind(CopyUse::WRITE));
+}
+
+TEST(copy, lines_are_whole_in_pieces_and_from_every_alignment) {
+    if (!is_supported(CopyKind::LINES)) return;
+    for (std::size_t offset : {0, 1, 16, 48, 63, 64})
+        for (std::size_t bytes : {16383, 16384, 16385 + 255, 3 * 16384 + 300}) {
+            std::vector<std::uint8_t> from(offset + bytes + 64), to(bytes + 130, 0xEE);
+            for (std::size_t i = 0; i < from.size(); ++i) from[i] = static_cast<std::uint8_t>(i * 31 + (i >> 8));
+            copy_by(CopyKind::LINES, to.data() + 65, from.data() + offset, bytes);
+            CHECK(std::memcmp(to.data() + 65, from.data() + offset, bytes) == 0);
+            CHECK_EQ(int{to[64]}, 0xEE);
+            CHECK_EQ(int{to[bytes + 65]}, 0xEE);
+        }
 }
 
 #if defined(__x86_64__) && !defined(__SANITIZE_THREAD__)

@@ -91,19 +91,26 @@ TEST(wake, the_writer_wakes_who_sleeps_on_the_newest_slot) {
     CHECK(sleeper.slept_ns < kForever / 2);
 }
 
-TEST(wake, wake_ups_are_rate_limited) {
+TEST(wake, wake_ups_are_rate_limited_with_one_in_advance) {
     const SharedRing shared(1, {{1, 64}});
     const MappedRing ring = shared.map(true);
     RingWriter writer(ring.geometry());
     write_one(writer, 0);
-    const std::uint64_t now = 1'000'000'000;
-    writer.wake(now);
     const CommitWord word(ring.geometry().slot(0));
-    Sleeper sleeper(word.low_half(), static_cast<std::uint32_t>(word.peek()));
-    writer.wake(now + kWakeEveryNs - 1);
-    CHECK(!sleeper.done_within(30 * kMs));
-    writer.wake(now + kWakeEveryNs);
-    CHECK(sleeper.done_within(kForever / 2));
+    const auto seen = static_cast<std::uint32_t>(word.peek());
+    for (const std::uint64_t now : {1'000'000'000u, 2'000'000'000u}) {  // a pause earns no more than one
+        writer.wake(now);
+        {
+            Sleeper second(word.low_half(), seen);
+            writer.wake(now + 1);
+            CHECK(second.done_within(kForever / 2));
+        }
+        Sleeper third(word.low_half(), seen);
+        writer.wake(now + kWakeEveryNs - 1);
+        CHECK(!third.done_within(30 * kMs));
+        writer.wake(now + kWakeEveryNs);
+        CHECK(third.done_within(kForever / 2));
+    }
 }
 
 TEST(wake, one_wake_up_is_for_every_sleeper) {

@@ -60,8 +60,8 @@ from tensorpool.wire.driver import (
 FRAGMENT_LIMIT: Final = 256
 MAX_EARLY: Final = 4096  # requests kept while we listen for other drivers; clients ask again
 MAX_EARLY_BYTES: Final = 16 << 10  # more than any request has
-STALL_AT_LEAST_NS: Final = 200_000_000  # idle turns come every 50 milliseconds
-LOOK_EVERY_NS: Final = 20_000_000  # for requests of clients that do not ring
+STALL_AT_LEAST_NS: Final = 300_000_000  # idle turns come every 100 milliseconds
+LOOK_EVERY_NS: Final = 25_000_000  # for requests of clients that do not ring
 LAST_WORDS_NS: Final = 1_000_000_000  # how long a log that is held may keep the shutdown notice from leaving
 HOLDERS_EVERY_NS: Final = 1_000_000_000
 

@@ -31,7 +31,7 @@ from tensorpool.wire.driver import ShutdownReason
 
 NOTICE_S: Final = 0.15  # clients that have nothing to do look every 100 ms
 DISCOVERY_SHARE: Final = 0.25  # of a core, at most
-LONGEST_NAP_NS: Final = 50_000_000
+LONGEST_NAP_NS: Final = 100_000_000
 SHORTEST_DISCOVERY_NAP_NS: Final = 10_000_000
 LONGEST_DISCOVERY_NAP_NS: Final = 80_000_000  # our clients end it; others are answered so much later
 
