@@ -61,14 +61,12 @@ def compare(rounds: int, seconds: float) -> dict[str, Any]:
     ways = {"read": read_both, "join": join_both}
     costs: dict[str, list[float]] = {name: [] for name in ways}
     with Site(SHAPE, NSLOTS) as site, camera(site, SHAPE, HZ, streams=2), site.pool.connect() as client:
+        consumers = [client.consumer(STREAM_ID + index) for index in range(2)]
         for number in range(rounds + 1):
             for name in list(ways)[:: 1 if number % 2 else -1]:
-                consumers = [client.consumer(STREAM_ID + index) for index in range(2)]
                 cost = ways[name](consumers, seconds)
                 if number:  # the first warms up
                     costs[name].append(cost)
-                for consumer in consumers:
-                    consumer.close()
     ratios = [together / apart for together, apart in zip(costs["join"], costs["read"], strict=True)]
     return {name: figures(values) for name, values in (*costs.items(), ("ratio", ratios))}
 
@@ -103,8 +101,8 @@ def figures(values: list[float]) -> dict[str, Any]:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rounds", type=int, default=12)
-    parser.add_argument("--seconds", type=float, default=2.0)
+    parser.add_argument("--rounds", type=int, default=60)
+    parser.add_argument("--seconds", type=float, default=0.5)
     parser.add_argument("--json", action="store_true")
     given = parser.parse_args()
     load = os.getloadavg()[0]

@@ -81,6 +81,10 @@ class KeyBarrier[T]:
         """How many frames of each input wait."""
         return list(map(len, self._queues))
 
+    def is_waiting(self, index: int) -> bool:
+        """Whether a frame of that input waits."""
+        return bool(self._queues[index])
+
     def items(self, index: int) -> list[T]:
         """The frames of an input that wait, oldest first."""
         return [waiting.item for waiting in self._queues[index]]
@@ -99,18 +103,20 @@ class KeyBarrier[T]:
 
     def take(self) -> tuple[T, ...] | None:
         queues = self._queues
-        if not any(queues):
+        keys = [queue[0].key for queue in queues if queue]
+        if not keys:
             return None
-        if not all(queues) or not self._do_first_fit():
+        if len(keys) < len(queues) or not self._do_fit(keys):
             self._drop_passed()
             if not all(queues):
                 return None
         # None is further back than its window behind the first of any other: they are close enough.
         return tuple([queue.popleft().item for queue in queues])
 
-    def _do_first_fit(self) -> bool:
-        keys = [queue[0].key for queue in self._queues]
+    def _do_fit(self, keys: list[int]) -> bool:
         newest = max(keys)
+        if newest == min(keys):
+            return True
         return all(key + window >= newest for key, window in zip(keys, self._windows, strict=True))
 
     def expire(self, now_ns: int) -> None:
@@ -181,10 +187,6 @@ class LatestBarrier[T]:
         """How many frames of each input were not joined yet."""
         return list(map(int, self._is_new))
 
-    def items(self, index: int) -> list[T]:
-        item = self._newest[index]
-        return [] if item is None else [item]
-
     def offer(self, index: int, key: int, item: T, now_ns: int) -> None:
         self._leave(index, Unjoined.REPLACED)
         self._newest[index], self._is_new[index] = item, True
@@ -197,13 +199,6 @@ class LatestBarrier[T]:
             return None
         self._is_new[:] = [False] * len(self._is_new)
         return tuple(item for item in self._newest if item is not None)
-
-    def replace(self, index: int, item: T, by: T | None) -> None:
-        """Another form of the same frame, such as a copy; None: it was overwritten."""
-        if by is None:
-            self._leave(index, Unjoined.OVERWRITTEN)
-        else:
-            self._newest[index] = by
 
     def expire(self, now_ns: int) -> None:
         """Nothing waits: a newer frame takes the place of an older one."""

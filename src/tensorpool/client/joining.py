@@ -23,7 +23,6 @@ from tensorpool.client.frame import Frame
 from tensorpool.client.join_barrier import KeyBarrier, LatestBarrier, Unjoined
 from tensorpool.client.merge_maps import MergeMap, MergeMapQuery, MergeRule
 from tensorpool.client.producer import Producer
-from tensorpool.client.session import State
 from tensorpool.errors import FrameOverwritten, LocalProtocolError, TensorPoolError
 from tensorpool.shm.arrays import Array, Order
 from tensorpool.wire.control import Dtype
@@ -131,7 +130,7 @@ class Join:
                 limits=[MAX_WAITING] * count,
             )
         self._epochs: list[int | None] = [None] * count
-        self._newest: list[int] = [0] * count
+        self._open = [one for one in self._consumers if not one.is_closed]
         self._received = [0] * count
         self._unjoined: list[Counter[Unjoined]] = [Counter() for _ in self._consumers]
         self._joined = self._copied = 0
@@ -151,18 +150,11 @@ class Join:
         """
         deadline_s = None if timeout is None else time.monotonic() + seconds("timeout", timeout)
         while (found := self.take()) is None:
-            is_open = self._open()
-            if not is_open:
+            if not self._open:
                 return None
-            self._keep_whole()
             left_s = SLICE_S if deadline_s is None else min(SLICE_S, deadline_s - time.monotonic())
-            ready = _core.wait_any(is_open, max(0, int(self.wait_at_most(left_s) * NS)))
-            self._accept(ready, is_open)
-            if not ready:
-                for consumer in is_open:
-                    consumer._housekeeping()
-                if left_s <= 0:
-                    return self.take()
+            if not self._receive(max(0, int(self.wait_at_most(left_s) * NS))) and left_s <= 0:
+                return self.take()
         return found
 
     def __iter__(self) -> Self:
@@ -193,28 +185,28 @@ class Join:
 
     def receive(self) -> bool:
         """Take what the consumers have; whether one of them may have more."""
-        is_open = self._open()
-        ready = _core.wait_any(is_open, 0) if is_open else []
-        self._accept(ready, is_open)
-        self._keep_whole()
-        return bool(ready)
+        return bool(self._open) and self._receive(0)
 
-    def _open(self) -> list[Consumer]:
-        return [one for one in self._consumers if one.state is not State.CLOSED]
-
-    def _accept(self, ready: list[Consumer], is_open: list[Consumer]) -> None:
-        """Take a frame of each consumer that has one: a poll that finds nothing costs more than to ask before.
+    def _receive(self, timeout_ns: int) -> bool:
+        """Wait for a frame, and take one of each consumer that has one; whether one has.
 
         With by="latest" all that there are: older ones are replaced.
         """
+        found = ready = _core.wait_any(self._open, timeout_ns)
         for _ in range(MOST_REPLACED if self._by == "latest" else 1):
             for consumer in ready:
-                frame = consumer.poll()
+                frame = consumer.poll()  # one that finds nothing costs more than to ask before
                 if frame is not None:
                     self._offer(self._consumers.index(consumer), frame)
-            if self._by != "latest" or not (ready := _core.wait_any(is_open, 0)):
+                elif consumer.is_closed:
+                    self._open = [one for one in self._open if one is not consumer]
+            if self._by != "latest" or not self._open or not (ready := _core.wait_any(self._open, 0)):
                 break
+        if not found:
+            for consumer in self._open:
+                consumer._housekeeping()
         self._barrier.expire(time.monotonic_ns())
+        return bool(found)
 
     def _offer(self, index: int, frame: Frame) -> None:
         self._received[index] += 1
@@ -222,7 +214,8 @@ class Join:
             if self._by == "seq" and self._epochs[index] is not None:
                 self._barrier.restart(index)
             self._epochs[index] = frame.epoch
-        self._newest[index] = frame.seq
+        if isinstance(self._barrier, KeyBarrier) and self._barrier.is_waiting(index):
+            self._keep_whole(self._barrier, index, frame)
         key: int | None = frame.seq
         if self._by == "time":
             key = self._time_of(index, frame)
@@ -238,23 +231,15 @@ class Join:
         is_described = self._rules[index].source is TimestampSource.FRAME_DESCRIPTOR
         return frame.publish_timestamp_ns if is_described else frame.timestamp_ns
 
-    def _keep_whole(self) -> None:
-        """Copy frames that have waited for half of their ring, or whose epoch has ended."""
-        if self._by != "latest" and not any(self._barrier.waiting):
-            return
-        for index, consumer in enumerate(self._consumers):
-            items = self._barrier.items(index)
-            if not items:
-                continue
-            mapped = consumer._reader.mapped
-            nslots = 0 if mapped is None else mapped.reader.nslots
-            for frame in items:
-                if not isinstance(frame, Frame):
-                    continue
-                is_safe = frame.epoch == self._epochs[index] and self._newest[index] - frame.seq < nslots // 2
-                if is_safe:
+    def _keep_whole(self, barrier: KeyBarrier[Joinable], index: int, newest: Frame) -> None:
+        """Copy the frames of an input that have waited for half of their ring, or whose epoch has ended."""
+        mapped = self._consumers[index]._reader.mapped
+        least_seq = newest.seq if mapped is None else newest.seq - mapped.reader.nslots // 2
+        for frame in barrier.items(index):
+            if isinstance(frame, Frame):
+                if frame.epoch == newest.epoch and frame.seq > least_seq:
                     break
-                self._barrier.replace(index, frame, self._kept(frame))
+                barrier.replace(index, frame, self._kept(frame))
 
     def _kept(self, frame: Frame) -> Joinable | None:
         try:
@@ -281,13 +266,13 @@ class Join:
         """The next tuple of what was received; None where there is none."""
         is_new = self._barrier.waiting if self._by == "latest" else None  # frames that were not in a tuple before
         while (found := self._barrier.take()) is not None:
-            torn = [not frame.is_intact() for frame in found]
-            if not any(torn):
+            are_intact = [frame.is_intact() for frame in found]
+            if False not in are_intact:
                 self._joined += 1
                 return found
-            for index, is_torn in enumerate(torn):
+            for index, is_intact in enumerate(are_intact):
                 if is_new is None or is_new[index]:
-                    self._unjoined[index][Unjoined.OVERWRITTEN if is_torn else Unjoined.NO_PARTNER] += 1
+                    self._unjoined[index][Unjoined.NO_PARTNER if is_intact else Unjoined.OVERWRITTEN] += 1
         self._count_left()
         return None
 
