@@ -58,6 +58,29 @@ def test_equal_seqs_are_joined_in_whatever_order_they_come(order: list[Item]) ->
     accounted(barrier, order, joined)
 
 
+@given(interleaved(2), st.lists(st.integers(50, 70), min_size=2, max_size=2), st.integers(0, 20), st.integers(-10, 10))
+def test_frames_that_match_are_what_offering_them_would_have_joined(
+    order: list[Item], keys: list[int], tolerance: int, offset: int
+) -> None:
+    """Whatever was offered before; and what comes later is joined, or refused, as after an offer."""
+    offered, matched = (KeyBarrier[Item](2, tolerance=tolerance, offsets=(0, offset)) for _ in range(2))
+    assert run(offered, order) == run(matched, order)
+    items = [(index, key) for index, key in enumerate(keys)]
+    waiting, left = matched.waiting, list(matched.left)
+    is_match = matched.match(keys)
+    joined = run(offered, items)
+    if is_match:
+        assert joined == [tuple(items)]
+        assert offered.left == matched.left
+    else:
+        assert (waiting, left) == (matched.waiting, matched.left)
+        assert any(waiting) or joined == []
+        assert run(matched, items) == joined
+    for later in ([(0, key + 1), (1, key + 1)] for key in keys):
+        assert run(offered, later) == run(matched, later)
+    assert (offered.left, offered.waiting) == (matched.left, matched.waiting)
+
+
 @given(interleaved(2), st.integers(0, 8), st.integers(-10, 10))
 def test_times_within_the_tolerance_are_joined_as_often_as_possible(
     order: list[Item], tolerance: int, offset: int

@@ -7,10 +7,14 @@ frame that was offered is taken once as part of a tuple, reported once as unjoin
 
 from __future__ import annotations
 
+import math
+import operator
 from collections import deque
 from collections.abc import Sequence
 from enum import StrEnum
 from typing import Final, NamedTuple
+
+NEVER: Final = -math.inf  # before any key
 
 
 class Unjoined(StrEnum):
@@ -70,10 +74,11 @@ class KeyBarrier[T]:
     ) -> None:
         self._windows: Final = tuple(windows) or (tolerance,) * inputs
         self._offsets: Final = tuple(offsets) or (0,) * inputs
+        self._has_offsets: Final = any(self._offsets)
         self._timeout_ns: Final = timeout_ns
         self.limits: Final = list(limits) or [2**62] * inputs
         self._queues: Final[list[deque[Waiting[T]]]] = [deque() for _ in range(inputs)]
-        self._after: Final[list[int | None]] = [None] * inputs  # keys that are still to come are not below
+        self._after: Final[list[float]] = [NEVER] * inputs  # keys that are still to come are not below
         self.left: list[Left[T]] = []
 
     @property
@@ -91,8 +96,7 @@ class KeyBarrier[T]:
 
     def offer(self, index: int, key: int, item: T, now_ns: int) -> None:
         key += self._offsets[index]
-        after = self._after[index]
-        if after is not None and key < after:
+        if key < self._after[index]:
             self.left.append(Left(index, item, Unjoined.OUT_OF_ORDER))
             return
         self._after[index] = key + 1
@@ -100,6 +104,17 @@ class KeyBarrier[T]:
         queue.append(Waiting(key, item, now_ns))
         if len(queue) > self.limits[index]:
             self._leave(index, Unjoined.CROWDED_OUT)
+
+    def match(self, keys: list[int]) -> bool:
+        """Whether frames with these keys, one of each input, are the next tuple; then they count as joined."""
+        if any(self._queues):
+            return False
+        if self._has_offsets:
+            keys = [key + offset for key, offset in zip(keys, self._offsets, strict=True)]
+        if not self._do_fit(keys) or any(map(operator.lt, keys, self._after)):
+            return False
+        self._after[:] = [key + 1 for key in keys]
+        return True
 
     def take(self) -> tuple[T, ...] | None:
         queues = self._queues
@@ -114,9 +129,9 @@ class KeyBarrier[T]:
         return tuple([queue.popleft().item for queue in queues])
 
     def _do_fit(self, keys: list[int]) -> bool:
-        newest = max(keys)
-        if newest == min(keys):
+        if keys.count(keys[0]) == len(keys):
             return True
+        newest = max(keys)
         return all(key + window >= newest for key, window in zip(keys, self._windows, strict=True))
 
     def expire(self, now_ns: int) -> None:
@@ -137,7 +152,7 @@ class KeyBarrier[T]:
         queue = self._queues[index]
         while queue:
             self._leave(index, Unjoined.NO_PARTNER)
-        self._after[index] = None
+        self._after[index] = NEVER
 
     def replace(self, index: int, item: T, by: T | None) -> None:
         """Another form of the same frame, such as a copy; None: it was overwritten."""
@@ -155,7 +170,7 @@ class KeyBarrier[T]:
         while is_changed:
             is_changed = False
             floors = [queue[0].key if queue else after for queue, after in zip(self._queues, self._after, strict=True)]
-            floor = max((floor for floor in floors if floor is not None), default=0)
+            floor = max(floors)
             for index, queue in enumerate(self._queues):
                 while queue and queue[0].key + self._windows[index] < floor:
                     self._leave(index, Unjoined.NO_PARTNER)
@@ -187,6 +202,10 @@ class LatestBarrier[T]:
         """How many frames of each input were not joined yet."""
         return list(map(int, self._is_new))
 
+    def items(self, index: int) -> list[T]:
+        item = self._newest[index]
+        return [] if item is None else [item]
+
     def offer(self, index: int, key: int, item: T, now_ns: int) -> None:
         self._leave(index, Unjoined.REPLACED)
         self._newest[index], self._is_new[index] = item, True
@@ -199,6 +218,10 @@ class LatestBarrier[T]:
             return None
         self._is_new[:] = [False] * len(self._is_new)
         return tuple(item for item in self._newest if item is not None)
+
+    def match(self, keys: list[int]) -> bool:
+        """Never: frames of the first input make the tuples."""
+        return False
 
     def expire(self, now_ns: int) -> None:
         """Nothing waits: a newer frame takes the place of an older one."""

@@ -134,6 +134,8 @@ class Join:
         self._received = [0] * count
         self._unjoined: list[Counter[Unjoined]] = [Counter() for _ in self._consumers]
         self._joined = self._copied = 0
+        self._has_timeout: Final = self.merge_map is not None and self.merge_map.timeout_ns is not None
+        self._complete: tuple[Joinable, ...] | None = None  # a tuple whose frames did not wait, already counted
 
     @property
     def stats(self) -> JoinStats:
@@ -149,9 +151,7 @@ class Join:
         Views in it are intact when it is returned; as of every frame, ask `is_intact` after reading, or copy.
         """
         deadline_s = None if timeout is None else time.monotonic() + seconds("timeout", timeout)
-        while (found := self.take()) is None:
-            if not self._open:
-                return None
+        while (found := self.take()) is None and self._open:
             left_s = SLICE_S if deadline_s is None else min(SLICE_S, deadline_s - time.monotonic())
             if not self._receive(max(0, int(self.wait_at_most(left_s) * NS))) and left_s <= 0:
                 return self.take()
@@ -192,21 +192,40 @@ class Join:
 
         With by="latest" all that there are: older ones are replaced.
         """
-        found = ready = _core.wait_any(self._open, timeout_ns)
+        ready = _core.wait_any(self._open, timeout_ns)  # a poll that finds nothing costs more than to ask before
         for _ in range(MOST_REPLACED if self._by == "latest" else 1):
-            for consumer in ready:
-                frame = consumer.poll()  # one that finds nothing costs more than to ask before
-                if frame is not None:
-                    self._offer(self._consumers.index(consumer), frame)
-                elif consumer.is_closed:
-                    self._open = [one for one in self._open if one is not consumer]
-            if self._by != "latest" or not self._open or not (ready := _core.wait_any(self._open, 0)):
+            frames = [consumer.poll() for consumer in ready]
+            if len(frames) < len(self._consumers) or not self._is_complete(frames):
+                self._accept(ready, frames)
+            if self._by != "latest" or not self._open or not (more := _core.wait_any(self._open, 0)):
                 break
-        if not found:
+            ready = more
+        if not ready:
             for consumer in self._open:
                 consumer._housekeeping()
-        self._barrier.expire(time.monotonic_ns())
-        return bool(found)
+        if self._has_timeout:
+            self._barrier.expire(time.monotonic_ns())
+        return bool(ready)
+
+    def _is_complete(self, polled: list[Frame | None]) -> bool:
+        """Whether these are the next tuple, as they are where every stream is on time: then they need not wait."""
+        frames = [frame for frame in polled if frame is not None]
+        if [frame.epoch for frame in frames] != self._epochs:
+            return False
+        keys = [key for index, frame in enumerate(frames) if (key := self._key_of(index, frame)) is not None]
+        if len(keys) < len(polled) or not self._barrier.match(keys):
+            return False
+        self._received = [received + 1 for received in self._received]
+        self._joined += 1
+        self._complete = tuple(frames)
+        return True
+
+    def _accept(self, ready: list[Consumer], frames: list[Frame | None]) -> None:
+        for consumer, frame in zip(ready, frames, strict=True):
+            if frame is not None:
+                self._offer(self._consumers.index(consumer), frame)
+            elif consumer.is_closed:
+                self._open = [one for one in self._open if one is not consumer]
 
     def _offer(self, index: int, frame: Frame) -> None:
         self._received[index] += 1
@@ -216,15 +235,15 @@ class Join:
             self._epochs[index] = frame.epoch
         if isinstance(self._barrier, KeyBarrier) and self._barrier.is_waiting(index):
             self._keep_whole(self._barrier, index, frame)
-        key: int | None = frame.seq
-        if self._by == "time":
-            key = self._time_of(index, frame)
+        key = self._key_of(index, frame)
         if key is None:
             self._unjoined[index][Unjoined.NO_TIME] += 1
             return
         self._barrier.offer(index, key, frame, time.monotonic_ns())
 
-    def _time_of(self, index: int, frame: Frame) -> int | None:
+    def _key_of(self, index: int, frame: Frame) -> int | None:
+        if self._by != "time":
+            return frame.seq
         assert self.merge_map is not None
         if self.merge_map.clock_domain is not ClockDomain.MONOTONIC:
             return frame._utc_ns
@@ -264,6 +283,9 @@ class Join:
 
     def take(self) -> tuple[Joinable, ...] | None:
         """The next tuple of what was received; None where there is none."""
+        if self._complete is not None:
+            complete, self._complete = self._complete, None
+            return complete
         is_new = self._barrier.waiting if self._by == "latest" else None  # frames that were not in a tuple before
         while (found := self._barrier.take()) is not None:
             are_intact = [frame.is_intact() for frame in found]
@@ -277,13 +299,15 @@ class Join:
         return None
 
     def _count_left(self) -> None:
+        if not self._barrier.left:
+            return
         left, self._barrier.left = self._barrier.left, []
         for one in left:
             self._unjoined[one.input_index][one.why] += 1
 
     def wait_at_most(self, timeout_s: float) -> float:
         """The time for which there is nothing to do without a frame, and at most that."""
-        expiry_ns = self._barrier.next_expiry_ns()
+        expiry_ns = self._barrier.next_expiry_ns() if self._has_timeout else None
         return timeout_s if expiry_ns is None else min(timeout_s, max(0.0, (expiry_ns - time.monotonic_ns()) / NS))
 
 
