@@ -257,6 +257,12 @@ __attribute__((target("avx512f,prfchw"))) inline void blocks_avx512(std::uint8_t
     }
 }
 
+// Its stores may pass each other, but neither what was stored before nor what is stored after it.
+#if !defined(TENSORPOOL_MOVE_STRING)  // tests/native/litmus.cpp records it
+#define TENSORPOOL_MOVE_STRING(to, from, bytes) \
+    asm volatile("rep movsb" : "+D"(to), "+S"(from), "+c"(bytes) : : "memory")
+#endif
+
 // Like blocks_avx2. `rep movsb` writes whole lines without taking them from another core first, where the source begins a
 // line, too; any other source, such as an array from malloc, goes through a piece in the nearest cache.
 inline void copy_lines(std::uint8_t* to, const std::uint8_t* from, std::size_t bytes) noexcept {
@@ -272,7 +278,7 @@ inline void copy_lines(std::uint8_t* to, const std::uint8_t* from, std::size_t b
             blocks_avx2<Prefetch::NONE, false>(piece, source, count);
             source = piece;
         }
-        asm volatile("rep movsb" : "+D"(target), "+S"(source), "+c"(count) : : "memory");
+        TENSORPOOL_MOVE_STRING(target, source, count);
     }
 }
 

@@ -130,6 +130,7 @@ inline void* recorded_memcpy(void* to, const void* from, size_t bytes) {
 #define memcpy recorded_memcpy
 #if defined(__x86_64__)
 #undef _mm_prefetch
+#define TENSORPOOL_MOVE_STRING(to, from, bytes) std::memcpy(to, from, bytes)
 #define _mm_prefetch(at, hint) static_cast<void>(at)
 #define _mm256_loadu_si256(at) \
     (litmus::recorder.data(reinterpret_cast<std::uintptr_t>(at), 32, litmus::Kind::LOAD), _mm256_loadu_si256(at))
