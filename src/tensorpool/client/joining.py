@@ -134,6 +134,7 @@ class Join:
         self._received = [0] * count
         self._unjoined: list[Counter[Unjoined]] = [Counter() for _ in self._consumers]
         self._joined = self._copied = 0
+        self._has_offered = False  # frames that the barrier may make a tuple of
         self._has_timeout: Final = self.merge_map is not None and self.merge_map.timeout_ns is not None
         self._complete: tuple[Joinable, ...] | None = None  # a tuple whose frames did not wait, already counted
 
@@ -153,7 +154,8 @@ class Join:
         deadline_s = None if timeout is None else time.monotonic() + seconds("timeout", timeout)
         while (found := self.take()) is None and self._open:
             left_s = SLICE_S if deadline_s is None else min(SLICE_S, deadline_s - time.monotonic())
-            if not self._receive(max(0, int(self.wait_at_most(left_s) * NS))) and left_s <= 0:
+            wait_s = self.wait_at_most(left_s) if self._has_timeout else left_s
+            if not self._receive(max(0, int(wait_s * NS))) and left_s <= 0:
                 return self.take()
         return found
 
@@ -193,13 +195,13 @@ class Join:
         With by="latest" all that there are: older ones are replaced.
         """
         ready = _core.wait_any(self._open, timeout_ns)  # a poll that finds nothing costs more than to ask before
-        for _ in range(MOST_REPLACED if self._by == "latest" else 1):
-            frames = [consumer.poll() for consumer in ready]
-            if len(frames) < len(self._consumers) or not self._is_complete(frames):
-                self._accept(ready, frames)
-            if self._by != "latest" or not self._open or not (more := _core.wait_any(self._open, 0)):
-                break
-            ready = more
+        frames = [consumer.poll() for consumer in ready]
+        if len(frames) < len(self._consumers) or not self._is_complete(frames):
+            self._accept(ready, frames)
+            for _ in range(MOST_REPLACED if self._by == "latest" else 0):
+                if not self._open or not (more := _core.wait_any(self._open, 0)):
+                    break
+                self._accept(more, [consumer.poll() for consumer in more])
         if not ready:
             for consumer in self._open:
                 consumer._housekeeping()
@@ -210,9 +212,12 @@ class Join:
     def _is_complete(self, polled: list[Frame | None]) -> bool:
         """Whether these are the next tuple, as they are where every stream is on time: then they need not wait."""
         frames = [frame for frame in polled if frame is not None]
-        if [frame.epoch for frame in frames] != self._epochs:
+        if [frame.epoch for frame in frames] != self._epochs or not all([frame.is_intact() for frame in frames]):
             return False
-        keys = [key for index, frame in enumerate(frames) if (key := self._key_of(index, frame)) is not None]
+        if self._by == "seq":
+            keys = [frame.seq for frame in frames]
+        else:
+            keys = [key for index, frame in enumerate(frames) if (key := self._key_of(index, frame)) is not None]
         if len(keys) < len(polled) or not self._barrier.match(keys):
             return False
         self._received = [received + 1 for received in self._received]
@@ -240,6 +245,7 @@ class Join:
             self._unjoined[index][Unjoined.NO_TIME] += 1
             return
         self._barrier.offer(index, key, frame, time.monotonic_ns())
+        self._has_offered = True
 
     def _key_of(self, index: int, frame: Frame) -> int | None:
         if self._by != "time":
@@ -286,6 +292,8 @@ class Join:
         if self._complete is not None:
             complete, self._complete = self._complete, None
             return complete
+        if not self._has_offered:
+            return None
         is_new = self._barrier.waiting if self._by == "latest" else None  # frames that were not in a tuple before
         while (found := self._barrier.take()) is not None:
             are_intact = [frame.is_intact() for frame in found]
@@ -296,18 +304,17 @@ class Join:
                 if is_new is None or is_new[index]:
                     self._unjoined[index][Unjoined.NO_PARTNER if is_intact else Unjoined.OVERWRITTEN] += 1
         self._count_left()
+        self._has_offered = any(self._barrier.waiting)
         return None
 
     def _count_left(self) -> None:
-        if not self._barrier.left:
-            return
         left, self._barrier.left = self._barrier.left, []
         for one in left:
             self._unjoined[one.input_index][one.why] += 1
 
     def wait_at_most(self, timeout_s: float) -> float:
         """The time for which there is nothing to do without a frame, and at most that."""
-        expiry_ns = self._barrier.next_expiry_ns() if self._has_timeout else None
+        expiry_ns = self._barrier.next_expiry_ns()
         return timeout_s if expiry_ns is None else min(timeout_s, max(0.0, (expiry_ns - time.monotonic_ns()) / NS))
 
 
