@@ -212,7 +212,7 @@ class Join:
     def _is_complete(self, polled: list[Frame | None]) -> bool:
         """Whether these are the next tuple, as they are where every stream is on time: then they need not wait."""
         frames = [frame for frame in polled if frame is not None]
-        if [frame.epoch for frame in frames] != self._epochs or not all([frame.is_intact() for frame in frames]):
+        if [frame.epoch for frame in frames] != self._epochs or not all(frame.is_intact() for frame in frames):
             return False
         if self._by == "seq":
             keys = [frame.seq for frame in frames]
