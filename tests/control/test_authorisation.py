@@ -164,6 +164,27 @@ def test_with_a_token_only_its_holders_change_the_service() -> None:
             client.close()
 
 
+# An account whose home, /nonexistent, does not exist.
+AS_NOBODY = """
+import os, pwd
+from tensorpool.control import ControlConfig, authorisation, make_event
+from tensorpool.control.commands import Unacceptable
+os.setuid(pwd.getpwnam("nobody").pw_uid)
+command = make_event("a:b", "drain", None, correlation_id=1, timestamp_ns=0)
+try:
+    authorisation.authority(ControlConfig()).checked(command, 0)
+except Unacceptable as error:
+    print(error)
+"""
+
+
+def test_a_service_of_an_account_without_home_says_that_it_obeys_tokens_only() -> None:
+    """Instead of advising to send the command as that account, which would not help."""
+    code, output = run_script(AS_NOBODY)
+    assert code == 0, output
+    assert "nobody has no home for a key of its own: give service and sender the same control.token_file" in output
+
+
 def test_a_service_makes_no_file_and_obeys_the_key_that_a_sender_makes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -36,7 +36,7 @@ def prepare(folder: Path) -> None:
     """Copies of what the page changes; only this process and its children see them."""
     subprocess.run(["cp", "--archive", "/etc", str(folder / "etc")], check=True)
     shutil.rmtree(folder / "etc/tensorpool", ignore_errors=True)
-    for name, size in (("/dev/shm", "1g"), ("/srv", "200m"), ("/mnt", "8m"), ("/run", "8m")):
+    for name, size in (("/dev/shm", "1g"), ("/srv", "200m"), ("/mnt", "8m"), ("/run", "8m"), ("/var/lib", "8m")):
         subprocess.run(["mount", "-t", "tmpfs", "-o", f"mode=1777,size={size}", "tmpfs", name], check=True)
     subprocess.run(["mount", "--bind", str(folder / "etc"), "/etc"], check=True)
     subprocess.run(["ip", "link", "set", "lo", "up"], check=True)

@@ -14,6 +14,7 @@ from typing import Any, Final
 import pytest
 
 from tests.levels import SEED, SOAK
+from tests.support.old_version import install_old
 from tests.support.processes import ROOT
 
 pytestmark = [pytest.mark.soak, pytest.mark.timeout(900 + 60 * SOAK)]
@@ -21,6 +22,8 @@ SECONDS: Final = 60 * SOAK
 NAMESPACES: Final = ("--mount", "--pid", "--net", "--ipc", "--fork", "--kill-child", "--mount-proc")
 ACTS: Final = {
     "restart_driver",
+    "upgrade_driver",
+    "revoke_leases",
     "reload_driver",
     "restart_recorder",
     "kill_user",
@@ -31,13 +34,14 @@ ACTS: Final = {
 
 
 @pytest.fixture(scope="module")
-def found() -> dict[str, Any]:
+def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """What the scenario found, once for all tests of the module."""
     print(f"TENSORPOOL_SEED={SEED}")
+    old = install_old(tmp_path_factory.mktemp("old"))
     done = subprocess.run(
         [
             *("unshare", *NAMESPACES, sys.executable, "-m", "tests.integration.workstation"),
-            *(str(SECONDS), str(SEED)),
+            *(str(SECONDS), str(SEED), str(old)),
         ],
         capture_output=True,
         text=True,

@@ -2,15 +2,17 @@
 """Five accounts, ten streams, a recorder with retention, a bridge, a supervisor and a console, and an operator at work.
 
 Run by test_workstation.py as root below `unshare`: /dev/shm, the driver's own mount and the disk are small tmpfs.
-The operator restarts and reloads the driver, restarts the recorder, kills and stops programs of users, and fills
-/dev/shm and the disk, in an order that the seed decides. After each act everybody who was not its victim goes on, and
-in the end everybody does. Prints one line of JSON: what each found.
+The operator restarts and reloads the driver, replaces it by an earlier version and back, ends leases, restarts the
+recorder, kills and stops programs of users, and fills /dev/shm and the disk, in an order that the seed decides. After
+each act everybody who was not its victim goes on, and in the end everybody does. Prints one line of JSON: what each
+found.
 """
 
 from __future__ import annotations
 
 import contextlib
 import json
+import os
 import random
 import re
 import signal
@@ -24,6 +26,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from tests.integration.shared_group import reveal
+from tests.support.old_version import old_python
 from tests.support.processes import ROOT, wait_until
 
 OPERATOR, GROUP = 64_000, 64_100
@@ -32,6 +35,8 @@ STREAMS: Final = range(10_000, 10_010)  # two for each user
 FAR: Final = 10_020  # what the bridge makes of the first one
 PORTS: Final = {"driver": 9465, "recorder": 9468, "sender": 9471, "receiver": 9472, "console": 9470, "supervisor": 9464}
 EXCHANGE: Final = "/mnt/exchange"  # a tmpfs for the driver alone: who fills /dev/shm harms nobody here
+HOMES: Final = "/mnt/workstation/homes"  # where the driver's account keeps the key that signs its commands
+OLD_PATH: Final = Path("/mnt/workstation/old")  # an earlier version of tensorpool
 ACT_S: Final = 120.0  # until everybody goes on
 HZ: Final = 50
 
@@ -101,10 +106,10 @@ for thread in threads:
 class Program:
     """A process of an account."""
 
-    def __init__(self, uid: int, log: Path, *words: str) -> None:
+    def __init__(self, uid: int, log: Path, *words: str, python: str = sys.executable, path: str = str(ROOT)) -> None:
         self._log = log.open("ab")
         self.process = subprocess.Popen(
-            [sys.executable, *words],
+            [python, *words],
             user=uid,
             group=GROUP,
             extra_groups=[GROUP],
@@ -114,7 +119,7 @@ class Program:
             stdout=subprocess.PIPE,
             stderr=self._log,
             text=True,
-            env={"PATH": "/usr/bin:/bin:/usr/sbin:/sbin", "PYTHONPATH": str(ROOT), "HOME": f"/tmp/home-{uid}"},
+            env={"PATH": "/usr/bin:/bin:/usr/sbin:/sbin", "PYTHONPATH": path, "HOME": f"{HOMES}/{uid}"},
         )
 
     def ask(self) -> dict[str, Any]:
@@ -200,12 +205,7 @@ class Workstation:
         self.start_service("recorder", "record", *streams, *words, "--file-size", "1m")
 
     def start_user(self, name: str) -> None:
-        index = list(USERS).index(name)
-        own = [STREAMS[2 * index], STREAMS[2 * index + 1]]
-        other = 2 * ((index + 1) % len(USERS))
-        read = [(STREAMS[other], STREAMS[other]), (STREAMS[other + 1], STREAMS[other + 1])]
-        read += [(FAR, STREAMS[0])] if index == 2 else []
-        words = (str(self.config), json.dumps(own), json.dumps(read))
+        words = (str(self.config), json.dumps(self._streams_of(name)), json.dumps(self._read_by(name)))
         self.users[name] = Program(USERS[name], self.folder / f"{name}.log", "-c", PROGRAM, *words)
 
     def start(self) -> None:
@@ -247,12 +247,73 @@ class Workstation:
         index = list(USERS).index(name)
         return [STREAMS[2 * index], STREAMS[2 * index + 1]]
 
+    def _read_by(self, name: str) -> list[tuple[int, int]]:
+        """The streams that a user reads, each with the one that its frames come from."""
+        index = list(USERS).index(name)
+        other = 2 * ((index + 1) % len(USERS))
+        read = [(STREAMS[other], STREAMS[other]), (STREAMS[other + 1], STREAMS[other + 1])]
+        return [*read, (FAR, STREAMS[0])] if index == 2 else read
+
     # --- what the operator does
 
     def restart_driver(self) -> None:
+        self._end_driver()
+        self.start_driver()
+
+    def _end_driver(self) -> None:
         code, _ = self.services["driver"].end()
         assert code == 0, f"the driver ended with {code}"
+
+    def upgrade_driver(self) -> None:
+        """The driver is replaced by one of the earlier version, and that one by today's, under running programs."""
+        self._end_driver()
+        python, path = old_python(OLD_PATH)
+        words = ("-m", "tensorpool", "driver", "--config", str(self.config), "--log-level", "warning")
+        driver = Program(OPERATOR, self.folder / "driver.log", *words, python=python, path=path)
+        self.services["driver"] = driver
+        assert driver.process.stdout is not None
+        assert " serves " in driver.process.stdout.readline(), "the earlier version did not start"
+        self.everybody_goes_on()
+        driver.end()  # with 1 where it was forced to: 0.2.0 does not always end by itself
         self.start_driver()
+
+    def revoke_leases(self) -> None:
+        """The driver's account ends all leases of a user, which no member can; the user's program attaches again."""
+        name, member = self.random.sample(list(USERS), 2)
+        pid = self.users[name].process.pid
+        wanted = [(stream, "PRODUCER") for stream in self._streams_of(name)]
+        wanted += [(stream, "CONSUMER") for stream, _ in self._read_by(name)]
+
+        def held() -> dict[int, dict[str, Any]]:
+            return {lease["lease_id"]: lease for lease in self.leases() if lease.get("pid") == pid}
+
+        def holds_all() -> bool:
+            return sorted((lease["stream_id"], lease["role"]) for lease in held().values()) == sorted(wanted)
+
+        wait_until(holds_all, f"the driver knows all leases of {name}", timeout_s=ACT_S)
+        leases = held()
+        code, _ = self.type(USERS[member], "leases", "revoke", str(min(leases)))
+        assert code == 1, f"{member} ended a lease of {name}"
+        refusals = self.users[name].ask()["refusals"]
+        for lease_id, lease in leases.items():
+            which = self.random.choice([[str(lease_id)], ["--client", str(lease["client_id"])]])
+            code, output = self.type(OPERATOR, "leases", "revoke", *which, "--reason", "maintenance")
+            assert (code, output.count("revoked ")) == (0, 1), f"leases revoke {which}: {output}"
+            assert f"pid {pid}, user {name}" in output, output
+
+        wait_until(holds_all, f"{name} holds leases again", timeout_s=ACT_S)
+        assert not leases.keys() & held().keys(), f"leases of {name} were not ended"
+        assert self.users[name].ask()["refusals"] == refusals, f"{name} did not attach again by itself"
+
+    def leases(self) -> list[dict[str, Any]]:
+        code, output = self.type(OPERATOR, "leases", "--json")
+        assert code == 0
+        return list(json.loads(output))
+
+    def type(self, uid: int, *words: str) -> tuple[int, str]:
+        """A command of an account: its exit code and what it printed."""
+        arguments = ("-m", "tensorpool", *words, "--config", str(self.config), "--timeout", "60")
+        return Program(uid, self.folder / "typed.log", *arguments).end(0)
 
     def reload_driver(self) -> None:
         self.has_extra = not self.has_extra
@@ -308,6 +369,8 @@ class Workstation:
         """Each act once, in any order, and then at random until the time is over."""
         acts: list[Callable[[], None]] = [
             self.restart_driver,
+            self.upgrade_driver,
+            self.revoke_leases,
             self.reload_driver,
             self.restart_recorder,
             self.kill_user,
@@ -409,7 +472,7 @@ def _bridge_file(driver: Path) -> str:
     """
 
 
-def prepare(folder: Path) -> None:
+def prepare(folder: Path, old: Path) -> None:
     """Mounts, accounts and folders that only this process and its children see."""
     subprocess.run(["mount", "-t", "tmpfs", "-o", "mode=0755,size=64m", "tmpfs", str(folder.parent)], check=True)
     folder.mkdir()
@@ -423,7 +486,11 @@ def prepare(folder: Path) -> None:
     options = f"mode=0755,uid={OPERATOR},gid={GROUP},size=256m"
     subprocess.run(["mount", "-t", "tmpfs", "-o", options, "tmpfs", EXCHANGE], check=True)
     names = {"root": 0, "operator": OPERATOR, **USERS}
-    accounts = "".join(f"{name}:x:{uid}:{uid}::/tmp/home-{uid}:/bin/sh\n" for name, uid in names.items())
+    accounts = "".join(f"{name}:x:{uid}:{uid}::{HOMES}/{uid}:/bin/sh\n" for name, uid in names.items())
+    for uid in names.values():
+        home = Path(HOMES, str(uid))
+        home.mkdir(parents=True)
+        os.chown(home, uid, uid)
     for name, text in (("passwd", accounts), ("group", f"root:x:0:\nlab:x:{GROUP}:{','.join(names)}\n")):
         (folder / name).write_text(text)
         (folder / name).chmod(0o644)
@@ -431,11 +498,13 @@ def prepare(folder: Path) -> None:
     subprocess.run(["mount", "-t", "tmpfs", "-o", "mode=1777", "tmpfs", "/var/tmp"], check=True)
     subprocess.run(["ip", "link", "set", "lo", "up"], check=True)
     reveal(Path(sys.base_prefix), folder / "python")
+    OLD_PATH.mkdir()
+    subprocess.run(["mount", "--bind", str(old), str(OLD_PATH)], check=True)
 
 
 def main() -> None:
     folder, seconds, seed = Path("/mnt/workstation"), float(sys.argv[1]), int(sys.argv[2])
-    prepare(folder)
+    prepare(folder, Path(sys.argv[3]))
     workstation = Workstation(folder, seed)
     try:
         workstation.start()

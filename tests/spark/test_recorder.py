@@ -27,6 +27,7 @@ from tests.support.recorder_cases import (  # noqa: F401  run here with the fixt
     test_a_full_disk_is_waited_for,
     test_a_new_epoch_goes_on_in_the_same_recording,
     test_a_pause_costs_what_the_rings_forgot_in_it,
+    test_a_recorder_that_is_stopped_when_there_is_space_again_records_up_to_the_stop,
     test_a_recording_goes_on_where_it_was_closed,
     test_a_recording_goes_on_with_fewer_streams,
     test_a_recording_is_named_by_its_streams,

@@ -163,6 +163,21 @@ def small_disk(at: Path) -> Iterator[Path]:
         subprocess.run(["umount", "-l", str(at)], check=True)
 
 
+def fill(mount: Path, recorder: RecorderBase) -> Path:
+    """Leave no space until the recorder says so: the file to remove."""
+    hog = mount / ".hog"
+    with hog.open("wb", buffering=0) as file, contextlib.suppress(OSError):
+        while file.write(bytes(1 << 16)):  # to the last byte, whatever the recorder takes meanwhile
+            pass
+
+    def is_full() -> bool:
+        recorder.poll()
+        return recorder.is_full
+
+    look_until(is_full, "the recorder says that there is no space")
+    return hog
+
+
 @pytest.mark.skipif(os.geteuid() != 0, reason="mounts a file system")
 def test_a_full_disk_is_waited_for(
     record: Callable[..., RecorderBase], client: Client, tmp_path: Path, caplog: pytest.LogCaptureFixture
@@ -173,16 +188,7 @@ def test_a_full_disk_is_waited_for(
         recorder = record(stream)
         recorder.start()
         wait_for_frames(recorder, 20)
-        hog = mount / ".hog"
-        with hog.open("wb", buffering=0) as file, contextlib.suppress(OSError):
-            while file.write(bytes(1 << 16)):  # to the last byte, whatever the recorder takes meanwhile
-                pass
-
-        def is_full() -> bool:
-            recorder.poll()
-            return recorder.is_full
-
-        look_until(is_full, "the recorder says that there is no space")
+        hog = fill(mount, recorder)
         before = recorder.totals().frames
         hog.unlink()
         wait_for_frames(recorder, before + 20)
@@ -195,6 +201,24 @@ def test_a_full_disk_is_waited_for(
             "lake_full",
             "lake_goes_on",
         ]
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="mounts a file system")
+def test_a_recorder_that_is_stopped_when_there_is_space_again_records_up_to_the_stop(
+    record: Callable[..., RecorderBase], client: Client, tmp_path: Path
+) -> None:
+    """What is published after the stop does not count as frames for which there was no space."""
+    stream = new_stream("deep")
+    with small_disk(tmp_path / "lake") as mount, Camera(client, stream, hz=200) as camera:
+        recorder = record(stream)
+        recorder.start()
+        wait_for_frames(recorder, 20)
+        fill(mount, recorder).unlink()
+        end = camera.producers[stream].next_seq
+        totals = recorder.stop()
+        assert totals.adds_up
+        (found,) = check(Lake.open(mount)).values()
+        assert max(found) >= end - 1
 
 
 def test_what_cannot_be_recorded_is_refused(record: Callable[..., RecorderBase]) -> None:

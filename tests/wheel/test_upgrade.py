@@ -1,26 +1,21 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Driver and clients of two versions: the wheel of an earlier commit and this source, in both orders.
-
-OLD is the last commit of main whose version is 0.2.0 and that has no services with --metrics: nothing is tagged. Its
-wheel is built from the repository's history, which a shallow clone lacks; TENSORPOOL_UPGRADE_FROM names another commit.
-"""
+"""Driver and clients of two versions: the wheel of an earlier commit and this source, in both orders."""
 
 from __future__ import annotations
 
 import os
 import subprocess
 import sys
-import sysconfig
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
 import pytest
 
+from tests.support.old_version import OLD, install_old, old_python
 from tests.support.processes import ROOT, private_directory, wait_until
 
 pytestmark = [pytest.mark.soak, pytest.mark.timeout(1200)]
-OLD: Final = os.environ.get("TENSORPOOL_UPGRADE_FROM", "53ff917")
 NEW: Final = "this source"
 PAIRS: Final = ((OLD, NEW), (NEW, OLD))
 FRAMES: Final = 300
@@ -30,19 +25,7 @@ CHECKED: Final = ("--shape", "64x64", "--pattern", "checked")
 @pytest.fixture(scope="module")
 def old_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with the old version, built as its own wheel is."""
-    folder = tmp_path_factory.mktemp("old")
-    source = folder / "source"
-    source.mkdir()
-    archive = subprocess.run(["git", "-C", str(ROOT), "archive", OLD], stdout=subprocess.PIPE, check=True).stdout
-    subprocess.run(["tar", "--extract", "--directory", str(source)], input=archive, check=True)
-    uv = str(ROOT / ".uv/bin/uv")
-    build = [uv, "build", "--quiet", "--wheel", "--python", sys.executable, "--no-build-isolation"]
-    subprocess.run([*build, "--out-dir", str(folder), str(source)], check=True, cwd=source)
-    (wheel,) = folder.glob("*.whl")
-    target = folder / "installed"
-    install = [uv, "pip", "install", "--quiet", "--no-deps", "--python", sys.executable, "--target", str(target)]
-    subprocess.run([*install, str(wheel)], check=True)
-    return target
+    return install_old(tmp_path_factory.mktemp("old"))
 
 
 class Host:
@@ -55,10 +38,8 @@ class Host:
         self._started: list[subprocess.Popen[str]] = []
 
     def start(self, version: str, *words: str) -> subprocess.Popen[str]:
-        """A command of that version. The old one runs on the base interpreter, which has no link to this source."""
-        python, path = sys.executable, str(ROOT)
-        if version == OLD:
-            python, path = sys._base_executable, f"{self._old_path}:{sysconfig.get_path('purelib')}"  # type: ignore[attr-defined]
+        """A command of that version."""
+        python, path = old_python(self._old_path) if version == OLD else (sys.executable, str(ROOT))
         self._started.append(
             subprocess.Popen(
                 [python, "-m", "tensorpool", *words],

@@ -217,7 +217,8 @@ def _print_next(place: Place, it: Installation, root: Path) -> None:
         try:
             pwd.getpwnam(it.account)
         except KeyError:
-            click.echo(f"there is no account {it.account} yet: useradd --system --home-dir /nonexistent {it.account}")
+            create = f"useradd --system --create-home --home-dir /var/lib/{it.account} {it.account}"
+            click.echo(f"there is no account {it.account} yet: {create}")  # the home keeps its key for commands
     missing = sorted({systemd_units.CONFIGURED[service] for service in it.services})
     missing = [file for file in missing if not _below(root, Path(it.config_dir) / file).exists()]
     if missing:

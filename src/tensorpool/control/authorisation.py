@@ -94,8 +94,8 @@ def authority(config: ControlConfig) -> Authority:
         remedy = "send it with the service's token (control.token_file, or the variable CONTROL_TOKEN)"
         return Authority(lambda: found, remedy)
     me = user_name(os.geteuid())
-    remedy = f"send it as {me}, whose service it is" if _key_path() else f"{me} has no home for a key of its own"
-    return Authority(_own_signer, f"{remedy}, or give service and sender the same control.token_file")
+    remedy = f"send it as {me}, whose service it is, or" if _key_path() else f"{me} has no home for a key of its own:"
+    return Authority(_own_signer, f"{remedy} give service and sender the same control.token_file")
 
 
 def signer(config: ControlConfig) -> Signer | None:
@@ -131,10 +131,12 @@ def _own_signer() -> Signer | None:
 
 
 def _key_path() -> str | None:
+    """None for an account without a home, such as /nonexistent."""
     try:
-        return os.path.join(pwd.getpwuid(os.geteuid()).pw_dir, KEY_FILE)
+        home = pwd.getpwuid(os.geteuid()).pw_dir
     except KeyError:
         return None
+    return os.path.join(home, KEY_FILE) if os.path.isdir(home) else None
 
 
 def _make_key(path: str) -> None:

@@ -279,7 +279,7 @@ class RecorderBase(abc.ABC):
                 frames_left=lag,
                 advice="start the recording again: it goes on where its last commit ended, as far as the rings go back",
             )
-        if self._full_at is not None and lag:
+        if self._full_at is not None and is_early:
             raise RecordingFailed(
                 f"recording {self.name}: no space is left for {self._lake.path}, {lag} frames are not recorded; "
                 "make space and start it again: it goes on where its last commit ended"
