@@ -30,6 +30,7 @@ public:
         if (api_.driver_context_init(&context_) < 0) throw last_error(api_, "aeron_driver_context_init");
         try {
             for (const auto& [name, value] : settings) apply(name, value);
+            pin_threads();
             if (on_offload_refused) process_udp_offload().install(api_, context_, std::move(on_offload_refused));
             if (api_.driver_init(&driver_, context_) < 0) throw last_error(api_, "cannot create the media driver");
             const bool is_ours = !own_thread_dir.empty();
@@ -111,6 +112,14 @@ private:
                                : reinterpret_cast<int (*)(DriverContext*, std::int64_t)>(setter)(
                                      context_, std::get<std::int64_t>(value));
         if (result < 0) throw last_error(api_, "media driver setting " + name);
+    }
+
+    // Aeron's own program does the same: without it the *_cpu_affinity settings are kept and not applied.
+    void pin_threads() {
+        using Setter = int (*)(DriverContext*, void*, void*);
+        void* const pin = api_.find("aeron_set_thread_affinity_on_start");
+        const auto choose = reinterpret_cast<Setter>(api_.find("aeron_driver_context_set_agent_on_start_function"));
+        if (pin != nullptr && choose != nullptr) choose(context_, pin, context_);
     }
 
     void tear_down() noexcept {

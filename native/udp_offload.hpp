@@ -77,6 +77,7 @@ public:
         std::atomic<std::uint64_t> sent{0};      // datagrams that left in segmented sends
         std::atomic<std::uint64_t> received{0};  // datagrams that the kernel had coalesced
         std::atomic<std::uint64_t> dropped{0};   // of those, such as came damaged
+        std::atomic<std::uint64_t> refused{0};   // SETUP frames that no publication sends
     };
 
     // Chooses our functions for a media driver that is not started yet. Where that is impossible the default stays, and
@@ -163,6 +164,8 @@ public:
 
     int receive(UdpTransport* transport, mmsghdr* messages, std::size_t count, std::int64_t* bytes_received,
                 OnDatagram on_datagram, void* clientd) noexcept {
+        guarded_ = {on_datagram, &counts_.refused};
+        on_datagram = &on_guarded_datagram;
         const auto by_default = [&](OnDatagram call) {
             return default_receive_(transport, messages, count, bytes_received, call, clientd);
         };
@@ -256,6 +259,25 @@ private:
                           destination_clientd == ours->destination_clientd;
         witness_.on_datagram(data_paths, transport, clientd, dispatch_clientd, destination_clientd, buffer, length,
                              address, media_timestamp);
+    }
+
+    // Aeron makes an image of every SETUP. Where the active term is before the initial one, the image has a position below
+    // 0, and each process that polls it reads outside of the log: a datagram of 40 bytes from anywhere would end them all.
+    struct Guarded {
+        OnDatagram next;
+        std::atomic<std::uint64_t>* refused;
+    };
+    static inline thread_local Guarded guarded_;
+
+    static void on_guarded_datagram(void* data_paths, UdpTransport* transport, void* clientd, void* dispatch_clientd,
+                                    void* destination_clientd, std::uint8_t* buffer, std::size_t length,
+                                    sockaddr_storage* address, timespec* media_timestamp) {
+        if (udp::is_impossible_setup({buffer, length})) {
+            guarded_.refused->fetch_add(1, std::memory_order_relaxed);
+            return;
+        }
+        guarded_.next(data_paths, transport, clientd, dispatch_clientd, destination_clientd, buffer, length, address,
+                      media_timestamp);
     }
 
     static int option(int fd, int level, int name) noexcept {

@@ -68,6 +68,19 @@ inline std::size_t segment_bytes(const msghdr& message) noexcept {
     return 0;
 }
 
+// Whether a datagram is a SETUP frame of Aeron whose active term is before its initial one. Term ids wrap around.
+inline bool is_impossible_setup(std::span<const std::uint8_t> datagram) noexcept {
+    constexpr std::size_t kType = 6, kInitialTermId = 20, kActiveTermId = 24;
+    constexpr std::uint16_t kSetup = 5;
+    const auto load = [&]<typename T>(T value, std::size_t at) {
+        std::memcpy(&value, datagram.data() + at, sizeof value);
+        return value;
+    };
+    if (datagram.size() < kActiveTermId + 4 || load(std::uint16_t{}, kType) != kSetup) return false;
+    const std::uint32_t terms = load(std::uint32_t{}, kActiveTermId) - load(std::uint32_t{}, kInitialTermId);
+    return terms > 0x7fff'ffff;
+}
+
 // Makes a message a segmented send; `control` has to live as long as the message.
 inline void ask_for_segments(msghdr& message, std::span<std::uint8_t, CMSG_SPACE(sizeof(std::uint16_t))> control,
                              std::size_t bytes) noexcept {

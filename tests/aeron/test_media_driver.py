@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import signal
 from pathlib import Path
 
@@ -133,6 +134,20 @@ def test_every_listed_setting_exists_in_this_aeron(name: str, shm_dir: Path) -> 
     with pytest.raises((ValueError, TransportError)) as refused:  # the value, or the setting after it
         _core.MediaDriver([("dir", str(shm_dir / "aeron")), (name, value), ("no_such_setting", 1)])
     assert f"no media driver setting '{name}'" not in str(refused.value)
+
+
+def test_threads_keep_to_the_cores_that_are_chosen(shm_dir: Path) -> None:
+    """Of the receiver and the sender; the conductor goes where the process may."""
+    core = max(os.sched_getaffinity(0))
+    pins = {"receiver_cpu_affinity": core, "sender_cpu_affinity": core}
+    before = set(os.listdir("/proc/self/task"))
+    with aeron.MediaDriver(str(shm_dir / "aeron"), threading_mode=module.THREADING_DEDICATED, **pins):
+
+        def cores() -> list[set[int]]:
+            return [os.sched_getaffinity(int(it)) for it in set(os.listdir("/proc/self/task")) - before]
+
+        wait_until(lambda: cores().count({core}) == 2, "two of its threads are pinned")
+        assert len(cores()) > 2
 
 
 @pytest.mark.parametrize("text", ["nonsense", "mtu_length", "mtu_length=many", "rejoin_stream=1", "what=1"])

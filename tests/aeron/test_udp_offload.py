@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -14,6 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tensorpool import _core, aeron
+from tensorpool.aeron import library
 from tensorpool.errors import ConfigError
 from tests.support.hosts import Network
 from tests.support.processes import run_script
@@ -200,6 +203,40 @@ def test_a_kernel_without_the_offload_is_used_as_it_is(shm_dir: Path, refused: s
     assert lines[0].startswith(
         "udp_offload_unavailable reason='this kernel has no UDP offload: Protocol not available'"
     )
+    assert lines[1] == "crossed (0, 0)"
+
+
+# Stands before the real library, and says otherwise in one thing: a version, or the last function of the table.
+OTHER_AERON: Final = {
+    "it was tried with Aeron 1.53, not with this one": "int aeron_version_minor(void) { return 54; }",
+    "is not laid out as expected, at transport_poller_poll": """
+        #include <dlfcn.h>
+        #include <string.h>
+        void *aeron_udp_channel_transport_bindings_default[15];
+        __attribute__((constructor)) static void fill(void) {
+            void *aeron = dlopen(AERON, RTLD_NOW | RTLD_LOCAL);
+            memcpy(aeron_udp_channel_transport_bindings_default,
+                   dlsym(aeron, "aeron_udp_channel_transport_bindings_default"), 15 * sizeof(void *));
+            aeron_udp_channel_transport_bindings_default[11] = aeron_udp_channel_transport_bindings_default[10];
+        }
+    """,
+}
+
+
+@pytest.mark.parametrize("reason", OTHER_AERON)
+def test_an_aeron_of_another_layout_is_used_as_it_is(shm_dir: Path, tmp_path: Path, reason: str) -> None:
+    """Everything crosses by its own transport, and one line of the process says why."""
+    real = os.pathsep.join(map(str, library.library_paths()))
+    source, shim = tmp_path / "shim.c", tmp_path / "shim.so"
+    source.write_text(OTHER_AERON[reason])
+    first = real.partition(os.pathsep)[0]
+    subprocess.run(["cc", "-shared", "-fPIC", f'-DAERON="{first}"', "-o", shim, source, "-ldl"], check=True)
+    code, output = run_script(FALLBACK, "other", str(shm_dir), "1408", TENSORPOOL_LIBAERON=f"{shim}{os.pathsep}{real}")
+    assert code == 0, output
+    lines = output.splitlines()
+    assert len(lines) == 2, output
+    assert lines[0].startswith("udp_offload_unavailable reason=")
+    assert reason in lines[0]
     assert lines[1] == "crossed (0, 0)"
 
 

@@ -7,10 +7,12 @@ it can still do is in docs/trust.md.
 
 from __future__ import annotations
 
+import socket
 import struct
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import ExitStack
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -181,6 +183,25 @@ def test_only_hosts_that_are_allowed_are_heard(host: Host, link: Link, allowed: 
             reception.wait_until(lambda name=name: reception.drops()[name] == 1, f"{name} is counted")
         assert reception.seqs() == []
         assert "announces_accepted" not in reception.bridge.counts()
+
+
+def test_a_setup_that_no_publication_sends_ends_no_bridge(host: Host, link: Link) -> None:
+    """One datagram, whose active term is before its initial one: whoever polled its image would read outside of it."""
+    own = link.again()
+    images = Path(host.aeron_dir, "images")
+    with Reception(host, link=own, runs=BridgeProcess) as reception, socket.socket(type=socket.SOCK_DGRAM) as attacker:
+        reception.bridge.wait_for("ready")
+        reception.wait_until(lambda: reception.sender.is_connected(*own), "it listens")
+        reception.wait_through(announces=True)
+        known = set(images.iterdir())
+        for initial_term_id in (-(2**31), 7):  # a lie, then what makes an image: the lie was read before
+            for channel, stream_id in own:
+                address, port = channel.partition("endpoint=")[2].split("|")[0].split(":")
+                setup = (40, 0, 0, 5, 0, 4711, stream_id, initial_term_id, 7, 65_536, 1408, 0)
+                attacker.sendto(struct.pack("<iBBH8i", *setup), (address, int(port)))
+        reception.wait_until(lambda: len(set(images.iterdir()) - known) >= 3, "the media driver has read them")
+        for _ in range(20):
+            assert reception.deliver(b"on it goes").payload == b"on it goes"
 
 
 @pytest.mark.spec("BRG-5.2-30", "BRG-5.2-31")

@@ -3,10 +3,12 @@
 // calls go to the default, and that merging and splitting are each other's inverse for any sizes.
 #include "udp_offload.hpp"
 
+#include <limits>
 #include <memory>
 #include <random>
 
 #include <arpa/inet.h>
+#include <linux/net_tstamp.h>
 #include <poll.h>
 
 #include "check.hpp"
@@ -395,6 +397,52 @@ TEST(udp_offload, a_cut_buffer_yields_its_whole_datagrams_only) {
     batch.pop_back();
     CHECK(pair.received.datagrams == batch);
     CHECK_EQ(pair.offload->counts().dropped.load(), std::uint64_t{1});
+}
+
+TEST(udp_offload, a_buffer_without_the_size_of_its_datagrams_is_dropped) {
+    Pair pair;
+    pair.meet();
+    // More control data than there is room for before the size, from a socket that had none when it was judged.
+    const int on = 1, software = SOF_TIMESTAMPING_RX_SOFTWARE | SOF_TIMESTAMPING_SOFTWARE;
+    const int fd = pair.receiver.transport.fd;
+    CHECK_EQ(::setsockopt(fd, SOL_SOCKET, SO_TIMESTAMPNS, &on, sizeof on), 0);
+    CHECK_EQ(::setsockopt(fd, SOL_SOCKET, SO_TIMESTAMPING, &software, sizeof software), 0);
+    CHECK_EQ(::setsockopt(fd, SOL_SOCKET, SO_RCVMARK, &on, sizeof on), 0);
+    std::vector<Bytes> batch = datagrams({640, 640, 640});
+    std::int64_t bytes = 0;
+    pair.received.datagrams.clear();
+    pair.send(batch, bytes);
+    pollfd wait{fd, POLLIN, 0};
+    CHECK_EQ(::poll(&wait, 1, 2000), 1);
+    pair.poll(bytes);
+    CHECK(pair.received.datagrams.empty());
+    CHECK_EQ(pair.offload->counts().dropped.load(), std::uint64_t{1});
+}
+
+TEST(udp_offload, a_setup_that_no_publication_sends_is_not_handed_on) {
+    const auto setup = [](std::uint16_t type, std::int32_t initial, std::int32_t active) {
+        Bytes frame(40);
+        std::memcpy(&frame[6], &type, sizeof type);
+        std::memcpy(&frame[20], &initial, sizeof initial);
+        std::memcpy(&frame[24], &active, sizeof active);
+        return frame;
+    };
+    constexpr std::int32_t kLeast = std::numeric_limits<std::int32_t>::min(), kMost = ~kLeast;
+    const std::vector<Bytes> honest{setup(5, 7, 7), setup(5, kMost, kLeast), setup(5, -1, kMost - 1), setup(1, 7, 6),
+                                    Bytes(27, 5)};
+    const std::vector<Bytes> lies{setup(5, 7, 6), setup(5, kLeast, 7), setup(5, -1, kMost)};
+    for (const bool is_split : {false, true}) {
+        Pair pair;
+        if (is_split) pair.meet();
+        pair.received.datagrams.clear();
+        for (const std::vector<Bytes>* each : {&lies, &honest})
+            for (const Bytes& frame : *each)
+                ::sendto(pair.sender.transport.fd, frame.data(), frame.size(), 0,
+                         reinterpret_cast<const sockaddr*>(&pair.receiver.address), sizeof(sockaddr_in6));
+        pair.receive(honest.size());
+        CHECK(pair.received.datagrams == honest);
+        CHECK_EQ(pair.offload->counts().refused.load(), std::uint64_t{lies.size()});
+    }
 }
 
 TEST(udp_offload, nothing_is_known_of_a_closed_socket) {
