@@ -23,6 +23,8 @@
 #include <immintrin.h>
 #endif
 
+#include "rep_movsb.hpp"
+
 namespace tensorpool {
 
 inline constexpr std::size_t kStreamingFromBytes = std::size_t{1} << 20;
@@ -264,15 +266,10 @@ inline void copy_lines(std::uint8_t* to, const std::uint8_t* from, std::size_t b
     alignas(64) std::uint8_t piece[kPieceBytes];
     const bool is_aligned = (reinterpret_cast<std::uintptr_t>(from) & 63) == 0;
     for (std::size_t done = 0; done < bytes;) {
-        std::size_t count = is_aligned ? bytes : std::min(kPieceBytes, bytes - done);
-        const std::uint8_t* source = from + done;
-        std::uint8_t* target = to + done;
+        const std::size_t count = is_aligned ? bytes : std::min(kPieceBytes, bytes - done);
+        if (!is_aligned) blocks_avx2<Prefetch::NONE, false>(piece, from + done, count);
+        rep_movsb(to + done, is_aligned ? from : piece, count);
         done += count;
-        if (!is_aligned) {
-            blocks_avx2<Prefetch::NONE, false>(piece, source, count);
-            source = piece;
-        }
-        asm volatile("rep movsb" : "+D"(target), "+S"(source), "+c"(count) : : "memory");
     }
 }
 
