@@ -23,6 +23,8 @@
 #include <immintrin.h>
 #endif
 
+#include "rep_movsb.hpp"
+
 namespace tensorpool {
 
 inline constexpr std::size_t kStreamingFromBytes = std::size_t{1} << 20;
@@ -257,12 +259,6 @@ __attribute__((target("avx512f,prfchw"))) inline void blocks_avx512(std::uint8_t
     }
 }
 
-// Its stores may pass each other, but neither what was stored before nor what is stored after it.
-#if !defined(TENSORPOOL_MOVE_STRING)  // tests/native/litmus.cpp records it
-#define TENSORPOOL_MOVE_STRING(to, from, bytes) \
-    asm volatile("rep movsb" : "+D"(to), "+S"(from), "+c"(bytes) : : "memory")
-#endif
-
 // Like blocks_avx2. `rep movsb` writes whole lines without taking them from another core first, where the source begins a
 // line, too; any other source, such as an array from malloc, goes through a piece in the nearest cache.
 inline void copy_lines(std::uint8_t* to, const std::uint8_t* from, std::size_t bytes) noexcept {
@@ -270,15 +266,15 @@ inline void copy_lines(std::uint8_t* to, const std::uint8_t* from, std::size_t b
     alignas(64) std::uint8_t piece[kPieceBytes];
     const bool is_aligned = (reinterpret_cast<std::uintptr_t>(from) & 63) == 0;
     for (std::size_t done = 0; done < bytes;) {
-        std::size_t count = is_aligned ? bytes : std::min(kPieceBytes, bytes - done);
+        const std::size_t count = is_aligned ? bytes : std::min(kPieceBytes, bytes - done);
         const std::uint8_t* source = from + done;
-        std::uint8_t* target = to + done;
+        std::uint8_t* const target = to + done;
         done += count;
         if (!is_aligned) {
             blocks_avx2<Prefetch::NONE, false>(piece, source, count);
             source = piece;
         }
-        TENSORPOOL_MOVE_STRING(target, source, count);
+        rep_movsb(target, source, count);
     }
 }
 

@@ -221,7 +221,7 @@ def overflow_events(aeron_dir: str, buffer_bytes: int) -> None:
     """Have the media driver send more events than its buffer holds: each subscription is sent each publication."""
     least_bytes = 100  # of an event: it names a log file
     with contextlib.closing(aeron.connect(aeron_dir)) as client:
-        subscriptions = [client.add_subscription("aeron:ipc", 4711) for _ in range(20)]
+        subscriptions = [client.add_subscription("aeron:ipc", 4711) for _ in range(150)]
         for _ in range(2 * buffer_bytes // (len(subscriptions) * least_bytes)):
             client.add_publication("aeron:ipc?term-length=64k", 4711, True).close()
 

@@ -24,6 +24,7 @@ from tests.support.processes import Process, wait_until
 SETTINGS = {
     "profiles.default": {"header_nslots": 16_384, "payload_pools": [{"pool_id": 1, "stride_bytes": 2048}]},
     "policies.announce_period_ms": 300,
+    "policies.lease_keepalive_interval_ms": 20_000,  # the camera keeps its epoch while a JVM starts
 }
 # As a shell or a service manager starts it: with a process group of its own.
 COMMAND = "import os; os.setpgid(0, 0); from tensorpool.cli.main import main; main()"

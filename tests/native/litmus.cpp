@@ -6,7 +6,8 @@
 //            stores; what remains are accesses to four places: the commit word, the header, two halves of the payload
 //   explore  all interleavings of one overwrite with one read under two models:
 //            weak   any two accesses may swap unless C++ acquire/release operations or fences order them (as on ARM)
-//            x86    plain accesses stay in order, streaming stores pass everything but sfence
+//            x86    plain accesses stay in order, streaming stores pass everything but sfence, the stores of a string
+//                   copy pass each other
 //
 // A torn outcome is a read whose commit words all said "accept" while its data is not all of the wanted frame. Prints
 // one line of JSON; exit code 1 when one exists. Wire §8.3; decision B1.
@@ -37,12 +38,14 @@
 #include <immintrin.h>
 #endif
 
+#include "rep_movsb.hpp"
+
 // --- recording
 
 namespace litmus {
 
 enum class Place { WORD, HEADER, PAYLOAD_0, PAYLOAD_1, COUNT };
-enum class Kind { LOAD, STORE, STREAM, FENCE, SFENCE };
+enum class Kind { LOAD, STORE, STRING, STREAM, FENCE, SFENCE };
 
 struct Access {
     Kind kind;
@@ -52,7 +55,7 @@ struct Access {
 
     bool operator==(const Access&) const = default;
     bool reads() const { return kind == Kind::LOAD; }
-    bool writes() const { return kind == Kind::STORE || kind == Kind::STREAM; }
+    bool writes() const { return kind == Kind::STORE || kind == Kind::STRING || kind == Kind::STREAM; }
     bool is_fence() const { return kind == Kind::FENCE || kind == Kind::SFENCE; }
 };
 
@@ -130,7 +133,6 @@ inline void* recorded_memcpy(void* to, const void* from, size_t bytes) {
 #define memcpy recorded_memcpy
 #if defined(__x86_64__)
 #undef _mm_prefetch
-#define TENSORPOOL_MOVE_STRING(to, from, bytes) std::memcpy(to, from, bytes)
 #define _mm_prefetch(at, hint) static_cast<void>(at)
 #define _mm256_loadu_si256(at) \
     (litmus::recorder.data(reinterpret_cast<std::uintptr_t>(at), 32, litmus::Kind::LOAD), _mm256_loadu_si256(at))
@@ -144,6 +146,10 @@ inline void* recorded_memcpy(void* to, const void* from, size_t bytes) {
      _mm512_storeu_si512(at, value))
 #define _mm_loadu_si128(at) \
     (litmus::recorder.data(reinterpret_cast<std::uintptr_t>(at), 16, litmus::Kind::LOAD), _mm_loadu_si128(at))
+#define rep_movsb(to, from, bytes) \
+    (litmus::recorder.data(reinterpret_cast<std::uintptr_t>(from), bytes, litmus::Kind::LOAD), \
+     litmus::recorder.data(reinterpret_cast<std::uintptr_t>(to), bytes, litmus::Kind::STRING), \
+     rep_movsb(to, from, bytes))
 #define _mm_sfence() litmus::recorder.fence(litmus::Kind::SFENCE, std::memory_order_release)
 #define _mm_stream_si128(at, value) \
     (litmus::recorder.data(reinterpret_cast<std::uintptr_t>(at), 16, litmus::Kind::STREAM), _mm_store_si128(at, value))
@@ -195,6 +201,7 @@ bool is_ordered_weak(const Trace& trace, std::size_t a, std::size_t b) {
 bool is_ordered_x86(const Trace& trace, std::size_t a, std::size_t b) {
     const Access &first = trace[a], &second = trace[b];
     if (first.place == second.place) return true;
+    if (first.kind == Kind::STRING && second.kind == Kind::STRING) return false;
     if (first.kind != Kind::STREAM && second.kind != Kind::STREAM)
         return !(first.writes() && second.reads());  // only a load may pass an earlier store
     for (std::size_t i = a + 1; i < b; ++i)

@@ -25,6 +25,7 @@ HEADERS = (
     "drops",
     "local_protocol_error",
     "seqlock",
+    "rep_movsb",
     "copy",
     "tensor",
     "wake",

@@ -203,8 +203,9 @@ class LatestBarrier[T]:
         return list(map(int, self._is_new))
 
     def items(self, index: int) -> list[T]:
+        """The frame of an input that was not joined yet."""
         item = self._newest[index]
-        return [] if item is None else [item]
+        return [item] if item is not None and self._is_new[index] else []
 
     def offer(self, index: int, key: int, item: T, now_ns: int) -> None:
         self._leave(index, Unjoined.REPLACED)

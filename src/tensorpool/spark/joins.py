@@ -144,8 +144,7 @@ def _decided(
         while len(rows) >= BATCH_ROWS:
             yield _batch(rows[:BATCH_ROWS])
             rows = rows[BATCH_ROWS:]
-    waiting = barrier.waiting
-    rows += [(None, index, *one, "WAITING") for index in range(count) if waiting[index] for one in barrier.items(index)]
+    rows += [(None, index, *one, "WAITING") for index in range(count) for one in barrier.items(index)]
     if rows:
         yield _batch(rows)
 
