@@ -187,6 +187,10 @@ class LatestBarrier[T]:
         """How many frames of each input were not joined yet."""
         return list(map(int, self._is_new))
 
+    def items(self, index: int) -> list[T]:
+        """The frame of an input that was not joined yet."""
+        return [item for item in self._newest[index : index + 1] if item is not None and self._is_new[index]]
+
     def offer(self, index: int, key: int, item: T, now_ns: int) -> None:
         self._leave(index, Unjoined.REPLACED)
         self._newest[index], self._is_new[index] = item, True

@@ -315,7 +315,8 @@ def join(
     Raises LocalProtocolError for arguments that do not fit each other, RemoteProtocolError for a map that breaks the
     rules, TensorPoolError where none is announced in time.
     """
-    consumers = [] if isinstance(consumers, Consumer) else list(consumers)
+    given: object = consumers
+    consumers = [] if isinstance(given, Consumer) else list(consumers)  # a consumer is an endless iterator, over frames
     if len(consumers) < 2 or not all(isinstance(one, Consumer) for one in consumers):
         raise LocalProtocolError("join: expected a list of two consumers or more, as client.consumer(…) makes them")
     if (by is None) is (rules_of is None):
