@@ -125,6 +125,22 @@ for key in ("ping", "drain", "reload", "log-level"):
 """
 
 
+AS_NOBODY = """
+import os, pwd
+from tensorpool.control import ControlConfig, authorisation
+account = pwd.getpwnam("nobody")
+os.setuid(account.pw_uid)
+print(os.path.isdir(account.pw_dir), authorisation.authority(ControlConfig())._remedy)
+"""
+
+
+def test_nobody_is_sent_to_an_account_that_can_have_no_key() -> None:
+    """Accounts of services often have the home /nonexistent: their own commands are refused as well."""
+    code, output = run_script(AS_NOBODY)
+    text = "False nobody has no home for a key of its own: give service and sender the same control.token_file\n"
+    assert (code, output) == (0, text)
+
+
 @pytest.fixture
 def pool() -> Iterator[tp.Local]:
     with tp.local(overrides=SMALL | {"shm.group": "64100"}) as pool:

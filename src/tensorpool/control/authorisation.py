@@ -94,8 +94,10 @@ def authority(config: ControlConfig) -> Authority:
         remedy = "send it with the service's token (control.token_file, or the variable CONTROL_TOKEN)"
         return Authority(lambda: found, remedy)
     me = user_name(os.geteuid())
-    remedy = f"send it as {me}, whose service it is" if _key_path() else f"{me} has no home for a key of its own"
-    return Authority(_own_signer, f"{remedy}, or give service and sender the same control.token_file")
+    path = _key_path()
+    has_home = path is not None and os.path.isdir(path.removesuffix(KEY_FILE))  # services often have /nonexistent
+    first = f"send it as {me}, whose service it is, or" if has_home else f"{me} has no home for a key of its own:"
+    return Authority(_own_signer, f"{first} give service and sender the same control.token_file")
 
 
 def signer(config: ControlConfig) -> Signer | None:
