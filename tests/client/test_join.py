@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 import threading
 import time
 from collections.abc import Iterator
@@ -177,19 +178,28 @@ def test_iteration_ends_with_its_consumers(rig: Rig) -> None:
 
 
 def test_wrong_arguments_are_refused(rig: Rig) -> None:
+    """In a sentence that names the argument, where the caller stands; nothing is taken for something else."""
     both = rig.consumers
     wrong = [
-        ({"by": "seq", "tolerance": 1.0}, "tolerance"),
-        ({"by": "time"}, "tolerance"),
+        ({"by": "seq", "tolerance": 1.0}, "tolerance = 1.0: by = 'seq' expects none"),
+        ({"by": "time"}, "tolerance = None: by = 'time' expects seconds"),
+        ({"by": "time", "tolerance": -0.01}, "tolerance = -0.01"),
+        ({"by": "time", "tolerance": math.nan}, "tolerance = nan"),
+        ({"by": "seq", "timeout": -1}, "timeout = -1"),
         ({"by": "size"}, "by = 'size'"),
         ({"by": "seq", "offsets": (1,)}, "offsets"),
+        ({"by": "seq", "offsets": (0.5, 0)}, "offsets = 0.5: expected a whole number"),
+        ({"by": "time", "tolerance": 0.1, "offsets": ("1", 0)}, "offsets = '1'"),
+        ({"by": "time", "tolerance": 0.1, "offsets": (math.nan, 0)}, "offsets = nan"),
         ({"by": "latest", "timeout": 1}, "latest"),
+        ({"by": "seq", "announce_as": both[0]}, "announce_as = .*: expected the producer"),
     ]
     for arguments, text in wrong:
         with pytest.raises(tp.LocalProtocolError, match=text):
             tp.join(both, **arguments)  # type: ignore[arg-type]
-    with pytest.raises(tp.LocalProtocolError, match="two consumers or more"):
-        tp.join(both[:1], by="seq")
+    for consumers in (both[:1], ["camera/left", "camera/right"], both[0]):  # a consumer is an iterator over frames
+        with pytest.raises(tp.LocalProtocolError, match="two consumers or more"):
+            tp.join(consumers, by="seq")  # type: ignore[arg-type]
     with pytest.raises(tp.LocalProtocolError, match="each consumer once"):
         tp.join([both[0], both[0]], by="seq")
 

@@ -178,6 +178,7 @@ def test_latest_joins_each_of_the_first_with_the_newest_of_the_others(order: lis
     still_new = {item for index, item in newest.items() if index and item not in joined_items}
     assert set(order) == joined_items | set(left) | still_new
     assert {item for index in range(3) for item in barrier.items(index)} == still_new
+    assert [len(barrier.items(index)) for index in range(3)] == barrier.waiting
 
 
 class Shot(NamedTuple):

@@ -51,21 +51,22 @@ def command(
     with progress.LiveLine(is_quiet=as_json) as line, interruptible():
         job = _Job(stream, line, Checked() if verify else None)
         is_limited = max_rate_hz is not None and not latest
-        with (
-            connect(connection.aeron_dir, config=config) as client,
-            client.consumer(
-                stream,
-                mode="rate_limited" if is_limited else "stream",
-                max_rate_hz=max_rate_hz or 0 if is_limited else 0,
-                timeout=timeout or ATTACH_S,
-                on_state=line.on_state,
-            ) as consumer,
-        ):
-            stop = StopSignals()
-            job.announce(consumer)
-            end = job.run(consumer, _Source(consumer, latest, max_rate_hz if latest else None), stop, count, timeout)
-            line.end()
-            summary = job.summarise(consumer, end)
+        with connect(connection.aeron_dir, config=config) as client:
+            with line.noting_a_wait(f"waiting for {stream}: no producer, or no lease of the driver, so far"):
+                consumer = client.consumer(
+                    stream,
+                    mode="rate_limited" if is_limited else "stream",
+                    max_rate_hz=max_rate_hz or 0 if is_limited else 0,
+                    timeout=timeout or ATTACH_S,
+                    on_state=line.on_state,
+                )
+            with consumer:
+                stop = StopSignals()
+                job.announce(consumer)
+                source = _Source(consumer, latest, max_rate_hz if latest else None)
+                end = job.run(consumer, source, stop, count, timeout)
+                line.end()
+                summary = job.summarise(consumer, end)
     click.echo(msgspec.json.encode(summary) if as_json else summary.text())
     failure = summary.failure(count, timeout)
     if failure:

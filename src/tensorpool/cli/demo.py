@@ -48,8 +48,8 @@ WIDE: Final = 76  # columns that are enough for the whole table
 
 
 @click.command(name="demo")
-@click.option("--seconds", default=10.0, show_default=True, type=click.FloatRange(min=0.5), help="How long to record.")
-@click.option("--rate", default=40.0, show_default=True, type=click.FloatRange(min=1), help="Frames per second.")
+@click.option("--seconds", default=10.0, show_default=True, type=options.Number(min=0.5), help="How long to record.")
+@click.option("--rate", default=40.0, show_default=True, type=options.Number(min=1), help="Frames per second.")
 @click.option(
     "--shape",
     type=options.shape,

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 @click.option("--epoch", type=int, metavar="N", help="Only frames of this epoch of the lake.")
 @click.option("--from", "begin", metavar="SEQ|TIME", help="The first frame of a lake: a seq, or 2026-11-16T10:00Z.")
 @click.option("--to", "end", metavar="SEQ|TIME", help="The frame after the last one of a lake: a seq, or a time.")
-@click.option("--rate", type=click.FloatRange(min=0, min_open=True), metavar="HZ",
+@click.option("--rate", type=options.Number(min=0, min_open=True), metavar="HZ",
               help="Frames a second of an MP4.  [default: as they were captured]")  # fmt: skip
 @options.count_option("frames of a live stream")
 @options.seconds_option("End a live stream after S seconds.")

@@ -26,7 +26,7 @@ def publishing_options(command: Callable[..., None]) -> Callable[..., None]:
         (
             click.option(
                 "--rate",
-                type=click.FloatRange(min=0),
+                type=options.Number(min=0),
                 metavar="HZ",
                 help="Publish a file at this rate; 0: as fast as possible.  [default: by its own times, or 30]",
             ),

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 @options.timeout_option(2.0, "How long to look for the stream.", is_least_allowed=False)
 @click.option(
     "--seconds",
-    type=click.FloatRange(min=0),
+    type=options.Number(min=0),
     metavar="S",
     help="How long to listen for leases and consumers.  [default: a little over one of their intervals]",
 )

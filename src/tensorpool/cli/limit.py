@@ -16,12 +16,13 @@ if TYPE_CHECKING:
     from tensorpool.client.rate_limiter import Limited
 
 ATTACH_S: Final = 1e9  # until there is a producer
+MAX_RATE_HZ: Final = 1_000_000
 SLICE_S: Final = 0.1  # the longest time that a signal waits
 
 
 @click.command(name="limit")
 @click.argument("source")
-@click.option("--rate", "rate_hz", type=click.FloatRange(min=0, min_open=True), required=True, metavar="HZ",
+@click.option("--rate", "rate_hz", type=options.Number(0, MAX_RATE_HZ, min_open=True), required=True, metavar="HZ",
               help="Publish at most HZ frames a second; 0.5 is one in two seconds.")  # fmt: skip
 @click.option("--to", "target", required=True, metavar="STREAM", help="The stream to publish, an id or a name.")
 @options.count_option("frames")
@@ -39,20 +40,24 @@ def command(
 
     config = connection.load()
     source_stream, target_stream = map(options.stream_reference, (source, target))
+    if source_stream == target_stream:
+        raise click.UsageError(f"--to {target}: give another stream than SOURCE")
     with (
         progress.LiveLine(is_quiet=as_json) as line,
         interruptible(),
         connect(connection.aeron_dir, config=config) as client,
-        RateLimiter(client, source_stream, target_stream, rate_hz=rate_hz, timeout=ATTACH_S) as limiter,
     ):
-        stop = StopSignals()
-        line.note(f"{source} to {target}, at most {rate_hz:g} Hz")
-        while not stop.count and (not count or limiter.counts.published < count):
-            limiter.step(SLICE_S)
-            if line.is_due:
-                line.show(_text(limiter.counts))
-        line.end()
-        counts = limiter.counts
+        with line.noting_a_wait(f"waiting for {source}: no producer, or no lease of the driver, so far"):
+            limiter = RateLimiter(client, source_stream, target_stream, rate_hz=rate_hz, timeout=ATTACH_S)
+        with limiter:
+            stop = StopSignals()
+            line.note(f"{source} to {target}, at most {rate_hz:g} Hz")
+            while not stop.count and (not count or limiter.counts.published < count):
+                limiter.step(SLICE_S)
+                if line.is_due:
+                    line.show(_text(limiter.counts))
+            line.end()
+            counts = limiter.counts
     click.echo(msgspec.json.encode(counts) if as_json else _text(counts))
 
 

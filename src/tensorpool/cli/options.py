@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import math
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -29,6 +30,21 @@ DTYPES: Final = (
 )  # fmt: skip
 _AGE: Final = re.compile(r"(?P<number>[0-9]+(\.[0-9]+)?)(?P<unit>[smhd])")
 _UNITS: Final = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86_400.0}
+
+
+class Number(click.FloatRange):
+    """A number in a range. `nan` and `inf` are numbers to click, and to no command."""
+
+    name = "number"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        try:
+            is_finite = math.isfinite(float(value))
+        except ValueError:
+            is_finite = False
+        if not is_finite:
+            self.fail(f"{value!r} is no number.", param, ctx)
+        return float(super().convert(value, param, ctx))
 
 
 class Age(click.ParamType[float]):
@@ -112,14 +128,14 @@ def count_option[F: Callable[..., None]](things: str) -> Callable[[F], F]:
 
 def seconds_option[F: Callable[..., None]](text: str = "End after S seconds.") -> Callable[[F], F]:
     """--seconds S."""
-    return click.option("--seconds", type=click.FloatRange(min=0, min_open=True), metavar="S", help=text)
+    return click.option("--seconds", type=Number(min=0, min_open=True), metavar="S", help=text)
 
 
 def timeout_option[F: Callable[..., None]](
     default: float, text: str, *, least: float = 0.0, is_least_allowed: bool = True
 ) -> Callable[[F], F]:
     """--timeout S."""
-    allowed = click.FloatRange(min=least, min_open=not is_least_allowed)
+    allowed = Number(min=least, min_open=not is_least_allowed)
     return click.option("--timeout", type=allowed, default=default, show_default=True, metavar="S", help=text)
 
 

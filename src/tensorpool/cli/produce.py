@@ -45,7 +45,7 @@ DROPPED_S: Final = 0.01  # pause after a frame that could not be published
 )
 @click.option(
     "--rate",
-    type=click.FloatRange(min=0),
+    type=options.Number(min=0),
     default=60.0,
     show_default=True,
     metavar="HZ",

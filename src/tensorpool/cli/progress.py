@@ -9,7 +9,8 @@ import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from types import TracebackType
 from typing import TYPE_CHECKING, Final, Self
 
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
     from rich.live import Live
 
 MAX_AGES: Final = 100_000
+MOMENT_S: Final = 1.0  # for which a command may be silent
 STDERR_EVERY_S: Final = 0.05
 REDRAW_EVERY_NS: Final = 200_000_000
 WINDOW_NS: Final = 500_000_000  # of a rate: of a shorter time it would say little
@@ -208,6 +210,16 @@ class LiveLine(Redrawn):
             click.echo(text, err=True)
         else:
             self._live.console.print(text, markup=False, highlight=False, soft_wrap=True)
+
+    @contextmanager
+    def noting_a_wait(self, text: str) -> Iterator[None]:
+        """Print a line where what is inside takes longer than a moment."""
+        timer = threading.Timer(MOMENT_S, self.note, [text])
+        timer.start()
+        try:
+            yield
+        finally:
+            timer.cancel()
 
     def on_state(self, change: StateChange) -> None:
         """Print when frames stop flowing, and when they flow again."""

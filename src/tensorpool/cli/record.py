@@ -60,7 +60,7 @@ UNWRITABLE: Final = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
 @click.option(
     "--trigger",
     "trigger_s",
-    type=click.FloatRange(min=0.05),
+    type=options.Number(min=0.05),
     default=1.0,
     show_default=True,
     metavar="S",
@@ -75,7 +75,7 @@ UNWRITABLE: Final = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
     help="Where a new recording begins: latest, earliest, or an age such as -10s.",
 )
 @click.option("--file-size", default="256m", show_default=True, metavar="SIZE", help="Files grow up to SIZE bytes.")
-@click.option("--file-seconds", type=click.FloatRange(min=0.1), default=3600.0, show_default=True, metavar="S",
+@click.option("--file-seconds", type=options.Number(min=0.1), default=3600.0, show_default=True, metavar="S",
               help="Frames of one file span at most S seconds.")  # fmt: skip
 @click.option("--no-compact", is_flag=True, help="Leave the small files of the commits as they are.")
 @click.option("--retain-age", "max_age_s", type=options.Age(), help="Remove frames recorded longer ago, such as 7d.")

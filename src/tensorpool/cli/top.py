@@ -32,7 +32,7 @@ LOOK_S: Final = 0.1  # the longest time that a key waits
 @options.seconds_option("End after S seconds; with --once, listen for S seconds.")
 @click.option(
     "--every",
-    type=click.FloatRange(min=0.1),
+    type=options.Number(min=0.1),
     default=1.0,
     show_default=True,
     metavar="S",

@@ -50,6 +50,7 @@ if TYPE_CHECKING:
 
 CLOSE_WITHIN_S: Final = 2.0
 PATIENCE_S: Final = PATIENCE_NS / 1e9
+OWN_PATIENCE_S: Final = 2.0  # of a producer: without the answer of a busy driver it makes a second stream of that name
 LOOK_AGAIN_S: Final = 0.05
 
 type Awaited = Session | DiscoveryQuery | MergeMapQuery
@@ -387,10 +388,13 @@ class Client(ClosesOnExit):
         discovery = self._conductor.discovery
         if not discovery.endpoints:
             return 0
-        query = self._query(Filters(name=name), min(timeout, PATIENCE_S))
+        query = self._query(Filters(name=name), min(timeout, OWN_PATIENCE_S))
         found = [stream for stream in query.streams if discovery.is_here(stream)]
         if len(found) > 1:
             raise _ambiguous(name, found)
+        configured = self.config.streams.get(name)
+        if not found and query.answers == 0 and configured is not None:
+            return configured.stream_id
         return found[0].stream_id if found else 0
 
     def _open_producer(

@@ -32,6 +32,7 @@ MAX_WAITING: Final = 256  # frames of one stream
 MOST_REPLACED: Final = 64  # frames of each stream, by newer ones, before the next tuple
 SLICE_S: Final = 0.1
 NS: Final = 1_000_000_000
+MAX_OFFSET: Final = 2**62  # seqs or nanoseconds
 
 type By = Literal["seq", "time", "latest"]
 
@@ -99,8 +100,6 @@ class Join:
     ) -> None:
         self._consumers: Final = list(consumers)
         count = len(self._consumers)
-        if count < 2 or not all(isinstance(one, Consumer) for one in self._consumers):
-            raise LocalProtocolError("join: expected two consumers or more")
         if len({id(one) for one in self._consumers}) < count:
             raise LocalProtocolError("join: expected each consumer once")
         if offsets and len(offsets) != count:
@@ -108,7 +107,8 @@ class Join:
         if by not in ("seq", "time", "latest"):
             raise LocalProtocolError(f"by = {by!r}: expected 'seq', 'time' or 'latest'")
         if (tolerance is not None) != (by == "time"):
-            raise LocalProtocolError(f"tolerance = {tolerance!r}: expected seconds with by='time', and None otherwise")
+            expected = "seconds, such as 0.005" if by == "time" else "none"
+            raise LocalProtocolError(f"tolerance = {tolerance!r}: by = {by!r} expects {expected}")
         if by == "latest" and (offsets or timeout is not None):
             raise LocalProtocolError("by = 'latest' waits for nothing: it takes neither offsets nor a timeout")
         self._by: Final = by
@@ -173,16 +173,14 @@ class Join:
     def _make_rules(
         self, by: Literal["seq", "time"], tolerance: float | None, timeout: float | None, offsets: Sequence[float]
     ) -> MergeMap:
-        for offset in offsets if by == "seq" else ():
-            whole_number("offsets", abs(int(offset)), 2**62)
-        scale = NS if by == "time" else 1
-        window = 0 if tolerance is None else round(seconds("tolerance", tolerance) * NS)
-        shifts = [round(offset * scale) for offset in offsets] or [0] * len(self._consumers)
+        check = _ns if by == "time" else whole_number
+        shifts = [check("offsets", offset, MAX_OFFSET, -MAX_OFFSET) for offset in offsets] or [0] * len(self._consumers)
+        window = 0 if tolerance is None else _ns("tolerance", tolerance)
         rules = tuple(
             MergeRule(stream_id=one.stream_id, offset=shift, window=window)
             for one, shift in zip(self._consumers, shifts, strict=True)
         )
-        timeout_ns = None if timeout is None else round(seconds("timeout", timeout) * NS)
+        timeout_ns = None if timeout is None else _ns("timeout", timeout)
         return MergeMap(by=by, rules=rules, timeout_ns=timeout_ns)
 
     def receive(self) -> bool:
@@ -348,9 +346,14 @@ def join(
     Raises LocalProtocolError for arguments that do not fit each other, RemoteProtocolError for a map that breaks the
     rules, TensorPoolError where none is announced in time.
     """
-    consumers = list(consumers)
+    given: object = consumers
+    consumers = [] if isinstance(given, Consumer) else list(consumers)  # a consumer is an endless iterator, over frames
+    if len(consumers) < 2 or not all(isinstance(one, Consumer) for one in consumers):
+        raise LocalProtocolError("join: expected a list of two consumers or more, as client.consumer(…) makes them")
     if (by is None) is (rules_of is None):
         raise LocalProtocolError(f"by = {by!r}, rules_of = {rules_of!r}: expected one of them")
+    if announce_as is not None and not isinstance(announce_as, Producer):
+        raise LocalProtocolError(f"announce_as = {announce_as!r:.80}: expected the producer of the joined stream")
     if rules_of is None:
         assert by is not None
         joined = Join(consumers, by, tolerance, timeout, offsets)
@@ -364,10 +367,16 @@ def join(
     return joined
 
 
+def _ns(name: str, value: object, highest: int = MAX_OFFSET, lowest: int = 0) -> int:
+    """Seconds in nanoseconds."""
+    if not isinstance(value, float | int) or isinstance(value, bool) or not lowest <= value * NS <= highest:
+        least = "from 0 on" if lowest == 0 else "forwards or back"
+        raise LocalProtocolError(f"{name} = {value!r:.80}: expected a number of seconds, {least}")
+    return round(value * NS)
+
+
 def _announced_rules(consumers: Sequence[Consumer], stream_id: int, timeout: float) -> MergeMap:
     whole_number("rules_of", stream_id, 2**32 - 2)
-    if not consumers or not isinstance(consumers[0], Consumer):
-        raise LocalProtocolError("join: expected two consumers or more")
     client, query = consumers[0]._client, MergeMapQuery(stream_id)
     conductor = client._conductor
     conductor.order(lambda now_ns: conductor.merge_queries.append(query))

@@ -133,14 +133,14 @@ class Commander:
         try:
             return self._exchange(message, deadline_s, timeout, until)
         except CommandRejected as error:
-            signer = authorisation.signer(self.config) if error.reason.startswith(UNAUTHORISED) else None
-            if signer is None:
+            if not error.reason.startswith(UNAUTHORISED):
                 raise
         # Only the service knows which commands have to be signed, and a service that expects no signature would take it
-        # for a part of the value.
+        # for a part of the value. A sender that has no secret declares itself too: the audit log names who was refused.
+        signer = authorisation.signer(self.config)
         message = self._message(tag, key, value, format)
         self._declare(message)
-        return self._exchange(signer.sign(message), deadline_s, timeout, until)
+        return self._exchange(message if signer is None else signer.sign(message), deadline_s, timeout, until)
 
     def _declare(self, message: EventMessage) -> None:
         """Say for the service's audit log who sends the command that follows; nothing depends on it."""

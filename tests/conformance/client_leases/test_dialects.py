@@ -84,6 +84,13 @@ def test_a_configured_dialect_is_spoken_from_the_start(peer: WireProducer, conne
     assert peer.received(ShmAttachRequest) == []
 
 
+def test_a_configured_stream_is_found_though_no_provider_answers(peer: WireProducer, connect: Connect) -> None:
+    """A driver without discovery, or a busy one: a producer does not make a second stream of that name."""
+    client = connect(**{"streams.eye": {"stream_id": peer.stream_id}})
+    with client.producer("eye", create=True, timeout=60) as producer:
+        assert producer.stream_id == peer.stream_id
+
+
 def test_a_refused_wish_is_given_up(peer: WireProducer, connect: Connect) -> None:
     """The producer comes back under another node id."""
     client = connect(**{"driver.dialect": "2026-01"})
