@@ -3,7 +3,8 @@
 
 As a library tensorpool logs through Python's `logging` under "tensorpool", so that a program decides what it wants to
 see; a service of ours calls `configure` and writes one line per event to stderr. Only that needs structlog, which takes
-longer to load than all the rest of a client.
+longer to load than all the rest of a client. A service never waits for the reader of its log: lines that find no room
+are dropped, counted, and followed by a line that says how many.
 
     console    for people
     json       an object for each event
@@ -14,11 +15,13 @@ longer to load than all the rest of a client.
 
 from __future__ import annotations
 
+import atexit
 import logging
 import os
 import sys
-from typing import TYPE_CHECKING, Final, Self
+from typing import TYPE_CHECKING, Final, Self, TextIO
 
+from tensorpool.line_writer import LineWriter
 from tensorpool.peer_text import printable
 
 if TYPE_CHECKING:
@@ -29,8 +32,10 @@ if TYPE_CHECKING:
 LEVELS: Final = ("debug", "info", "warning", "error")
 FORMATS: Final = ("auto", "console", "json", "logfmt", "journald")
 FIELDS: Final = "tensorpool_fields"  # of a log record
+FLUSH_S: Final = 1.0  # that an ending process waits for a reader
 _PRIORITIES: Final = {"debug": 7, "info": 6, "warning": 4, "error": 3}
 _chosen = "auto"
+_writers: Final[dict[int, LineWriter]] = {}  # by descriptor
 
 
 class Logger:
@@ -90,7 +95,7 @@ def configure(level: str) -> None:
         structlog.processors.TimeStamper(fmt="iso", utc=True),
         structlog.processors.format_exc_info,
     ]
-    handler = logging.StreamHandler(sys.stderr)
+    handler = _Handler(_writer(sys.stderr))
     handler.setFormatter(
         structlog.stdlib.ProcessorFormatter(
             processors=[structlog.stdlib.ProcessorFormatter.remove_processors_meta, _renderer(_format())],
@@ -101,6 +106,51 @@ def configure(level: str) -> None:
     root.handlers = [handler]
     set_level(level)
     root.propagate = False
+
+
+class _Handler(logging.Handler):
+    def __init__(self, writer: LineWriter) -> None:
+        super().__init__()
+        self._writer = writer
+
+    def emit(self, record: logging.LogRecord) -> None:
+        try:
+            self._writer.write(self.format(record))
+        except Exception:
+            self.handleError(record)
+
+    def flush(self) -> None:
+        """Also called by `logging` when the process ends."""
+        self._writer.flush(FLUSH_S)
+
+
+def say(text: str, *, err: bool = False) -> None:
+    """A line of a running service outside of its log, such as that it is ready."""
+    _writer(sys.stderr if err else sys.stdout).write(text)
+
+
+def flush() -> bool:
+    """Before the process ends: wait a moment for a slow reader. Whether everything is written."""
+    return sum(not writer.flush(FLUSH_S) for writer in _writers.values()) == 0
+
+
+def lines_dropped() -> int:
+    """Lines of a service that were not written: its reader did not read those before them."""
+    return sum(writer.dropped for writer in tuple(_writers.values()))
+
+
+def _writer(stream: TextIO) -> LineWriter:
+    fd = stream.fileno()
+    if not _writers:
+        atexit.register(flush)
+    return _writers.setdefault(fd, LineWriter(fd, _dropped_line))
+
+
+def _dropped_line(count: int) -> str:
+    words, fields = f"log_lines_dropped count={count}", {"event": "log_lines_dropped", "count": count}
+    record = logging.makeLogRecord({"levelname": "WARNING", "levelno": logging.WARNING, "msg": words, FIELDS: fields})
+    handlers = logging.getLogger("tensorpool").handlers
+    return handlers[0].format(record) if handlers else words
 
 
 def _format() -> str:

@@ -7,7 +7,7 @@ import pytest
 
 from tensorpool.client.metadata import (
     CHUNK_MAX,
-    CHUNKS_PER_FLUSH,
+    CHUNK_PACE_NS,
     MAX_WAITING,
     REPEATED,
     MetadataCache,
@@ -42,7 +42,9 @@ def flushed(description: MetadataSender, room: int | None = None) -> list[Messag
         sent.append(decode(data))
         return True
 
-    assert description.flush(offer) == len(sent)
+    now_ns = 0
+    while (already := len(sent)) + description.flush(offer, now_ns) > already:
+        now_ns += CHUNK_PACE_NS
     return sent
 
 
@@ -135,15 +137,28 @@ def test_a_newcomer_during_a_table_gets_it_whole_afterwards() -> None:
 
 
 def test_nothing_grows_without_bound() -> None:
-    """Without room in the log the oldest message is given up; a flush sends only so much of a table."""
+    """Without room in the log the oldest message is given up."""
     description = MetadataSender()
     description.begin(source(5), CLOCK, 9)
     for version in range(1, MAX_WAITING + 1):
         description.set(meta(version), "")
     assert description.given_up == MAX_WAITING + 2
     assert len(flushed(description)) == MAX_WAITING
-    description.add_blob(1, 3, bytes((CHUNKS_PER_FLUSH + 5) * CHUNK_MAX), False)
-    assert len(flushed(description)) == CHUNKS_PER_FLUSH
+
+
+def test_chunks_are_paced_by_their_length() -> None:
+    """A whole one is followed by the next after CHUNK_PACE_NS; what has no data holds up nothing."""
+    description = MetadataSender()
+    description.begin(source(5), CLOCK, 9)
+    flushed(description)
+    description.add_blob(1, 3, bytes(CHUNK_MAX + CHUNK_MAX // 2), False)
+    counts = {}
+    for now_ns in (0, CHUNK_PACE_NS - 1, CHUNK_PACE_NS, CHUNK_PACE_NS * 3 // 2 - 1, CHUNK_PACE_NS * 3 // 2):
+        now_ns += CHUNK_PACE_NS  # the first one is due at any time
+        is_due = description.is_due(now_ns)
+        counts[now_ns - CHUNK_PACE_NS] = (is_due, description.flush(lambda data: True, now_ns))
+    assert list(counts.values()) == [(True, 3), (False, 0), (True, 1), (False, 0), (True, 1)]
+    assert not description.is_due(1 << 62)
 
 
 def test_a_message_that_cannot_be_sent_is_given_up_and_the_others_go_on() -> None:
@@ -161,7 +176,7 @@ def test_a_message_that_cannot_be_sent_is_given_up_and_the_others_go_on() -> Non
         sent.append(message)
         return True
 
-    description.flush(offer)
+    description.flush(offer, 0)
     assert said(sent) == [("epoch", 5), ("version", 0), ("epoch", 5), ("epoch", 5), ("version", 2)]
     assert description.given_up == 1
 

@@ -25,7 +25,7 @@ from tensorpool.diagnosis.directories import check_directories, check_region_fil
 from tensorpool.diagnosis.driver import check_discovery, check_driver, check_lock
 from tensorpool.diagnosis.layouts import check_layouts
 from tensorpool.diagnosis.media_driver import check_media_driver
-from tensorpool.diagnosis.space import check_space
+from tensorpool.diagnosis.space import check_aeron_space, check_space
 from tensorpool.driver.config import DriverConfig
 from tensorpool.shm import locking
 from tensorpool.wire import decode
@@ -225,6 +225,26 @@ def test_space_is_the_bill_against_the_mount(shm_dir: Path) -> None:
     assert (level, remedy.startswith("mount -o remount,size=129m ")) == (Level.WARN, True)
     assert "suffice until a producer restarts" in found
     assert check(100, 16)[0] is Level.OK
+
+
+def test_aeron_needs_room_for_what_its_sparse_logs_lack(shm_dir: Path) -> None:
+    """And for one more client; the remedy is a mount that has both."""
+    with mounted(shm_dir / "mount", "tmpfs", "size=200m") as mount:
+        log = mount / "aeron" / "publications" / "1.logbuffer"
+        log.parent.mkdir(parents=True)
+        log.touch()
+        os.truncate(log, 100 << 20)
+        fine = check_aeron_space(str(mount / "aeron"))
+        assert (fine.level, fine.found.endswith("its logs and one more client need 164 MiB")) == (Level.OK, True)
+        os.truncate(log, 150 << 20)
+        short = check_aeron_space(str(mount / "aeron"))
+        assert short.level is Level.WARN
+        assert "has 200 MiB free of 200 MiB; one more client needs 64 MiB, and sparse logs 150 MiB" in short.found
+        assert short.remedy.startswith("mount -o remount,size=214m ")
+        with log.open("r+b") as file:
+            os.posix_fallocate(file.fileno(), 0, 130 << 20)
+        assert check_aeron_space(str(mount / "aeron")).level is Level.WARN
+        assert "sparse logs 20 MiB" in check_aeron_space(str(mount / "aeron")).found
 
 
 # --- limits and software

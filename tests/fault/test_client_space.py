@@ -14,11 +14,13 @@ import pytest
 
 import tensorpool as tp
 from tensorpool import aeron
+from tensorpool.aeron.media_driver import ALLOCATE_FROM_BYTES
 from tensorpool.client import State
 from tensorpool.errors import AttachRefused, TransportError
 from tests.shm.by_hand import mounted
 from tests.support.driver_process import Deployment
-from tests.support.processes import wait_until
+from tests.support.processes import Process, wait_until
+from tests.support.processes import media_driver as media_process
 
 MIB = 1 << 20
 SMALL, LARGE = 44_000, 44_001
@@ -117,3 +119,62 @@ def test_a_client_without_room_for_its_logs_names_the_mount(shm_dir: Path, mount
                 with client.producer(SMALL, timeout=60) as producer:
                     assert producer.state is State.ACTIVE
             assert process.terminate()[0] == 0
+
+
+PUBLISHING = """
+import sys
+import numpy as np
+import tensorpool as tp
+config = tp.DriverConfig.load(sys.argv[2], environ={})
+with (
+    tp.connect(sys.argv[1], config=config) as client,
+    client.producer(int(sys.argv[3]), timeout=60) as producer,
+    client.consumer(int(sys.argv[3]), timeout=60) as consumer,
+):
+    assert producer.wait_for_consumers(timeout=60)
+    print("ready", flush=True)
+    sys.stdin.readline()
+    array = np.zeros(16, np.uint8)
+    for number in range(300_000):  # the log of descriptors goes round
+        producer.publish(array)
+        if number % 100 == 0:
+            while consumer.poll() is not None:
+                pass
+    print("published", flush=True)
+"""
+
+
+def test_a_program_that_fills_the_mount_kills_no_client(shm_dir: Path) -> None:
+    """Logs that are there have their memory, and go on; a further client gets an error that names the place."""
+    with (
+        mounted(shm_dir / "mount", "tmpfs", f"size={ALLOCATE_FROM_BYTES}") as mount,
+        media_process(str(mount / "aeron")) as media,
+    ):
+        aeron_dir = str(mount / "aeron")
+        deployment = Deployment(shm_dir, aeron_dir, streams=[SMALL])
+        with deployment.start() as driver:
+            assert driver.read_line()
+            config = str(deployment.config_path)
+            with Process("-c", PUBLISHING, aeron_dir, config, str(SMALL)) as process:
+                assert process.read_line() == "ready"
+                hog = mount / "hog"
+                with hog.open("wb") as file:
+                    os.posix_fallocate(file.fileno(), 0, free_bytes(mount))
+                process.write_line("")
+                assert process.finish() == (0, "published\n")
+            with pytest.raises(TransportError, match=f"insufficient usable storage .* in {aeron_dir}"):
+                tp.connect(aeron_dir, config=config)
+            hog.unlink()
+            assert driver.terminate()[0] == 0
+        assert media.is_running
+
+
+def test_logs_on_a_small_mount_take_what_is_written(shm_dir: Path) -> None:
+    """Such as in a container: a driver alone would take all that Docker gives."""
+    size = f"size={ALLOCATE_FROM_BYTES - MIB}"
+    with mounted(shm_dir / "mount", "tmpfs", size) as mount, aeron.MediaDriver(str(mount / "aeron")) as driver:
+        client = aeron.connect(driver.aeron_dir)
+        before = free_bytes(mount)
+        client.add_publication("aeron:ipc?term-length=16m", 1)
+        assert before - free_bytes(mount) < MIB
+        client.close()

@@ -54,6 +54,7 @@ METRICS = set(
         tensorpool_control_held_bytes
         tensorpool_supervisor_messages_total tensorpool_supervisor_overflow_total tensorpool_supervisor_connected
         tensorpool_supervisor_overrides_total tensorpool_build_info tensorpool_healthy
+        tensorpool_log_lines_dropped_total
         """,
     )
 )

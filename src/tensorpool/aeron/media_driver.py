@@ -3,8 +3,10 @@
 
 Defaults are chosen for machines that do other work too: one shared thread that sleeps while nothing happens, for up to
 10 ms without traffic over UDP and 2 ms with it, and that our clients wake; and timers fine enough that a subscriber
-that stopped polling is skipped after a tenth of a second instead of seconds. With a `shared_idle_strategy`, or another
-threading mode, Aeron's own threads and idle strategies are used.
+that stopped polling is skipped after a tenth of a second instead of seconds. Logs take their memory when they are made,
+on mounts of ALLOCATE_FROM_BYTES and more: a log that finds no room is refused, where a writer of a sparse one would be
+killed by SIGBUS. With a `shared_idle_strategy`, or another threading mode, Aeron's own threads and idle strategies are
+used.
 """
 
 from __future__ import annotations
@@ -40,6 +42,7 @@ _MS: Final = 1_000_000
 _S: Final = 1_000_000_000
 
 SEND_BUFFER_BYTES: Final = 2 << 20  # what a queue of a network card may hold before sends are refused
+ALLOCATE_FROM_BYTES: Final = 2 << 30  # a driver's logs take 48 MiB, a client's 24, a producer's 12 more
 SILENCE_MS: Final = 2_000  # twice the heartbeat interval that Aeron ships with; ours is finer
 START_TIMEOUT_MS: Final = 15_000  # of another driver in the same folder
 
@@ -52,7 +55,6 @@ DEFAULTS: Final[dict[str, Value]] = {
     "receiver_io_vector_capacity": 16,  # the most that Aeron takes, of each of the three
     "sender_io_vector_capacity": 16,
     "network_publication_max_messages_per_send": 16,
-    "term_buffer_sparse_file": True,
     "dir_delete_on_start": True,  # what a dead driver left; a live one is refused first
     "dir_delete_on_shutdown": True,
     "dir_warn_if_exists": False,
@@ -162,7 +164,8 @@ class MediaDriver(ClosesOnExit):
     def __init__(self, aeron_dir: str | None = None, access: FileAccess | None = None, /, **settings: Value) -> None:
         library.load()
         self.aeron_dir = aeron_dir or default_aeron_dir()
-        chosen = DEFAULTS | _buffers() | {name: checked_setting(name, value) for name, value in settings.items()}
+        defaults = DEFAULTS | _buffers() | {"term_buffer_sparse_file": _is_small(os.path.dirname(self.aeron_dir))}
+        chosen = defaults | {name: checked_setting(name, value) for name, value in settings.items()}
         udp_offload = chosen.pop("udp_offload", "auto")
         has_own_thread = chosen["threading_mode"] == THREADING_SHARED and not _idle_settings(chosen)
         own_thread_dir = self.aeron_dir if has_own_thread else ""
@@ -225,6 +228,15 @@ def _buffers() -> dict[str, Value]:
             return {"socket_so_sndbuf": min(SEND_BUFFER_BYTES, int(limit.read()))}
     except (OSError, ValueError):
         return {}
+
+
+def _is_small(parent: str) -> bool:
+    """Whether the mount is too small for logs that are mostly empty, such as the 64 MiB that Docker gives."""
+    try:
+        mount = os.statvfs(parent)
+    except OSError:
+        return True  # Aeron reports what is wrong with it
+    return 0 < mount.f_blocks * mount.f_frsize < ALLOCATE_FROM_BYTES  # 0: without a limit
 
 
 def _on_offload_refused(reason: str) -> None:

@@ -27,9 +27,11 @@ from tensorpool.bridge.config import BridgeConfig, MappingConfig
 from tensorpool.bridge.destinations import Destinations
 from tensorpool.bridge.metrics import Counters, Key
 from tensorpool.bridge.sessions import FollowedSession, Origin, Sources
+from tensorpool.bridge.tables import TableMessage
 from tensorpool.channel import ChannelUri, Endpoint
 from tensorpool.client import Client, Producer
 from tensorpool.client.mapped_epoch import EpochWriter
+from tensorpool.client.metadata import TablePace
 from tensorpool.clock import Clock
 from tensorpool.errors import RemoteProtocolError, TensorPoolError
 from tensorpool.logs import get_logger
@@ -53,7 +55,6 @@ SECOND: Final = 1_000_000_000
 DAY: Final = 86_400 * SECOND
 LEAST_JUMP: Final = 1024  # by which a seq may be ahead at any time, however small the source's ring is
 MAX_UNTOLD: Final = 256
-TABLE_PACE_NS: Final = 50_000_000  # between messages of tables: Aeron skips a consumer that is six of them behind
 MAX_EARLY: Final = 16  # metadata that came before the first announce
 METADATA_TERM: Final = "1m"
 MAX_MESSAGE_BYTES: Final = (1 << 20) // 8  # what a log of that term takes; nothing longer could be published here
@@ -272,7 +273,8 @@ class Receiver:
         self._is_paused = False
         self._metadata = SourceMetadata()
         self._untold: deque[Metadata] = deque()  # metadata that wait for room in the local log
-        self._again_ns = self._table_ns = 0  # when metadata are published again, and the next messages of tables
+        self._again_ns = 0  # when metadata are published again
+        self._table_pace = TablePace()
         self._met = 0  # consumers of this producer, when metadata were last published for one that came
         self._look_ns = 0
         self._local: dict[str, aeron.Publication] = {}
@@ -540,11 +542,15 @@ class Receiver:
         while self._untold and self._publish_metadata(self._untold[0]):
             self._untold.popleft()
             work += 1
-        if now_ns >= self._table_ns and not self._untold and self._metadata.is_of(self._source.epoch):
-            published = self._metadata.tables.flush(self._publish_metadata, 1)
-            self._table_ns = now_ns + TABLE_PACE_NS if published else now_ns
-            work += published
+        if self._table_pace.is_due(now_ns) and not self._untold and self._metadata.is_of(self._source.epoch):
+            work += self._metadata.tables.flush(lambda message: self._publish_table(message, now_ns), 1)
         return work
+
+    def _publish_table(self, message: TableMessage, now_ns: int) -> bool:
+        is_done = self._publish_metadata(message)
+        if is_done:
+            self._table_pace.on_sent(message, now_ns)
+        return is_done
 
     def _publish_metadata(self, message: Metadata) -> bool:
         """Whether it is done with: published, or without a subscriber."""

@@ -84,4 +84,4 @@ def _report(config: BridgeConfig, event: str, *, as_json: bool, **fields: Any) -
         line = msgspec.json.encode({"event": event, "instance_id": instance_id, **fields}).decode()
     else:
         line = f"bridge {instance_id}: {event}"
-    click.echo(line)
+    logs.say(line)

@@ -84,11 +84,12 @@ def command(
     with Console(config, connection.aeron_dir, chosen) as console, _process(console, monitoring) as process:
         fault = missing_page()
         if as_json:
-            click.echo(msgspec.json.encode({"event": "ready", "url": console.url(), "address": console.address}))
+            ready = {"event": "ready", "url": console.url(), "address": console.address}
+            logs.say(msgspec.json.encode(ready).decode())
         else:
-            click.echo(f"console: {console.url()}")
+            logs.say(f"console: {console.url()}")
         if fault is not None:
-            click.echo(f"warning: {fault}", err=True)
+            logs.say(f"warning: {fault}", err=True)
         process.ready(f"at {console.address}")
         while console.is_running and not stop.wait(POLL_S):
             process.beat()

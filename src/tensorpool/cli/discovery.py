@@ -54,7 +54,7 @@ def command(
     stop = StopSignals(hangup=True)
     with Registry(config, aeron_dir=aeron_dir, load=load) as registry, _process(registry, monitoring) as process:
         drivers = len(section.drivers)
-        click.echo(f"registry answers at {section.channel} stream {section.stream_id}, for {drivers} drivers")
+        logs.say(f"registry answers at {section.channel} stream {section.stream_id}, for {drivers} drivers")
         process.ready(f"answers for {drivers} drivers")
         while registry.is_running and not stop.count:
             stop.wait(0.5)

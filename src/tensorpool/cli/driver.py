@@ -61,10 +61,10 @@ def command(
         return
     logs.configure(log_level)
     if missing_space := shortage(config):
-        click.echo(f"warning: {missing_space}", err=True)
+        logs.say(f"warning: {missing_space}", err=True)
     stop = StopSignals(hangup=True)
     with Driver(config, aeron_dir=aeron_dir, load=load) as driver, _process(driver, monitoring) as process:
-        click.echo(f"driver {config.driver.instance_id} serves {driver.aeron_dir}")
+        logs.say(f"driver {config.driver.instance_id} serves {driver.aeron_dir}")
         process.ready(f"serves {driver.aeron_dir}")
         is_ending = False
         while driver.is_running and stop.count < 2:
@@ -104,6 +104,7 @@ def _end_in_time(driver: Driver, seconds: float) -> None:
         time.sleep(seconds)
         get_logger("driver").error("end_forced", after_s=seconds)
         driver.abandon()
+        logs.flush()
         os._exit(1)
 
     threading.Thread(target=force, name="end", daemon=True).start()

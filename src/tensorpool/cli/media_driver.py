@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Final
 
 import click
 
-from tensorpool import aeron
+from tensorpool import aeron, logs
 from tensorpool.aeron.media_driver import parse_setting
 from tensorpool.cli import options
 from tensorpool.cli.service_process import Monitoring, ServiceProcess, monitoring_options
@@ -43,7 +43,7 @@ def command(path: Path | None, aeron_dir: str | None, settings: tuple[str, ...],
     where = aeron_dir or config.driver.aeron_dir or None
     stop = StopSignals()
     with aeron.MediaDriver(where, config.aeron_access(), **dict(parse_setting(text) for text in settings)) as driver:
-        click.echo(f"media driver at {driver.aeron_dir}")
+        logs.say(f"media driver at {driver.aeron_dir}")
         with _process(driver.aeron_dir, monitoring) as process:
             process.ready(f"at {driver.aeron_dir}")
             while not stop.wait(BEAT_S):

@@ -207,9 +207,9 @@ def print_reload(reload: Callable[[], Iterable[str]]) -> None:
     """After SIGHUP: how the configuration differs, or why it stays as it is."""
     try:
         for line in tuple(reload()) or ("nothing differs",):
-            click.echo(line)
+            logs.say(line)
     except TensorPoolError as error:
-        click.echo(f"error: {error}", err=True)
+        logs.say(f"error: {error}", err=True)
 
 
 def overrides(settings: tuple[str, ...], option: str = "--set") -> dict[str, str]:

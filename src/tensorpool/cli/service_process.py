@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 import msgspec
 
-from tensorpool import aeron
+from tensorpool import aeron, logs
 from tensorpool.closing import ClosesOnExit
 from tensorpool.telemetry.addresses import checked_address
 from tensorpool.telemetry.health import standing_still
@@ -145,7 +145,7 @@ class ServiceProcess(ClosesOnExit):
         self._stack.callback(server.close)
         self.address = server.address
         if where[1] == 0:
-            click.echo(f"metrics at http://{self.address}/metrics /healthz", err=True)
+            logs.say(f"metrics at http://{self.address}/metrics /healthz", err=True)
 
 
 def missing_media_driver(aeron_dir: str) -> str | None:

@@ -62,10 +62,10 @@ def command(
         where, name = supervisor.http_address, config.supervisor.instance_id
         if as_json:
             ready = {"event": "ready", "instance_id": name, "http": where, "aeron_dir": supervisor.observer.aeron_dir}
-            click.echo(msgspec.json.encode(ready))
+            logs.say(msgspec.json.encode(ready).decode())
         else:
             served = f"http://{where}/view /metrics /healthz" if where else "no HTTP"
-            click.echo(f"supervisor {name}: ready, {served}, observes {supervisor.observer.aeron_dir}")
+            logs.say(f"supervisor {name}: ready, {served}, observes {supervisor.observer.aeron_dir}")
         process.ready(f"observes {supervisor.observer.aeron_dir}")
         while supervisor.is_running and not stop.wait(POLL_S):
             process.beat()
@@ -83,4 +83,4 @@ def _process(supervisor: Supervisor) -> ServiceProcess:
 def _print_change(change: Change, time_ns: int) -> None:
     fields = {"event": "change", "time_ns": time_ns} | msgspec.structs.asdict(change)
     del fields["at_ns"]
-    click.echo(msgspec.json.encode(fields))
+    logs.say(msgspec.json.encode(fields).decode())

@@ -382,14 +382,25 @@ class Client(ClosesOnExit):
         self._order(lambda now_ns: discovery.forget(query))
         return query
 
-    def _own_stream(self, name: str, timeout: float) -> int:
-        """The stream of that name at our own driver, 0 if there is none: its producer finds a place for it."""
+    def _own_stream(self, name: str, timeout: float, *, create: bool) -> int:
+        """The stream of that name at our own driver, 0 if there is none: its producer finds a place for it.
+
+        Without `create` it has to be there, and is asked for again during half of the time: a driver that has just
+        started lists a stream of its configuration once its memory is made.
+        """
         timeout = arguments.timeout(timeout)
         discovery = self._conductor.discovery
         if not discovery.endpoints:
             return 0
-        query = self._query(Filters(name=name), min(timeout, OWN_PATIENCE_S))
-        found = [stream for stream in query.streams if discovery.is_here(stream)]
+        until_s = time.monotonic() + (0 if create else timeout / 2)
+        found: list[DiscoveredStream] = []
+        while not found:
+            query = self._query(Filters(name=name), min(timeout, OWN_PATIENCE_S))
+            found = [stream for stream in query.streams if discovery.is_here(stream)]
+            if time.monotonic() >= until_s:
+                break
+            if not found:
+                time.sleep(LOOK_AGAIN_S)
         if len(found) > 1:
             raise _ambiguous(name, found)
         configured = self.config.streams.get(name)
@@ -407,7 +418,7 @@ class Client(ClosesOnExit):
                 known._check_options(options)
                 return known
         if name is not None:
-            stream_id = self._own_stream(name, self._attach_timeout(timeout))
+            stream_id = self._own_stream(name, self._attach_timeout(timeout), create=create)
         if options.ring is not None:
             stream_id = self._provision(stream_id, name, options.ring)
         session = ProducerSession(self._conductor, AttachSpec(stream_id, Role.PRODUCER, create), name, options)

@@ -34,7 +34,7 @@ MAX_KEPT: Final = 64  # versions that a consumer remembers
 KEPT_LINKS: Final = 256  # the last trace links of a producer, for consumers that come later
 REPEATED: Final = 4  # versions that a producer sends again every announce period
 MAX_WAITING: Final = 1_024  # messages of a producer that wait for room in the log; then the oldest is given up
-CHUNKS_PER_FLUSH: Final = 64  # of tables
+CHUNK_PACE_NS: Final = 50_000_000  # after a chunk of CHUNK_MAX bytes, and in proportion after a shorter one
 
 _TEXT: Final = "text/plain"
 _JSON: Final = "application/json"
@@ -323,6 +323,24 @@ def _keep[K, V](kept: OrderedDict[K, V], key: K, value: V) -> None:
         kept.popitem(last=False)
 
 
+class TablePace:
+    """When the next message of a table may be sent.
+
+    Aeron skips a consumer that is six chunks behind the fastest one for a tenth of a second, and it would get no table
+    at all: at this pace one that looks three times a second is never so far behind.
+    """
+
+    def __init__(self) -> None:
+        self._next_ns = 0
+
+    def is_due(self, now_ns: int) -> bool:
+        return now_ns >= self._next_ns
+
+    def on_sent(self, message: Message, now_ns: int) -> None:
+        if isinstance(message, MetaBlobChunk):
+            self._next_ns = now_ns + CHUNK_PACE_NS * len(message.chunk_bytes) // CHUNK_MAX
+
+
 class _Blob(msgspec.Struct, frozen=True):
     """A table that a producer distributes."""
 
@@ -350,6 +368,7 @@ class MetadataSender:
         self._waiting: deque[Message] = deque()
         self._chunks: Iterator[Message] | None = None
         self._chunk: Message | None = None
+        self._pace = TablePace()
         self._are_blobs_due = False
         self.summary = ""
         self.given_up = 0
@@ -416,7 +435,12 @@ class MetadataSender:
 
     # --- sending
 
-    def flush(self, offer: Callable[[bytes], bool]) -> int:
+    def is_due(self, now_ns: int) -> bool:
+        """Whether it is time for more of a table."""
+        has_more = self._chunk is not None or self._chunks is not None or self._are_blobs_due
+        return has_more and self._source is not None and self._pace.is_due(now_ns)
+
+    def flush(self, offer: Callable[[bytes], bool], now_ns: int) -> int:
         """Hand over what there is room for; `offer` returns whether a message is handled. Returns how many were."""
         sent = 0
         while self._waiting:
@@ -424,10 +448,11 @@ class MetadataSender:
                 return sent
             self._waiting.popleft()
             sent += 1
-        for _ in range(CHUNKS_PER_FLUSH):
+        while self._pace.is_due(now_ns):
             self._chunk = self._chunk or self._next_chunk()
             if self._chunk is None or not self._is_handled(self._chunk, offer):
                 return sent
+            self._pace.on_sent(self._chunk, now_ns)
             self._chunk = None
             sent += 1
         return sent

@@ -231,7 +231,7 @@ class ProducerSession(Session):
         if self._is_map_due and self._merge_map is not None and self.writer is not None:
             self._is_map_due = False
             self.send(self._merge_map.announce(self.stream_id, self.writer.epoch))
-        return work + self._metadata.flush(self._offer_metadata) + self.progress.flush(self.consumers.fan_out)
+        return work + self._metadata.flush(self._offer_metadata, now_ns) + self.progress.flush(self.consumers.fan_out)
 
     @property
     def is_restless(self) -> bool:
@@ -239,7 +239,7 @@ class ProducerSession(Session):
         return super().is_restless or self.progress.is_waiting(self.consumers.fan_out)
 
     def is_due(self, now_ns: int) -> bool:
-        return now_ns >= self._next_ns or super().is_due(now_ns)
+        return now_ns >= self._next_ns or self._metadata.is_due(now_ns) or super().is_due(now_ns)
 
     # --- consumers
 

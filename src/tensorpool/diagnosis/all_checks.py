@@ -19,7 +19,7 @@ from tensorpool.diagnosis.leftovers import check_leftovers, survey_everything
 from tensorpool.diagnosis.limits import check_memlock, check_open_files, check_socket_buffers
 from tensorpool.diagnosis.media_driver import check_media_driver
 from tensorpool.diagnosis.software import check_aeron, check_copies, check_java, check_python, check_spark
-from tensorpool.diagnosis.space import check_space
+from tensorpool.diagnosis.space import check_aeron_space, check_space
 from tensorpool.driver.config import DriverConfig
 from tensorpool.settings import lookalikes
 
@@ -45,6 +45,7 @@ def run_checks(config: DriverConfig, aeron_dir: str | None) -> Iterator[CheckRes
     yield from check_region_files(config)
     yield from check_layouts(config)
     yield check_space(config)
+    yield check_aeron_space(place_of(config, aeron_dir))
     for result in (check_memlock(config), check_open_files(), check_socket_buffers(), check_spark(), check_java()):
         if result is not None:
             yield result

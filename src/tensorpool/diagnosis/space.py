@@ -3,7 +3,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+from collections.abc import Iterator
 from typing import Final
 
 from tensorpool.diagnosis.check_result import CheckResult, fail, ok, size, warn
@@ -13,9 +15,10 @@ from tensorpool.shm.namespace import namespace_path
 from tensorpool.shm.space import mount_space
 
 CHECK: Final = "space"
+AERON_CHECK: Final = "aeron space"
 DOCKER_DEFAULT_BYTES: Final = 64 << 20
 MIB: Final = 1 << 20
-AERON_BYTES: Final = 64 * MIB  # of the logs of a driver and a few clients, most of them sparse; and Aeron wants room
+AERON_BYTES: Final = 64 * MIB  # for the logs of one more client with a producer (40 MiB), and what grows beside them
 
 
 def check_space(config: DriverConfig) -> CheckResult:
@@ -42,6 +45,22 @@ def check_space(config: DriverConfig) -> CheckResult:
     return ok(CHECK, f"{has}; the configuration needs {size(needed)}, and takes {words}")
 
 
+def check_aeron_space(aeron_dir: str) -> CheckResult:
+    """Room for one more client, and for what sparse logs lack: who writes there on a full mount dies of SIGBUS."""
+    mount = mount_space(aeron_dir)
+    at = mount.mount_point
+    if mount.free_bytes is None or mount.total_bytes is None:
+        return ok(AERON_CHECK, f"{at}, where Aeron's files are, has no limit of its own")
+    lacking = _lacking_bytes(aeron_dir)
+    needed = AERON_BYTES + lacking
+    has = f"{at}, where Aeron's files are, has {size(mount.free_bytes)} free of {size(mount.total_bytes)}"
+    if needed <= mount.free_bytes:
+        return ok(AERON_CHECK, f"{has}; its logs and one more client need {size(needed)}")
+    found = f"{has}; one more client needs {size(AERON_BYTES)}, and sparse logs {size(lacking)} when they fill: "
+    found += "a process that writes where there is no room is killed (SIGBUS)"
+    return warn(AERON_CHECK, found, _enlarge(at, mount.total_bytes, needed - mount.free_bytes))
+
+
 def shortage(config: DriverConfig) -> str | None:
     """One sentence where a driver that is to be started would not find room for one epoch beside Aeron's logs."""
     mount = mount_space(config.shm.base_dir)
@@ -66,12 +85,17 @@ def _enlarge(at: str, total_bytes: int, missing_bytes: int) -> str:
     return f"{command}    (in a container: --shm-size={enough}m), or a profile with fewer slots or smaller strides"
 
 
-def _taken_bytes(namespace: str) -> int:
-    total = 0
-    for folder, _, names in os.walk(namespace):
+def _taken_bytes(folder: str) -> int:
+    return sum(found.st_blocks * BLOCK_BYTES for found in _files(folder))
+
+
+def _lacking_bytes(folder: str) -> int:
+    """What sparse files have yet to take."""
+    return sum(max(found.st_size - found.st_blocks * BLOCK_BYTES, 0) for found in _files(folder))
+
+
+def _files(folder: str) -> Iterator[os.stat_result]:
+    for where, _, names in os.walk(folder):
         for name in names:
-            try:
-                total += os.lstat(os.path.join(folder, name)).st_blocks * BLOCK_BYTES
-            except OSError:
-                continue
-    return total
+            with contextlib.suppress(OSError):
+                yield os.lstat(os.path.join(where, name))

@@ -15,7 +15,7 @@ from prometheus_client import CollectorRegistry, ProcessCollector, generate_late
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from tensorpool import aeron
+from tensorpool import aeron, logs
 from tensorpool.errors import Closed, TransportError
 from tensorpool.shm import mount_space
 from tensorpool.telemetry.http import Answer
@@ -61,6 +61,13 @@ class Endpoints(Collector):
         )
         healthy.add_metric(self._labels, self._trouble() is None)
         yield healthy
+        dropped = CounterMetricFamily(
+            "tensorpool_log_lines_dropped",
+            "Lines that the service did not write because nobody read its log.",
+            labels=["service", "instance_id"],
+        )
+        dropped.add_metric(self._labels, logs.lines_dropped())
+        yield dropped
         yield from self._collect()
 
     def _metrics(self) -> Answer:
