@@ -61,7 +61,12 @@ void fill_source() {
 
 TEST(copy, every_kind_equals_memcpy_for_all_alignments_and_block_edges) {
     fill_source();
-    for (std::size_t i = 0; i < kCopyKindNames.size(); ++i)
+#if defined(__SANITIZE_THREAD__)
+    const std::size_t kinds = 1;  // all are one loop over the bytes
+#else
+    const std::size_t kinds = kCopyKindNames.size();
+#endif
+    for (std::size_t i = 0; i < kinds; ++i)
         if (const auto kind = static_cast<CopyKind>(i); is_supported(kind))
             check_all(
                 [kind](std::uint8_t* to, const std::uint8_t* from, std::size_t n) { copy_by(kind, to, from, n); });
