@@ -49,7 +49,7 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
         cwd=ROOT,
         env={"PYTHONPATH": str(ROOT), "PATH": "/usr/bin:/bin:/usr/sbin:/sbin"},
     )
-    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-9000:]
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-40_000:]
     result: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
     print(json.dumps({key: result[key] for key in ("acts", "codes", "healths", "far")}))
     return result

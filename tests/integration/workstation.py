@@ -267,15 +267,22 @@ class Workstation:
     def upgrade_driver(self) -> None:
         """The driver is replaced by one of the earlier version, and that one by today's, under running programs."""
         self._end_driver()
+        wait_until(self._start_old_driver, "the earlier version serves", timeout_s=ACT_S)
+        self.everybody_goes_on()
+        self.services["driver"].end()  # with any code: 0.2.0 does not always end by itself
+        self.start_driver()
+
+    def _start_old_driver(self) -> bool:
+        """False: it ended before it served."""
         python, path = old_python(OLD_PATH)
         words = ("-m", "tensorpool", "driver", "--config", str(self.config), "--log-level", "warning")
         driver = Program(OPERATOR, self.folder / "driver.log", *words, python=python, path=path)
         self.services["driver"] = driver
         assert driver.process.stdout is not None
-        assert " serves " in driver.process.stdout.readline(), "the earlier version did not start"
-        self.everybody_goes_on()
-        driver.end()  # with 1 where it was forced to: 0.2.0 does not always end by itself
-        self.start_driver()
+        if " serves " in driver.process.stdout.readline():
+            return True
+        print(f"the earlier version ended with {driver.end()[0]}", file=sys.stderr, flush=True)
+        return False
 
     def revoke_leases(self) -> None:
         """The driver's account ends all leases of a user, which no member can; the user's program attaches again."""
