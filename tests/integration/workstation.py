@@ -203,6 +203,7 @@ class Workstation:
         streams = [str(STREAMS[0]), str(STREAMS[3])]
         words = ("--to", str(self.lake), "--name", "r", "--direct", "--no-sync", "--json", "--retain-bytes", "4m")
         self.start_service("recorder", "record", *streams, *words, "--file-size", "1m")
+        wait_until(lambda: health("recorder") == 200, "the recorder has started", timeout_s=ACT_S)
 
     def start_user(self, name: str) -> None:
         words = (str(self.config), json.dumps(self._streams_of(name)), json.dumps(self._read_by(name)))
@@ -333,7 +334,6 @@ class Workstation:
         wait_until(lambda: health("recorder") == 200, "the recorder is well", timeout_s=ACT_S)
         self._end_recorder()
         self.start_recorder()
-        wait_until(lambda: health("recorder") == 200, "the recorder is well again", timeout_s=ACT_S)
 
     def _end_recorder(self) -> None:
         code, output = self.services.pop("recorder").end()
