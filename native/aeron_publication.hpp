@@ -14,29 +14,18 @@ namespace tensorpool::aeron {
 
 class Publication final : public Resource {
 public:
+    // Asks again where the media driver is still closing the socket of an earlier publication to the same address.
     static std::shared_ptr<Publication> add(const std::shared_ptr<ClientCore>& client, const std::string& channel,
                                             std::int32_t stream_id, bool exclusive, const Interrupted& interrupted) {
-        auto publication = std::shared_ptr<Publication>(new Publication(client, channel, stream_id));
-        const Api& api = client->api();
-        Async* async = nullptr;
-        const std::string& what = publication->name();
-        if (exclusive) {
-            if (client->command([&] {
-                    return api.async_add_exclusive_publication(&async, client->raw(), channel.c_str(), stream_id);
-                }) < 0)
-                throw last_error(api, "cannot add " + what);
-            publication->xpub_ =
-                client->await<XPub>(async, api.async_add_exclusive_publication_poll, what, interrupted);
-            api.exclusive_publication_constants(publication->xpub_, &publication->constants_);
-        } else {
-            if (client->command(
-                    [&] { return api.async_add_publication(&async, client->raw(), channel.c_str(), stream_id); }) < 0)
-                throw last_error(api, "cannot add " + what);
-            publication->pub_ = client->await<Pub>(async, api.async_add_publication_poll, what, interrupted);
-            api.publication_constants(publication->pub_, &publication->constants_);
+        for (const std::uint64_t start_ns = monotonic_ns();;) {
+            try {
+                return add_once(client, channel, stream_id, exclusive, interrupted);
+            } catch (const RefusedError& error) {
+                const bool is_over = monotonic_ns() - start_ns > kAskAgainNs;
+                if (error.code != kTemporarilyUnavailable || is_over || interrupted()) throw;
+            }
+            nap(kAskAgainEveryNs);
         }
-        client->adopt(publication);
-        return publication;
     }
     ~Publication() override { close_now(); }
 
@@ -116,6 +105,34 @@ public:
     const std::string& channel() const noexcept { return channel_; }
 
 private:
+    static constexpr int kTemporarilyUnavailable = -10;  // AERON_ERROR_CODE_RESOURCE_TEMPORARILY_UNAVAILABLE
+    static constexpr std::uint64_t kAskAgainNs = 5'000'000'000, kAskAgainEveryNs = 2'000'000;
+
+    static std::shared_ptr<Publication> add_once(const std::shared_ptr<ClientCore>& client, const std::string& channel,
+                                                 std::int32_t stream_id, bool exclusive,
+                                                 const Interrupted& interrupted) {
+        auto publication = std::shared_ptr<Publication>(new Publication(client, channel, stream_id));
+        const Api& api = client->api();
+        Async* async = nullptr;
+        const std::string& what = publication->name();
+        if (exclusive) {
+            if (client->command([&] {
+                    return api.async_add_exclusive_publication(&async, client->raw(), channel.c_str(), stream_id);
+                }) < 0)
+                throw last_error(api, "cannot add " + what);
+            publication->xpub_ =
+                client->await<XPub>(async, api.async_add_exclusive_publication_poll, what, interrupted);
+            api.exclusive_publication_constants(publication->xpub_, &publication->constants_);
+        } else {
+            if (client->command(
+                    [&] { return api.async_add_publication(&async, client->raw(), channel.c_str(), stream_id); }) < 0)
+                throw last_error(api, "cannot add " + what);
+            publication->pub_ = client->await<Pub>(async, api.async_add_publication_poll, what, interrupted);
+            api.publication_constants(publication->pub_, &publication->constants_);
+        }
+        client->adopt(publication);
+        return publication;
+    }
     Publication(const std::shared_ptr<ClientCore>& client, const std::string& channel, std::int32_t stream_id)
         : Resource(client, "publication " + channel + " stream " + std::to_string(stream_id)), channel_(channel) {}
 

@@ -95,7 +95,8 @@ def configure(level: str) -> None:
         structlog.processors.TimeStamper(fmt="iso", utc=True),
         structlog.processors.format_exc_info,
     ]
-    handler = _Handler(_writer(sys.stderr))
+    writer = _writer(sys.stderr)
+    handler = logging.StreamHandler(sys.stderr) if writer is None else _Handler(writer)
     handler.setFormatter(
         structlog.stdlib.ProcessorFormatter(
             processors=[structlog.stdlib.ProcessorFormatter.remove_processors_meta, _renderer(_format())],
@@ -126,7 +127,12 @@ class _Handler(logging.Handler):
 
 def say(text: str, *, err: bool = False) -> None:
     """A line of a running service outside of its log, such as that it is ready."""
-    _writer(sys.stderr if err else sys.stdout).write(text)
+    stream = sys.stderr if err else sys.stdout
+    writer = _writer(stream)
+    if writer is None:
+        print(text, file=stream, flush=True)
+    else:
+        writer.write(text)
 
 
 def flush() -> bool:
@@ -139,8 +145,12 @@ def lines_dropped() -> int:
     return sum(writer.dropped for writer in tuple(_writers.values()))
 
 
-def _writer(stream: TextIO) -> LineWriter:
-    fd = stream.fileno()
+def _writer(stream: TextIO) -> LineWriter | None:
+    """None for a stream in memory, as in a notebook: it has no reader that could stand still."""
+    try:
+        fd = stream.fileno()
+    except (OSError, ValueError):
+        return None
     if not _writers:
         atexit.register(flush)
     return _writers.setdefault(fd, LineWriter(fd, _dropped_line))

@@ -385,14 +385,15 @@ class Client(ClosesOnExit):
     def _own_stream(self, name: str, timeout: float, *, create: bool) -> int:
         """The stream of that name at our own driver, 0 if there is none: its producer finds a place for it.
 
-        Without `create` it has to be there, and is asked for again during half of the time: a driver that has just
-        started lists a stream of its configuration once its memory is made.
+        One of the configuration is asked for again during half of the time: a driver that has just started lists it
+        once its memory is made.
         """
         timeout = arguments.timeout(timeout)
         discovery = self._conductor.discovery
         if not discovery.endpoints:
             return 0
-        until_s = time.monotonic() + (0 if create else timeout / 2)
+        configured = self.config.streams.get(name)
+        until_s = time.monotonic() + (0 if create or configured is None else timeout / 2)
         found: list[DiscoveredStream] = []
         while not found:
             query = self._query(Filters(name=name), min(timeout, OWN_PATIENCE_S))
@@ -403,7 +404,6 @@ class Client(ClosesOnExit):
                 time.sleep(LOOK_AGAIN_S)
         if len(found) > 1:
             raise _ambiguous(name, found)
-        configured = self.config.streams.get(name)
         if not found and query.answers == 0 and configured is not None:
             return configured.stream_id
         return found[0].stream_id if found else 0
