@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from tensorpool import aeron
+from tensorpool.control import ControlConfig
 from tensorpool.wire.control import ConsumerConfig, FrameDescriptor
 from tensorpool.wire.driver import Role, ShmAttachRequest
 from tests.support.bridge_rig import BridgeProcess, Host, Reception, held_by_another, new_dest_stream_id, serving_host
@@ -124,7 +125,7 @@ def test_no_consumer_gets_a_private_stream(host: Host, link: Link) -> None:
 
 @pytest.mark.spec("BRG-4-08", "BRG-3-04")
 def test_a_receiver_publishes_on_local_streams_and_nowhere_else(host: Host, link: Link) -> None:
-    """Every publication that it adds is IPC, on the driver's streams or the mapping's control stream."""
+    """Every publication that it adds is IPC, on the driver's streams, its service's or the mapping's control stream."""
     control, own = new_stream_id(), link.again()
     mapping = {"source_control_stream_id": 1000, "dest_control_stream_id": control}
     keys: dict[str, Any] = {"forward_qos": True, "forward_progress": True, "forward_metadata": True}
@@ -135,7 +136,8 @@ def test_a_receiver_publishes_on_local_streams_and_nowhere_else(host: Host, link
             added = publications(client) - before
         stream_ids = {stream_id for _, stream_id in added}
         assert control in stream_ids
-        assert stream_ids <= {stream_id for _, stream_id in host.place.endpoints} | {control}
+        service = ControlConfig().control_stream_id  # by which clients declare who they are
+        assert stream_ids <= {stream_id for _, stream_id in host.place.endpoints} | {control, service}
         assert all(channel.startswith("aeron:ipc") for channel, _ in added)
 
 
