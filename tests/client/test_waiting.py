@@ -160,9 +160,13 @@ def test_what_cannot_be_waited_for_is_refused(streams: Streams) -> None:
 
 def test_a_signal_ends_the_wait(streams: Streams) -> None:
     """Ctrl-C as in any other call."""
-    threading.Timer(0.05, lambda: os.kill(os.getpid(), signal.SIGINT)).start()
-    with pytest.raises(KeyboardInterrupt):
-        tp.wait_any(streams.consumers)
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored where a shell runs us in the background
+    try:
+        threading.Timer(0.05, lambda: os.kill(os.getpid(), signal.SIGINT)).start()
+        with pytest.raises(KeyboardInterrupt):
+            tp.wait_any(streams.consumers)
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 class Alarm(Exception):
