@@ -186,7 +186,7 @@ def test_only_hosts_that_are_allowed_are_heard(host: Host, link: Link, allowed: 
 
 
 def test_a_setup_that_no_publication_sends_ends_no_bridge(host: Host, link: Link) -> None:
-    """One datagram, whose active term is before its initial one: whoever polled its image would read outside of it."""
+    """One datagram, whose active term is before its initial one: a poll of its image would read outside of it."""
     own = link.again()
     images = Path(host.aeron_dir, "images")
     with Reception(host, link=own, runs=BridgeProcess) as reception, socket.socket(type=socket.SOCK_DGRAM) as attacker:

@@ -63,7 +63,7 @@ class Endpoints(Collector):
         yield healthy
         dropped = CounterMetricFamily(
             "tensorpool_log_lines_dropped",
-            "Lines that the service did not write because nobody read its log.",
+            "Lines that the service did not write because its reader did not read those before.",
             labels=["service", "instance_id"],
         )
         dropped.add_metric(self._labels, logs.lines_dropped())
